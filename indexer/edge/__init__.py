@@ -1,0 +1,1 @@
+"""The rim of the index: sockets and timers around the pure core."""

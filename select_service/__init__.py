@@ -1,0 +1,1 @@
+"""Which worker gets the request."""

@@ -1,0 +1,218 @@
+"""Every refusal of the service in one tree: a text for people, a stable code, an HTTP status.
+
+Raised by the core and the codec, turned into a response by exactly one function, `problem`.
+Texts of the classes below are part of the contract (sections 2 to 6) and compared by tests.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from select_service.types import Scope
+
+
+class ServiceError(Exception):
+    """A request that is refused; `str(error)` is the text for people."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        details: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.details = details
+
+
+# -- the door: codec and HTTP --------------------------------------------------------------------
+
+
+class InvalidJson(ServiceError):
+    """Not JSON at all."""
+
+    status = 400
+    code = "invalid_json"
+
+
+class InvalidPath(ServiceError):
+    """A number or an id in the path that cannot be read."""
+
+    status = 400
+    code = "invalid_path"
+
+
+class InvalidQuery(ServiceError):
+    """A query string with a repeated key."""
+
+    status = 400
+    code = "invalid_query"
+
+
+class InvalidField(ServiceError):
+    """JSON of the wrong shape, type or range; `field` says where."""
+
+    status = 422
+    code = "invalid_field"
+
+
+class UnknownField(ServiceError):
+    """A field nobody knows, under `--field-validation strict`."""
+
+    status = 422
+    code = "unknown_field"
+
+
+class UnsupportedMediaType(ServiceError):
+    """A body that does not claim to be JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class BodyTooLarge(ServiceError):
+    """More bytes than `--max-body-bytes`."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class RequestTimeout(ServiceError):
+    """A body that did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class RouteNotFound(ServiceError):
+    """No such path."""
+
+    status = 404
+    code = "route_not_found"
+
+
+class MethodNotAllowed(ServiceError):
+    """A known path with another method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+# -- semantics -----------------------------------------------------------------------------------
+
+
+class InvalidRequest(ServiceError):
+    """Well-formed, but it means nothing we can serve (contract 2)."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class PinnedNotAllowed(InvalidRequest):
+    """pinned_worker is outside allowed_worker_ids."""
+
+    code = "pinned_worker_not_allowed"
+
+
+class NoSchedulableWorker(ServiceError):
+    """Nothing schedulable, in the process or in the scope."""
+
+    status = 503
+    code = "no_schedulable_worker"
+
+    @classmethod
+    def anywhere(cls) -> NoSchedulableWorker:
+        """The whole process has none."""
+        return cls("no schedulable workers are available")
+
+    @classmethod
+    def in_scope(cls, scope: Scope) -> NoSchedulableWorker:
+        """The scope asked for has none."""
+        return cls(f"no schedulable workers for {scope_text(scope)}")
+
+
+class NoEligibleWorker(ServiceError):
+    """Workers exist, and none of them may take this prompt."""
+
+    status = 503
+    code = "no_eligible_worker"
+
+    def __init__(self) -> None:
+        super().__init__("no endpoints available to route work")
+
+
+class QueueFull(ServiceError):
+    """A queue limit of the policy class is reached."""
+
+    status = 503
+    code = "queue_full"
+
+
+class WorkerNotFound(ServiceError):
+    """No such worker."""
+
+    status = 404
+    code = "worker_not_found"
+
+
+class RankNotFound(ServiceError):
+    """The worker exists and has no such rank (D12)."""
+
+    status = 404
+    code = "rank_not_found"
+
+
+class ReservationNotFound(ServiceError):
+    """An id never seen (D4)."""
+
+    status = 404
+    code = "reservation_not_found"
+
+    def __init__(self, reservation_id: str) -> None:
+        super().__init__(f"reservation {reservation_id} not found")
+
+
+class ReservationConflict(ServiceError):
+    """The id is live with another body or in another scope (D14, D16)."""
+
+    status = 409
+    code = "reservation_conflict"
+
+
+class ReplicaSyncDisabled(ServiceError):
+    """The process runs without `--replica-sync-port`."""
+
+    status = 409
+    code = "replica_sync_disabled"
+
+    def __init__(self) -> None:
+        super().__init__("replica sync is disabled")
+
+
+class ShuttingDown(ServiceError):
+    """The process is leaving; waiting requests are sent away."""
+
+    status = 503
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("the service is shutting down")
+
+
+def scope_text(scope: Scope) -> str:
+    """How a scope is written in errors."""
+    return f"model={scope.model_name} tenant={scope.tenant_id}"
+
+
+def problem(error: ServiceError) -> tuple[int, dict[str, object]]:
+    """Turn a refusal into (status, JSON body) (contract 0.2)."""
+    body: dict[str, object] = {"error": str(error), "code": error.code}
+    if error.field is not None:
+        body["field"] = error.field
+    if error.details:
+        body["details"] = error.details
+    return error.status, body

@@ -1,0 +1,416 @@
+"""The nouns of the service: requests as validated, answers as sent, settings of the router.
+
+Requests and answers are msgspec Structs: the same definition decodes the wire, types the core and
+generates /openapi.json. Ranges that JSON cannot express (u64) are checked in `__post_init__`.
+Nothing here decides; `edge/codec.py` stands before it, `core/service.py` after it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from indexer.types import U64_MASK, Scope, WorkerRank
+
+__all__ = [
+    "BlockMmInfo",
+    "LoadRow",
+    "MmObject",
+    "MmRoutingInfo",
+    "OutputBlockRequest",
+    "Overlap",
+    "OverlapRow",
+    "OverlapScores",
+    "OverlapScoresRequest",
+    "PinnedWorker",
+    "PotentialLoadsRequest",
+    "PromptFields",
+    "Ready",
+    "ReservationAnswer",
+    "ReservationRequest",
+    "RouterConfig",
+    "RouterConfigOverride",
+    "RoutingConstraints",
+    "Scope",
+    "ScopeLoads",
+    "SelectAndReserveRequest",
+    "SelectRequest",
+    "Selection",
+    "SharedCache",
+    "WorkerPatch",
+    "WorkerRank",
+    "WorkerRecord",
+    "WorkerSpec",
+]
+
+U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+U64 = Annotated[int, Meta(ge=0)]  # upper bound: `__post_init__` (JSON schema has no u64)
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Meta(ge=0.0)]
+AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
+
+
+def _u64(name: str, value: int | None) -> None:
+    if value is not None and value > U64_MASK:
+        raise ValueError(f"{name} must be at most 2^64-1")
+
+
+# -- workers -----------------------------------------------------------------------------------
+
+
+class WorkerSpec(Struct, kw_only=True):
+    """Body of POST /workers (contract 1.1): a whole record; what is absent becomes null."""
+
+    worker_id: U64
+    model_name: str = "default"
+    tenant_id: str | UnsetType = UNSET
+    routing_group: str | UnsetType = UNSET
+    endpoint: str | None = None
+    block_size: U32 | None = None
+    data_parallel_start_rank: U32 | None = None
+    data_parallel_size: U32 | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[str, str] = {}
+    replay_endpoint: str | None = None
+    max_num_batched_tokens: U64 | None = None
+    total_kv_blocks: U64 | None = None
+    stable_routing_id: str | None = None
+    is_eagle: bool | None = None
+    taints: list[str] = []
+    topology_domains: dict[str, str] = {}
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: Literal["required", "preferred"] | None = None
+    kv_transfer_preferred_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        _u64("worker_id", self.worker_id)
+        _u64("max_num_batched_tokens", self.max_num_batched_tokens)
+        _u64("total_kv_blocks", self.total_kv_blocks)
+        _one_scope_name(self.tenant_id, self.routing_group)
+
+
+class WorkerPatch(Struct, kw_only=True):
+    """Body of PATCH /workers/{id}: what is present and not null replaces; nothing can be unset."""
+
+    endpoint: str | None = None
+    block_size: U32 | None = None
+    data_parallel_start_rank: U32 | None = None
+    data_parallel_size: U32 | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
+    replay_endpoint: str | None = None
+    max_num_batched_tokens: U64 | None = None
+    total_kv_blocks: U64 | None = None
+    stable_routing_id: str | None = None
+    is_eagle: bool | None = None
+    taints: list[str] | UnsetType = UNSET
+    topology_domains: dict[str, str] | UnsetType = UNSET
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: Literal["required", "preferred"] | None = None
+    kv_transfer_preferred_weight: float | None = None
+
+    # named in a PATCH, and ignored (contract 1.3)
+    worker_id: U64 | None = None
+    model_name: str | UnsetType = UNSET
+    tenant_id: str | UnsetType = UNSET
+    routing_group: str | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        _u64("max_num_batched_tokens", self.max_num_batched_tokens)
+        _u64("total_kv_blocks", self.total_kv_blocks)
+
+
+class KvRankState(Struct, frozen=True):
+    """What is doubtful about one rank's index (events R35)."""
+
+    dp_rank: int
+    kv_state: Literal["current", "uncertain"]
+    lost_batches: int
+
+
+class WorkerRecord(Struct, kw_only=True, frozen=True):
+    """A worker as every worker route answers it (contract 1.2); the order of fields is the wire's."""
+
+    worker_id: int
+    model_name: str
+    tenant_id: str
+    lifecycle: Literal["incomplete", "schedulable", "draining", "unschedulable"]
+    endpoint: str | None
+    kv_events_endpoint: str | None
+    kv_events_endpoints: dict[str, str] | UnsetType
+    replay_endpoint: str | None
+    block_size: int | None
+    data_parallel_start_rank: int | None
+    data_parallel_size: int | None
+    max_num_batched_tokens: int | None
+    total_kv_blocks: int | None
+    stable_routing_id: str | None
+    is_eagle: bool | None
+    taints: list[str]
+    topology_domains: dict[str, str]
+    kv_transfer_domain: str | None
+    kv_transfer_enforcement: str | None
+    kv_transfer_preferred_weight: float | None
+    not_schedulable_reasons: list[str] | UnsetType = UNSET
+    # additions of this product
+    kv_state: Literal["uncertain"] | UnsetType = UNSET
+    kv_ranks: list[KvRankState] | UnsetType = UNSET
+
+
+class Ready(Struct, frozen=True):
+    """GET /ready."""
+
+    ready: bool
+    schedulable_workers: int
+    workers: list[WorkerRecord]
+
+
+# -- prompts and requests ----------------------------------------------------------------------
+
+
+class MmObject(Struct, frozen=True):
+    """One media item inside a block; only its hash enters the block hash."""
+
+    mm_hash: U64
+    offsets: list[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        _u64("mm_hash", self.mm_hash)
+
+
+class BlockMmInfo(Struct, frozen=True):
+    """The media items of one block."""
+
+    mm_objects: list[MmObject]
+
+
+class MmRoutingInfo(Struct, frozen=True):
+    """Tokens with media placeholders expanded for routing."""
+
+    routing_token_ids: list[U32]
+    block_mm_infos: list[BlockMmInfo | None] = []
+
+
+class RouterConfigOverride(Struct, frozen=True, kw_only=True):
+    """Weights for this request only (contract 2)."""
+
+    overlap_score_credit: Fraction | None = None
+    prefill_load_scale: NonNegative | None = None
+    overlap_score_weight: NonNegative | None = None  # deprecated: prefill_load_scale; 0 zeroes credit
+    router_temperature: NonNegative | None = None
+    track_prefill_tokens: bool | None = None
+    assume_kv_reuse: bool | None = None  # no effect
+    shared_cache_multiplier: Fraction | None = None  # no effect
+
+
+class PinnedWorker(Struct, frozen=True):
+    """The only rank to consider."""
+
+    worker_id: U64
+    dp_rank: U32
+
+    def __post_init__(self) -> None:
+        _u64("worker_id", self.worker_id)
+
+
+class RoutingConstraints(Struct, frozen=True):
+    """Taints a candidate must have, and taints that make it cheaper."""
+
+    required_taints: list[str] = []
+    preferred_taints: dict[str, float] = {}
+
+
+def _one_scope_name(tenant_id: str | UnsetType, routing_group: str | UnsetType) -> None:
+    if tenant_id is not UNSET and routing_group is not UNSET and tenant_id != routing_group:
+        raise ValueError("routing_group and tenant_id name the same thing and must be equal")
+
+
+class PromptFields(Struct, kw_only=True):
+    """What every prompt route takes (contract 2): tokens, or hashes with their length."""
+
+    model_name: str = "default"
+    tenant_id: str | UnsetType = UNSET
+    routing_group: str | UnsetType = UNSET
+    token_ids: list[U32] | None = None
+    mm_routing_info: MmRoutingInfo | None = None
+    block_mm_infos: list[BlockMmInfo | None] | None = None
+    block_hashes: list[AnyHash] | None = None
+    sequence_hashes: list[AnyHash] | None = None
+    isl_tokens: U64 | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    cache_namespace: str | None = None  # alias of cache_salt (1.5+)
+    is_eagle: bool | None = None
+    router_config_override: RouterConfigOverride | None = None
+
+    def __post_init__(self) -> None:
+        if self.isl_tokens is not None and self.isl_tokens > U64_MASK:
+            raise ValueError("isl_tokens must be at most 2^64-1")
+        if self.routing_group is not UNSET:
+            _one_scope_name(self.tenant_id, self.routing_group)
+
+    @property
+    def scope(self) -> Scope:
+        """The partition asked for; `routing_group` is another name of `tenant_id`."""
+        tenant = self.tenant_id
+        if tenant is UNSET:
+            tenant = self.routing_group
+        return Scope(self.model_name, "default" if tenant is UNSET else tenant)
+
+
+class SelectRequest(PromptFields, kw_only=True):
+    """POST /select: which worker should take this prompt?"""
+
+    selection_id: str | None = None
+    reservation_id: str | None = None  # ignored and not echoed on /select
+    expected_output_tokens: U32 | None = None
+    priority_jump: float | None = None
+    strict_priority: U32 | None = None
+    pinned_worker: PinnedWorker | None = None
+    allowed_worker_ids: list[U64] | None = None
+    routing_constraints: RoutingConstraints | UnsetType = UNSET
+
+
+class SelectAndReserveRequest(SelectRequest, kw_only=True):
+    """POST /select_and_reserve: the same, and booked in one step."""
+
+
+class ReservationRequest(PromptFields, kw_only=True):
+    """POST /reservations: book a rank the caller has chosen (contract 4.2)."""
+
+    reservation_id: str
+    worker_id: U64
+    dp_rank: U32 | None = None
+    expected_output_tokens: U32 | None = None
+    effective_prefill_tokens: U64 | None = None
+    track_prefill_tokens: bool | None = None
+    selection_id: str | None = None
+
+
+class PotentialLoadsRequest(SelectRequest, kw_only=True):
+    """POST /potential_loads; eligibility fields are accepted and have no effect (contract 2)."""
+
+
+class OverlapScoresRequest(SelectRequest, kw_only=True):
+    """POST /overlap_scores; eligibility fields are accepted and have no effect (contract 2)."""
+
+
+class OutputBlockRequest(Struct, kw_only=True):
+    """POST /reservations/{id}/output_block; the range of decay_fraction is a 400, checked in core."""
+
+    decay_fraction: float | None = None
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+class Overlap(Struct, frozen=True):
+    """Matched tokens of the selected worker, cumulative per tier (contract 3.5)."""
+
+    longest_matched: int
+    gpu: int
+    dp: dict[str, int]
+    cpu: int
+    disk: int
+
+
+class Selection(Struct, kw_only=True):
+    """The answer of /select and /select_and_reserve."""
+
+    selection_id: str | UnsetType = UNSET
+    reservation_id: str | UnsetType = UNSET
+    model_name: str
+    tenant_id: str
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    block_size: int
+    overlap: Overlap
+    effective_prefill_tokens: int
+    # the booking facts (/select_and_reserve only)
+    sequence_hashes: list[int] | UnsetType = UNSET  # signed 64 bit
+    isl_tokens: int | UnsetType = UNSET
+    track_prefill_tokens: bool | UnsetType = UNSET
+    potential_decode_blocks: int | UnsetType = UNSET
+
+
+class ReservationAnswer(Struct, frozen=True):
+    """The answer of POST /reservations."""
+
+    reservation_id: str
+    model_name: str
+    tenant_id: str
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+
+
+class LoadRow(Struct, frozen=True):
+    """Load of one rank, now (/loads) or with a prompt added (/potential_loads)."""
+
+    worker_id: int
+    dp_rank: int
+    potential_prefill_tokens: int
+    potential_decode_blocks: int
+    active_requests: int
+
+
+class ScopeLoads(Struct, frozen=True):
+    """One element of GET /loads."""
+
+    model_name: str
+    tenant_id: str
+    loads: list[LoadRow]
+    pending_count: int
+    pending_isl_tokens: int
+
+
+class OverlapRow(Struct, frozen=True):
+    """Matched blocks of one rank (contract 5.3)."""
+
+    worker_id: int
+    dp_rank: int
+    device_blocks: int
+    host_pinned_blocks: int
+    disk_blocks: int
+    host_pinned_extension_blocks: int
+    disk_extension_blocks: int
+    shared_beyond_device_blocks: int | None
+    router_credit_blocks: float
+
+
+class SharedCache(Struct, frozen=True):
+    """Kept for compatibility; this service has no shared cache."""
+
+    enabled: bool = False
+    total_hit_blocks: int = 0
+    ranges: list[list[int]] = []
+    error: str | None = None
+
+
+class OverlapScores(Struct, frozen=True):
+    """The answer of POST /overlap_scores."""
+
+    block_size: int
+    num_blocks: int
+    workers: list[OverlapRow]
+    shared_cache: SharedCache
+
+
+# -- router settings ---------------------------------------------------------------------------
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True):
+    """The weights and switches in force (contract 9); defaults are the reference's."""
+
+    overlap_score_credit: float = 1.0
+    overlap_score_credit_decay: float = 0.0
+    prefill_load_scale: float = 1.0
+    temperature: float = 0.0
+    host_cache_hit_weight: float = 0.75
+    disk_cache_hit_weight: float = 0.25
+    use_kv_events: bool = True
+    track_prefill_tokens: bool = True
+    queue_threshold: float = 16.0
+    overlap_refresh_after_s: float = 10.0
