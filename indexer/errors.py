@@ -1,0 +1,47 @@
+"""Every refusal of the index in one tree: a text for people, a stable code, an HTTP status.
+
+Raised by the core and the sockets at the door; whoever serves HTTP turns them into responses. What
+arrives from an engine never raises out of the core: bad events are counted, not thrown.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class IndexerError(Exception):
+    """Something the index refuses; `str(error)` is the text for people."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class InvalidEndpoint(IndexerError):
+    """An endpoint that is not written the way ZMQ endpoints are (contract 6.5)."""
+
+    status = 400
+    code = "invalid_endpoint"
+
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(f"invalid ZMQ endpoint `{endpoint}`: {reason}")
+        self.endpoint = endpoint
+        self.reason = reason
+
+
+class EndpointRefused(IndexerError):
+    """A well-written endpoint that libzmq will not connect to, such as `tcp://*:5557`."""
+
+    status = 400
+    code = "endpoint_refused"
+
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(f"cannot connect to `{endpoint}`: {reason}")
+        self.endpoint = endpoint
+        self.reason = reason
+
+
+class ScopeConflict(IndexerError):
+    """An index is asked for with another block size, or another kind of blocks, than it has."""
+
+    status = 409
+    code = "scope_conflict"
