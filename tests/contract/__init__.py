@@ -1,0 +1,1 @@
+"""The recorded transcripts of the reference, played against a real server process."""

@@ -1,0 +1,250 @@
+"""Plays one transcript against one running server, step by step, and stops at the first surprise.
+
+Fake engines publish what the recording says was published; requests that the service parks in its
+queue run on threads of their own. A read that follows an event is asked again until it is right or
+its time is up: the index is eventually consistent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.contract.comparison import mismatch
+from tests.contract.transcript import Difference, Transcript
+from tests.live.engine import FakeEngine
+from tests.live.http import JSON_TYPE, Answer, exchange_raw
+from tests.live.server import Server
+
+SETTLE_S = 0.15  # after an event, as in the recording: a booking cannot be asked for twice
+READ_DEADLINE_S = 2.0
+PARK_DEADLINE_S = 5.0
+POLL_S = 0.02
+
+# Repeating these changes nothing, so they may be asked again while an event is on its way.
+READS = ("/select", "/overlap_scores", "/potential_loads")
+TEXT_CHARS = 700  # of each body in a failure message
+
+# Mutating a live worker "wipes both, racily" there: what a read sees next is a matter of luck.
+RACY_ON_REFERENCE = {"D3"}
+
+PADDING = re.compile(r"<(\d+) bytes>")
+
+
+class StepFailedError(AssertionError):
+    """A step answered something else than the transcript (or its listed difference) says."""
+
+
+@dataclass
+class Parked:
+    """A request on a thread of its own, because its answer may be withheld."""
+
+    thread: threading.Thread
+    answers: list[Answer] = field(default_factory=list)
+
+
+@dataclass
+class Replayer:
+    """Plays a transcript. `reference`: the server is the recorded one, so nothing differs."""
+
+    transcript: Transcript
+    server: Server
+    engines: Mapping[int, FakeEngine]
+    reference: bool = False
+    _parked: dict[int, Parked] = field(default_factory=dict)
+    _event_seen: bool = False
+    _step: Mapping[str, Any] = field(default_factory=dict)
+
+    def play(self) -> None:
+        """Play every step in order."""
+        for step in self.transcript.steps:
+            self._step = step
+            if "method" in step:
+                self._exchange(step)
+            elif "zmq_event" in step:
+                self._publish(step["zmq_event"])
+            elif "async_request" in step:
+                self._park(step["async_request"])
+            elif "async_state" in step:
+                self._check_parked(step["async_state"])
+            elif "log_selected" in step:
+                self._check_log(step["log_selected"])
+            elif "replica_event" not in step:
+                raise self._failure(f"unknown kind of step: {sorted(step)}")
+
+    # -- HTTP ----------------------------------------------------------------------------------
+
+    def _exchange(self, step: Mapping[str, Any]) -> None:
+        answer = self._send(step)
+        problem = self._judge(step, answer)
+        deadline = time.monotonic() + READ_DEADLINE_S
+        while problem and self._may_ask_again(step) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            answer = self._send(step)
+            problem = self._judge(step, answer)
+        if problem:
+            raise self._failure(problem, answer)
+
+    def _may_ask_again(self, step: Mapping[str, Any]) -> bool:
+        return self._event_seen and (step["method"] == "GET" or step["path"] in READS)
+
+    def _send(self, step: Mapping[str, Any]) -> Answer:
+        body, headers = _body_and_headers(step)
+        return exchange_raw(self.server.port, step["method"], step["path"], body, headers)
+
+    def _judge(self, step: Mapping[str, Any], answer: Answer) -> str | None:
+        differing = self._difference(step)
+        problem = _status_problem(step, differing, answer)
+        if problem:
+            return problem
+        if not self.reference:
+            problem = _error_form_problem(step, answer)
+            if problem:
+                return problem
+        if differing and differing.header and differing.header.lower() not in answer.headers:
+            return f"header {differing.header} is missing"
+        if differing and differing.any_body:
+            return None
+        return _body_problem(step, differing, answer)
+
+    def _difference(self, step: Mapping[str, Any]) -> Difference | None:
+        differing = self.transcript.differences.get(step["step"])
+        if not self.reference or differing is None:
+            return differing
+        random_there = differing.any_body or differing.reason in RACY_ON_REFERENCE
+        return Difference(differing.reason, any_body=True) if random_there else None
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _publish(self, event: Mapping[str, Any]) -> None:
+        self.engines[event["port"]].publish(event["seq"], event["payload"], event["topic"])
+        self._event_seen = True
+        time.sleep(SETTLE_S)
+
+    # -- requests that may wait in the queue ---------------------------------------------------
+
+    def _park(self, request: Mapping[str, Any]) -> None:
+        parked = Parked(thread=threading.Thread(target=lambda: None))
+
+        def send() -> None:
+            parked.answers.append(self._send(request))
+
+        parked.thread = threading.Thread(target=send, daemon=True)
+        self._parked[request["nr"]] = parked
+        parked.thread.start()
+        self._wait_until_arrived()
+
+    def _wait_until_arrived(self) -> None:
+        """The order of arrival is what such a transcript is about: one after the other."""
+        deadline = time.monotonic() + PARK_DEADLINE_S
+        while self._pending_count() != sum(1 for p in self._parked.values() if not p.answers):
+            if time.monotonic() > deadline:
+                raise self._failure("the service neither queued nor answered the request")
+            time.sleep(POLL_S)
+
+    def _pending_count(self) -> int:
+        scopes = self.server.request("GET", "/loads").json
+        assert isinstance(scopes, list)
+        return sum(scope["pending_count"] for scope in scopes)
+
+    def _check_parked(self, state: Mapping[str, Any]) -> None:
+        parked = self._parked[state["nr"]]
+        if state["pending"]:
+            if parked.answers:
+                raise self._failure("answered, but should still wait", parked.answers[0])
+            return
+        parked.thread.join(PARK_DEADLINE_S)
+        if not parked.answers:
+            raise self._failure(f"no answer within {PARK_DEADLINE_S} s: still waiting")
+        recorded = {"path": "", "method": "POST", **self._step, **state}
+        problem = self._judge(recorded, parked.answers[0])
+        if problem:
+            raise self._failure(problem, parked.answers[0])
+
+    # -- the line in the log -------------------------------------------------------------------
+
+    def _check_log(self, expected: Mapping[str, str]) -> None:
+        """Hook: a service that logs its selections comparably is compared here."""
+
+    def _failure(self, problem: str, answer: Answer | None = None) -> StepFailedError:
+        step = self._step
+        request = step.get("async_request", step)
+        kind = request.get("method") or "/".join(step.keys() - {"step"})
+        place = f"{self.transcript.name}.jsonl step {step.get('step')}"
+        lines = [
+            f"{place}: {kind} {request.get('path', '')}",
+            f"  {problem}",
+            f"  request:  {json.dumps(request.get('raw_body', request.get('body')))[:TEXT_CHARS]}",
+        ]
+        if "status" in step:
+            lines.append(
+                f"  recorded: {step['status']} {json.dumps(step.get('response'))[:TEXT_CHARS]}"
+            )
+        differing = self.transcript.differences.get(step.get("step", -1))
+        if differing and not self.reference:
+            lines.append(f"  expected here ({differing.reason}): {str(differing)[:TEXT_CHARS]}")
+        if answer is not None:
+            lines.append(
+                f"  got:      {answer.status} {answer.raw.decode('utf-8', 'replace')[:TEXT_CHARS]}"
+            )
+        return StepFailedError("\n".join(lines))
+
+
+def _body_and_headers(step: Mapping[str, Any]) -> tuple[bytes | None, dict[str, str]]:
+    headers = dict(step.get("headers", {}))
+    if "raw_body" in step:
+        return _raw_body(step["raw_body"]), {k: v for k, v in headers.items() if v != "-"}
+    if step.get("body") is None:
+        return None, {k: v for k, v in headers.items() if v != "-"}
+    headers.setdefault("Content-Type", JSON_TYPE)
+    body = json.dumps(step["body"]).encode()
+    return body, {k: v for k, v in headers.items() if v != "-"}
+
+
+def _raw_body(text: str) -> bytes:
+    padded = PADDING.fullmatch(text)
+    if padded:
+        core = b'{"block_hashes":[1],"sequence_hashes":[1],"isl_tokens":16}'
+        return core + b" " * (int(padded[1]) - len(core))
+    return text.encode("latin-1")
+
+
+def _status_problem(
+    step: Mapping[str, Any], differing: Difference | None, answer: Answer
+) -> str | None:
+    allowed = differing.statuses if differing and differing.statuses else (step["status"],)
+    if answer.status in allowed:
+        return None
+    return f"expected status {' or '.join(map(str, allowed))}, got {answer.status}"
+
+
+def _error_form_problem(step: Mapping[str, Any], answer: Answer) -> str | None:
+    """D6: every answer from 400 on is JSON with `error` and `code` (/ready keeps its own body)."""
+    if answer.status < 400 or step["path"].startswith("/ready") or step["method"] == "HEAD":
+        return None
+    body = answer.json
+    if not isinstance(body, dict):
+        return "an error that is not a JSON object (D6)"
+    if not isinstance(body.get("error"), str) or not isinstance(body.get("code"), str):
+        return "an error without `error` and `code` (D6)"
+    if answer.status == 405 and "allow" not in answer.headers:
+        return "405 without an Allow header"
+    return None
+
+
+def _body_problem(
+    step: Mapping[str, Any], differing: Difference | None, answer: Answer
+) -> str | None:
+    if differing and differing.responses is not None:
+        choices = list(differing.responses)
+    else:
+        choices = [step["response"], *step.get("ties", [])]
+    if isinstance(choices[0], str):  # plain text in the recording, free here: the status counted
+        return None
+    problems = [mismatch(step["path"], choice, answer.json) for choice in choices]
+    return None if None in problems else problems[0]

@@ -1,0 +1,116 @@
+"""Transcripts as data: where they lie, what a step is, what this product answers instead.
+
+The format is described in tests/golden/contract/README.md. `replayer.py` plays what is read here,
+`comparison.py` judges the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "golden" / "contract"
+
+# Every port of the recordings is 181xx; they move together to a free block.
+RECORDED_PORT = re.compile(r"\b181(\d\d)\b")
+
+# These need replica synchronisation or start-up recovery, which the service does not have yet.
+NOT_YET = {
+    "20_replica_sync_two_nodes": "replica synchronisation is not built yet",
+    "22_replica_peer_api": "replica synchronisation is not built yet",
+    "23_dump_and_recovery": "start-up recovery from peers is not built yet",
+    "23b_recovery_500": "start-up recovery from peers is not built yet",
+    "23b_recovery_empty": "start-up recovery from peers is not built yet",
+    "23b_recovery_extra": "start-up recovery from peers is not built yet",
+}
+
+# Arguments of line 1 that only serve replica synchronisation; the HTTP steps do not depend on them.
+REPLICA_ARGS = frozenset({"--replica-sync-port", "--replica-sync-peers"})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What this product answers where it differs from the recording, and by which D-number."""
+
+    reason: str
+    statuses: tuple[int, ...] | None = None
+    responses: tuple[object, ...] | None = None
+    header: str | None = None
+    any_body: bool = False
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One recorded scenario; ports are already moved to `base`."""
+
+    name: str
+    env: Mapping[str, str]
+    args: tuple[str, ...]
+    steps: tuple[Mapping[str, Any], ...]
+    differences: Mapping[int, Difference]
+
+    @property
+    def engine_ports(self) -> list[int]:
+        """Ports on which a fake engine publishes."""
+        return sorted({s["zmq_event"]["port"] for s in self.steps if "zmq_event" in s})
+
+
+def names() -> list[str]:
+    """Every transcript in the folder, by name."""
+    return sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+
+
+def port_offsets(name: str) -> set[int]:
+    """The last two digits of each port that the transcript mentions."""
+    text = (FOLDER / f"{name}.jsonl").read_text("utf-8")
+    return {int(digits) for digits in RECORDED_PORT.findall(text)}
+
+
+def load(name: str, base: int) -> Transcript:
+    """Read a transcript with its ports moved from 18100 to `base` (a multiple of 100)."""
+    text = _move_ports((FOLDER / f"{name}.jsonl").read_text("utf-8"), base)
+    head, *steps = (json.loads(line) for line in text.splitlines())
+    differing = _move_ports((FOLDER / "differences.json").read_text("utf-8"), base)
+    return Transcript(
+        name=name,
+        env={k: v.replace("{DATA}", str(FOLDER)) for k, v in head["env"].items()},
+        args=_service_args(head["args"]),
+        steps=tuple(steps),
+        differences={
+            int(step): _difference(entry)
+            for step, entry in json.loads(differing).get(name, {}).items()
+        },
+    )
+
+
+def _move_ports(text: str, base: int) -> str:
+    return RECORDED_PORT.sub(lambda found: str(base + int(found[1])), text)
+
+
+def _service_args(args: list[str]) -> tuple[str, ...]:
+    """The recorded arguments without the port, which the server process is given anyway."""
+    pairs = zip(args[::2], args[1::2], strict=True)
+    return tuple(
+        part for pair in pairs if pair[0] not in REPLICA_ARGS | {"--port"} for part in pair
+    )
+
+
+def _difference(entry: Mapping[str, Any]) -> Difference:
+    statuses = entry.get("status_in") or ([entry["status"]] if "status" in entry else None)
+    responses: list[object] | None = None
+    if "response" in entry:
+        answer = entry["response"]
+        responses = (
+            answer["one_of"] if isinstance(answer, dict) and "one_of" in answer else [answer]
+        )
+    return Difference(
+        reason=entry["d"],
+        statuses=tuple(statuses) if statuses else None,
+        responses=tuple(responses) if responses is not None else None,
+        header=entry.get("header"),
+        any_body=entry.get("any_body", False),
+    )

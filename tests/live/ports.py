@@ -1,0 +1,38 @@
+"""Free TCP ports for processes that bind by number, alone or as a block of neighbours."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterable
+
+HOST = "127.0.0.1"
+FIRST, LAST = 20_000, 32_000  # below the kernel's ephemeral range, five digits like the recordings
+ATTEMPTS = 200
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on the port right now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """One port that was free a moment ago."""
+    return free_base([0])
+
+
+def free_base(offsets: Iterable[int]) -> int:
+    """A base, a multiple of 100, such that base + offset is free for each offset."""
+    wanted = sorted(offsets)
+    dice = random.SystemRandom()
+    for _ in range(ATTEMPTS):
+        base = dice.randrange(FIRST, LAST, 100)
+        if all(is_free(base + offset) for offset in wanted):
+            return base
+    raise RuntimeError(f"no free block of ports {wanted}")

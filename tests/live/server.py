@@ -1,0 +1,91 @@
+"""A selection service as a process: started, watched until it answers, stopped, its log kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from tests.live.http import Answer, exchange
+from tests.live.ports import HOST, free_port
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 10.0
+POLL_S = 0.02
+LOG_TAIL_CHARS = 3000
+
+OURS = (sys.executable, "-m", "select_service")
+OURS_EXTRA = ("--host", HOST)
+
+
+@dataclass
+class Server:
+    """One service process. Use as a context manager; leaving it stops the process."""
+
+    log_path: Path
+    command: Sequence[str] = OURS
+    args: Sequence[str] = OURS_EXTRA
+    env: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DYN_")}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "--port", str(self.port), *self.args],
+                env=environment | dict(self.env),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _wait_until_it_answers(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + START_DEADLINE_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(
+                    f"the service ended with {self.process.returncode} before it answered:\n"
+                    f"{self.log_tail()}"
+                )
+            try:
+                if self.request("GET", "/health").status == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(POLL_S)
+        raise RuntimeError(f"no answer within {START_DEADLINE_S} s:\n{self.log_tail()}")
+
+    def request(self, method: str, path: str, body: object = None) -> Answer:
+        """One exchange with a JSON body, on a connection of its own."""
+        return exchange(self.port, method, path, body)
+
+    def stop(self) -> int:
+        """Ask the process to end (SIGTERM) and return its exit code; kill it if it will not."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self.process.wait()
+
+    def log_tail(self) -> str:
+        """The end of what the process wrote, for failure messages."""
+        return self.log_path.read_text("utf-8", "replace")[-LOG_TAIL_CHARS:]
