@@ -1,0 +1,212 @@
+"""Worker records and their lifecycle: what was registered, and why it cannot be scheduled.
+
+Holds records, judges each on its own. What a record means together with the rest of its scope
+(pinned block size, listeners, load) is settled in `membership.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from indexer.core.endpoint import check_endpoint
+from indexer.errors import InvalidEndpoint
+from indexer.types import Scope
+from select_service.errors import InvalidRequest, WorkerNotFound
+from select_service.types import WorkerPatch, WorkerRecord, WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.types import KvRankState
+
+Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
+
+_U32_END = 1 << 32
+_RECONCILIATION = "reconciliation failed: "
+
+
+class Worker:
+    """One registered worker: its record, what follows from it, and the slots it occupies."""
+
+    __slots__ = ("lifecycle", "ranks", "reasons", "scope", "slots", "spec", "taints")
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        tenant = spec.tenant_id if spec.tenant_id is not UNSET else spec.routing_group
+        self.scope = Scope(spec.model_name, "default" if tenant is UNSET else tenant)
+        start = spec.data_parallel_start_rank or 0
+        size = 1 if spec.data_parallel_size is None else spec.data_parallel_size
+        self.ranks = range(start, min(start + size, _U32_END))
+        self.taints = frozenset(spec.taints)
+        self.slots: dict[int, int] = {}  # dp_rank → slot while schedulable
+        self.lifecycle: Lifecycle = "incomplete"
+        self.reasons: list[str] = []
+
+    @property
+    def worker_id(self) -> int:
+        """The catalog key."""
+        return self.spec.worker_id
+
+    @property
+    def event_sources(self) -> dict[int, str]:
+        """Return dp_rank → KV-event endpoint; the map, when given, replaces the single one."""
+        if self.spec.kv_events_endpoints:
+            return {int(rank): at for rank, at in self.spec.kv_events_endpoints.items()}
+        if self.spec.kv_events_endpoint is not None and len(self.ranks) == 1:
+            return {self.ranks.start: self.spec.kv_events_endpoint}
+        return {}
+
+    def record(self, kv_ranks: list[KvRankState] | None = None) -> WorkerRecord:
+        """Return the record as every worker route answers it (contract 1.2)."""
+        spec = self.spec
+        return WorkerRecord(
+            worker_id=spec.worker_id,
+            model_name=self.scope.model_name,
+            tenant_id=self.scope.tenant_id,
+            lifecycle=self.lifecycle,
+            endpoint=spec.endpoint,
+            kv_events_endpoint=spec.kv_events_endpoint,
+            kv_events_endpoints=spec.kv_events_endpoints or UNSET,
+            replay_endpoint=spec.replay_endpoint,
+            block_size=spec.block_size,
+            data_parallel_start_rank=spec.data_parallel_start_rank,
+            data_parallel_size=spec.data_parallel_size,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
+            total_kv_blocks=spec.total_kv_blocks,
+            stable_routing_id=spec.stable_routing_id,
+            is_eagle=spec.is_eagle,
+            taints=sorted(self.taints),
+            topology_domains=spec.topology_domains,
+            kv_transfer_domain=spec.kv_transfer_domain,
+            kv_transfer_enforcement=spec.kv_transfer_enforcement,
+            kv_transfer_preferred_weight=spec.kv_transfer_preferred_weight,
+            not_schedulable_reasons=self.reasons or UNSET,
+            kv_state="uncertain" if kv_ranks else UNSET,
+            kv_ranks=kv_ranks or UNSET,
+        )
+
+
+def missing_parts(worker: Worker, *, use_kv_events: bool) -> list[str]:
+    """Return why the record alone cannot be scheduled, in the order of contract 1.3."""
+    spec = worker.spec
+    reasons = []
+    if not spec.endpoint:
+        reasons.append("endpoint is required")
+    if not spec.block_size:
+        reasons.append("block_size must be greater than 0")
+    if spec.data_parallel_size == 0:
+        reasons.append("data_parallel_size must be greater than 0")
+    if use_kv_events:
+        sources = worker.event_sources
+        reasons += [
+            f"kv_events endpoint is required for dp_rank {rank}"
+            for rank in worker.ranks
+            if rank not in sources
+        ]
+    return reasons
+
+
+def bad_sources(worker: Worker) -> list[str]:
+    """Return the first event or replay endpoint that breaks the grammar of contract 6.5."""
+    for rank, endpoint in sorted(worker.event_sources.items()):
+        for kind, address in (("kv_events", endpoint), ("replay", worker.spec.replay_endpoint)):
+            if address is None:
+                continue
+            try:
+                check_endpoint(address)
+            except InvalidEndpoint as error:
+                where = f"worker {worker.worker_id} dp_rank {rank}"
+                return [f"{_RECONCILIATION}invalid {kind} endpoint for {where}: {error}"]
+    return []
+
+
+def reconciliation_failed(why: str) -> str:
+    """Return the reason a well-formed record clashes with its surroundings."""
+    return _RECONCILIATION + why
+
+
+class Catalog:
+    """All records by worker id."""
+
+    def __init__(self, *, data_parallel_size_max: int) -> None:
+        self._workers: dict[int, Worker] = {}
+        self._data_parallel_size_max = data_parallel_size_max
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Yield workers by ascending id."""
+        return (self._workers[worker_id] for worker_id in sorted(self._workers))
+
+    def find(self, worker_id: int) -> Worker | None:
+        """Return the worker, or None."""
+        return self._workers.get(worker_id)
+
+    def get(self, worker_id: int) -> Worker:
+        """Return the worker.
+
+        Raises:
+            WorkerNotFound: the id is not in the catalog.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            raise WorkerNotFound(f"worker {worker_id} not found")
+        return worker
+
+    def put(self, worker: Worker) -> None:
+        """Replace the whole record of that id."""
+        self._workers[worker.worker_id] = worker
+
+    def remove(self, worker_id: int) -> None:
+        """Forget the record (D5)."""
+        del self._workers[worker_id]
+
+    def admit(self, spec: WorkerSpec) -> Worker:
+        """Return a new, not yet catalogued worker.
+
+        Raises:
+            InvalidRequest: more ranks than `--data-parallel-size-max`, or a rank key that is none.
+        """
+        if (spec.data_parallel_size or 0) > self._data_parallel_size_max:
+            raise InvalidRequest(
+                f"data_parallel_size must be at most {self._data_parallel_size_max}",
+                field="data_parallel_size",
+            )
+        ranks = set()
+        for key in spec.kv_events_endpoints:
+            if not (key.isascii() and key.isdigit() and int(key) < _U32_END):
+                raise InvalidRequest(
+                    f"kv_events_endpoints: {key!r} is not a dp_rank", field="kv_events_endpoints"
+                )
+            ranks.add(int(key))
+        if len(ranks) != len(spec.kv_events_endpoints):
+            raise InvalidRequest(
+                "kv_events_endpoints names a dp_rank twice", field="kv_events_endpoints"
+            )
+        return Worker(spec)
+
+    def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
+        """Return a new worker: the record with the patch merged in (contract 1.3).
+
+        Raises:
+            WorkerNotFound: the id is not in the catalog.
+            InvalidRequest: as in `admit`.
+        """
+        old = self.get(worker_id).spec
+        changes = {
+            name: value
+            for name in _PATCHABLE
+            if (value := getattr(patch, name)) is not None and value is not UNSET
+        }
+        return self.admit(msgspec.structs.replace(old, **changes))
+
+
+_PATCHABLE = tuple(
+    name
+    for name in WorkerPatch.__struct_fields__
+    if name not in ("worker_id", "model_name", "tenant_id", "routing_group")
+)

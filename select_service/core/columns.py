@@ -1,0 +1,30 @@
+"""Columns of numbers, one row per slot: the shape in which loads, limits and costs travel.
+
+A slot is the small integer the index gives a worker rank. Masks are Python integers, bit = slot.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Slots: TypeAlias = npt.NDArray[np.int64]
+
+
+def slots_of_mask(mask: int) -> Slots:
+    """Return the slots whose bit is set, ascending; O(bits)."""
+    raw = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little")
+    return np.flatnonzero(bits)
+
+
+def grown(column: Floats, rows: int, fill: float) -> Floats:
+    """Return the column with at least `rows` rows; new rows hold `fill`. Amortised by doubling."""
+    if len(column) >= rows:
+        return column
+    larger = np.full(max(rows, 2 * len(column), 16), fill, dtype=np.float64)
+    larger[: len(column)] = column
+    return larger

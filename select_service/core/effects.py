@@ -1,0 +1,54 @@
+"""What must be done after a verb of the core: the only way the core reaches the world.
+
+The core appends, the driver (`edge/driver.py`) carries out, in the order of the fields below.
+A verb that changes nothing outside returns `NOTHING`, which is shared and stays empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from indexer.core.stream import EventStream
+    from select_service.core.partition import Placement
+    from select_service.core.queue import Ticket
+    from select_service.core.replica_events import ReplicaEnvelope
+    from select_service.errors import ServiceError
+    from select_service.types import Selection
+
+
+@dataclass(slots=True, frozen=True)
+class Listen:
+    """Subscribe to one rank's KV events."""
+
+    stream: EventStream
+    endpoint: str
+    replay_endpoint: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class Answered:
+    """A request that waited has its answer now."""
+
+    ticket: Ticket
+    answer: Selection | ServiceError
+
+
+@dataclass(slots=True)
+class Effects:
+    """Things to do, oldest first within each list."""
+
+    unlisten: list[EventStream] = field(default_factory=list)
+    listen: list[Listen] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
+    published: list[ReplicaEnvelope] = field(default_factory=list)
+    decided: list[Placement] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.answered or self.published or self.listen or self.unlisten or self.decided
+        )
+
+
+NOTHING: Final = Effects()

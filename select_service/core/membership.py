@@ -1,0 +1,188 @@
+"""Workers enter, change and leave: what that means for partitions, load and event listeners (1.5).
+
+The catalog judges a record alone; here it meets its scope: the pinned block size, the ranks that
+stay or go, the event sources that are new. Reservations that lose their rank are handed back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from indexer.types import Scope, WorkerRank
+from select_service.core.catalog import (
+    Worker,
+    bad_sources,
+    missing_parts,
+    reconciliation_failed,
+)
+from select_service.core.effects import Listen
+from select_service.core.partition import Partition
+from select_service.core.policy import PolicyBook, PolicyError
+from select_service.errors import scope_text
+
+if TYPE_CHECKING:
+    from indexer.core.registry import Registry
+    from indexer.core.stream import EventStream
+    from select_service.core.effects import Effects
+    from select_service.core.ledger import Reservation
+
+
+class _Source(NamedTuple):
+    stream: EventStream
+    endpoint: str
+    replay_endpoint: str | None
+
+
+class Membership:
+    """Every partition that ever had a schedulable worker, and every open event source."""
+
+    def __init__(
+        self, registry: Registry, policies: PolicyBook | PolicyError, *, use_kv_events: bool
+    ) -> None:
+        self.registry = registry
+        self.partitions: dict[Scope, Partition] = {}
+        self._policies = policies
+        self._use_kv_events = use_kv_events
+        self._sources: dict[WorkerRank, _Source] = {}
+
+    def streams_of(self, worker: Worker) -> list[EventStream]:
+        """Return the open event streams of a worker, by rank."""
+        return [
+            self._sources[at].stream
+            for rank in sorted(worker.event_sources)
+            if (at := WorkerRank(worker.worker_id, rank)) in self._sources
+        ]
+
+    def judge(self, worker: Worker) -> None:
+        """Set lifecycle and reasons of a record that is about to enter its scope."""
+        reasons = missing_parts(worker, use_kv_events=self._use_kv_events)
+        if not reasons:
+            reasons = self._clashes(worker)
+        worker.reasons = reasons
+        worker.lifecycle = "incomplete" if reasons else "schedulable"
+
+    def _clashes(self, worker: Worker) -> list[str]:
+        index = self.registry.index(worker.scope)
+        where = scope_text(worker.scope)
+        wanted, eagle = worker.spec.block_size, bool(worker.spec.is_eagle)
+        if index is not None and index.block_size != wanted:
+            why = f"block_size mismatch for {where}: existing={index.block_size} requested={wanted}"
+            return [reconciliation_failed(why)]
+        if worker.scope in self.partitions and index is not None and index.is_eagle != eagle:
+            existing, requested = str(index.is_eagle).lower(), str(eagle).lower()
+            why = f"is_eagle mismatch for {where}: existing={existing} requested={requested}"
+            return [reconciliation_failed(why)]
+        if self._use_kv_events and (bad := bad_sources(worker)):
+            return bad
+        if isinstance(self._policies, PolicyError):
+            return [reconciliation_failed(str(self._policies))]
+        return []
+
+    def replace(
+        self, old: Worker | None, new: Worker | None, effects: Effects
+    ) -> list[Reservation]:
+        """Put `new` in the place of `old`; either may be None or not schedulable.
+
+        Ranks that exist before and after in the same scope keep load and index; an unchanged event
+        source keeps its stream. Everything else of `old` is dropped.
+
+        Returns:
+            The reservations that lost their rank.
+        """
+        entering = new is not None and new.lifecycle == "schedulable"
+        staying = (
+            old is not None
+            and new is not None
+            and entering
+            and bool(old.slots)
+            and old.scope == new.scope
+        )
+        dropped: list[Reservation] = []
+        if old is not None and old.slots:
+            kept = new.ranks if staying and new is not None else range(0)
+            dropped = self._unseat(old, kept, effects, keep=staying)
+        if new is not None and entering:
+            self._seat(new, old if staying else None, effects)
+        return dropped
+
+    def _unseat(
+        self, worker: Worker, kept: range, effects: Effects, *, keep: bool
+    ) -> list[Reservation]:
+        partition = self.partitions[worker.scope]
+        dropped: list[Reservation] = []
+        for rank, slot in list(worker.slots.items()):
+            if rank not in kept:
+                dropped += partition.ledger.drop_slot(slot)
+                partition.index.detach(WorkerRank(worker.worker_id, rank))
+                del worker.slots[rank]
+        if not keep:
+            for rank in worker.event_sources:
+                self._close(WorkerRank(worker.worker_id, rank), partition, effects)
+            partition.unseat(worker)
+        return dropped
+
+    def _seat(self, worker: Worker, before: Worker | None, effects: Effects) -> None:
+        partition = self.partitions.get(worker.scope) or self._open_partition(worker)
+        partition.seat(worker)
+        if not self._use_kv_events:
+            return
+        wanted = worker.event_sources
+        if before is not None:
+            for rank in before.event_sources:
+                if rank not in wanted:
+                    self._close(WorkerRank(worker.worker_id, rank), partition, effects)
+        for rank, endpoint in sorted(wanted.items()):
+            self._follow(worker, rank, endpoint, partition, effects)
+
+    def _follow(
+        self, worker: Worker, rank: int, endpoint: str, partition: Partition, effects: Effects
+    ) -> None:
+        """Listen to a rank's source; a source that did not change keeps its stream and cursor."""
+        at = WorkerRank(worker.worker_id, rank)
+        replay = worker.spec.replay_endpoint
+        source = self._sources.get(at)
+        if source is not None:
+            if (source.endpoint, source.replay_endpoint) == (endpoint, replay):
+                source.stream.worker_ranks = worker.ranks
+                return
+            self._close(at, partition, effects)
+        stream = self.registry.open_stream(
+            worker.scope, at, worker_ranks=worker.ranks, has_replay=replay is not None
+        )
+        self._sources[at] = _Source(stream, endpoint, replay)
+        effects.listen.append(Listen(stream, endpoint, replay))
+
+    def _close(self, at: WorkerRank, partition: Partition, effects: Effects) -> None:
+        """Stop listening; what the source said about its rank is forgotten."""
+        source = self._sources.pop(at, None)
+        if source is None:
+            return
+        self.registry.close_stream(source.stream)
+        effects.unlisten.append(source.stream)
+        if partition.index.slot_of(at) is None:
+            return
+        partition.index.clear(at)
+        worker = partition.workers.get(at.worker_id)
+        if worker is None or at.dp_rank not in worker.ranks:
+            partition.index.detach(at)  # a listener's rank that was no candidate
+
+    def _open_partition(self, worker: Worker) -> Partition:
+        block_size = worker.spec.block_size
+        assert block_size, "judged schedulable"
+        assert isinstance(self._policies, PolicyBook), "judged schedulable"
+        index = self.registry.open_index(
+            worker.scope, block_size, is_eagle=bool(worker.spec.is_eagle)
+        )
+        policy = self._policies.policy_for(worker.scope.model_name)
+        partition = Partition(worker.scope, index, policy)
+        self.partitions[worker.scope] = partition
+        return partition
+
+    def check(self) -> None:
+        """State every promise: sources belong to seated workers, and partitions hold together."""
+        for partition in self.partitions.values():
+            partition.check()
+        for at, source in self._sources.items():
+            assert not source.stream.closed
+            worker = self.partitions[source.stream.scope].workers[at.worker_id]
+            assert worker.event_sources[at.dp_rank] == source.endpoint

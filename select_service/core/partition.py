@@ -1,0 +1,387 @@
+"""One scope, (model_name, tenant_id): `place` is the whole decision on one screen.
+
+A partition joins the index (who holds what), the ledger (who carries what) and the workers that
+may be chosen. It books nothing and knows no reservation ids: `service.py` stands before it,
+eligibility, projection, scoring and picking stand after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from indexer.types import HASH_BYTES
+from select_service.core.columns import grown
+from select_service.core.eligibility import eligible_slots, wants_everyone
+from select_service.core.ledger import Ledger
+from select_service.core.picking import pick
+from select_service.core.projection import matched, project
+from select_service.core.queue import PendingQueue, Ticket, order_key
+from select_service.core.scoring import costs, prefer
+from select_service.errors import NoEligibleWorker, QueueFull
+from select_service.types import LoadRow, Overlap, OverlapRow, WorkerRank
+
+if TYPE_CHECKING:
+    import random
+
+    from indexer.core.index import KvIndex
+    from indexer.types import Scope
+    from select_service.core.catalog import Worker
+    from select_service.core.columns import Floats, Slots
+    from select_service.core.policy import PolicyClass, RoutingPolicy
+    from select_service.core.projection import Overlap as OverlapColumns
+    from select_service.core.prompt import Prompt
+    from select_service.core.scoring import Weights
+    from select_service.types import SelectRequest
+
+_NEVER_BUSY = np.inf
+
+
+class Placement(NamedTuple):
+    """The chosen rank and the facts that chose it."""
+
+    worker: Worker
+    dp_rank: int
+    slot: int
+    cost: float
+    overlap: Overlap  # of the worker, in tokens
+    device_blocks: float
+    host_blocks: float  # extension
+    disk_blocks: float  # extension
+    effective_prefill_tokens: int
+    potential_decode_blocks: int
+    weights: Weights
+
+
+class Partition:
+    """Index, ledger, workers and queue of one scope."""
+
+    def __init__(self, scope: Scope, index: KvIndex, policy: RoutingPolicy) -> None:
+        self.scope = scope
+        self.index = index
+        self.ledger = Ledger()
+        self.policy = policy
+        self.workers: dict[int, Worker] = {}
+        self.queues = [PendingQueue() for _ in policy.classes]
+        self._turn = 0  # whose class drains next, and how often before the next one does
+        self._quantum_left = policy.classes[0].quantum
+        self._owner: list[Worker | None] = []  # by slot
+        self._rank: list[int] = []  # by slot
+        self._everyone: Slots | slice = slice(0, 0)
+        self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
+        self._can_be_busy = [False for _ in policy.classes]
+
+    # -- who is here ---------------------------------------------------------------------------
+
+    def seat(self, worker: Worker) -> None:
+        """Take a schedulable worker in, or follow a change of its record; ranks keep their slots.
+
+        Ranks that are gone must have been unseated before.
+        """
+        self.workers[worker.worker_id] = worker
+        for rank in worker.ranks:
+            slot = self.index.attach(WorkerRank(worker.worker_id, rank))
+            worker.slots[rank] = slot
+        self.ledger.ensure(self.index.capacity)
+        self._reseat()
+
+    def unseat(self, worker: Worker) -> None:
+        """Let a worker go; its slots must be free of load."""
+        self.workers.pop(worker.worker_id, None)
+        self._reseat()
+
+    def _reseat(self) -> None:
+        rows = self.index.capacity
+        self._owner = [None] * rows
+        self._rank = [0] * rows
+        for worker in self.workers.values():
+            for rank, slot in worker.slots.items():
+                self._owner[slot] = worker
+                self._rank[slot] = rank
+        taken = [slot for slot, owner in enumerate(self._owner) if owner is not None]
+        dense = taken == list(range(len(taken)))
+        self._everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
+        for number, one in enumerate(self.policy.classes):
+            column = grown(np.empty(0), rows, _NEVER_BUSY)
+            for slot in taken:
+                owner = self._owner[slot]
+                assert owner is not None
+                column[slot] = _busy_above(one, owner.spec.max_num_batched_tokens)
+            self._busy_above[number] = column
+            self._can_be_busy[number] = bool((column != _NEVER_BUSY).any())
+
+    def rank_at(self, slot: int) -> tuple[Worker, int]:
+        """Return the worker and dp_rank that occupy a slot."""
+        owner = self._owner[slot]
+        assert owner is not None, "slot without a worker"
+        return owner, self._rank[slot]
+
+    # -- the decision --------------------------------------------------------------------------
+
+    def candidates(self, request: SelectRequest) -> Slots | slice:
+        """Return the rows that may take the prompt.
+
+        Raises:
+            NoEligibleWorker: there is none.
+        """
+        if wants_everyone(request) and self.workers:
+            return self._everyone
+        slots = eligible_slots(request, self.workers)
+        if not slots:
+            raise NoEligibleWorker
+        return np.array(slots, dtype=np.int64)
+
+    def place(
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        rows: Slots | slice,
+        weights: Weights,
+        rng: random.Random,
+    ) -> Placement:
+        """Choose a rank among the candidate rows: project, price, prefer, pick."""
+        projection = project(self.ledger, self.index, prompt, rows, weights)
+        prices = costs(projection, weights)
+        constraints = request.routing_constraints
+        if constraints is not UNSET and constraints.preferred_taints and not request.pinned_worker:
+            taints = [self.rank_at(slot)[0].taints for slot in self._slots(rows)]
+            prices = prefer(prices, constraints.preferred_taints, taints)
+        position = pick(prices, weights.temperature, rng)
+        slot = position if isinstance(rows, slice) else int(rows[position])
+        worker, dp_rank = self.rank_at(slot)
+        cached = int(projection.cached_tokens[position])
+        taken = projection.overlap
+        return Placement(
+            worker=worker,
+            dp_rank=dp_rank,
+            slot=slot,
+            cost=float(prices[position]),
+            overlap=self._worker_overlap(worker, projection.matched),
+            device_blocks=0.0 if taken is None else float(taken.device[position]),
+            host_blocks=0.0 if taken is None else float(taken.host[position]),
+            disk_blocks=0.0 if taken is None else float(taken.disk[position]),
+            effective_prefill_tokens=max(0, prompt.isl_tokens - cached),
+            potential_decode_blocks=int(projection.decode[position]),
+            weights=weights,
+        )
+
+    def _slots(self, rows: Slots | slice) -> list[int]:
+        return list(range(rows.stop)) if isinstance(rows, slice) else [int(slot) for slot in rows]
+
+    def _worker_overlap(self, worker: Worker, columns: OverlapColumns | None) -> Overlap:
+        """Matched tokens of the whole worker: cumulative per rank, best rank per tier."""
+        if columns is None:
+            return Overlap(0, 0, {str(rank): 0 for rank in worker.slots}, 0, 0)
+        gpu = cpu = disk = 0
+        per_rank: dict[str, int] = {}
+        size = self.index.block_size
+        for rank, slot in worker.slots.items():
+            device = int(columns.device[slot])
+            host = device + int(columns.host[slot])
+            last = host + int(columns.disk[slot])
+            per_rank[str(rank)] = device * size
+            gpu, cpu, disk = max(gpu, device), max(cpu, host), max(disk, last)
+        return Overlap(disk * size, gpu * size, per_rank, cpu * size, disk * size)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def must_wait(self, number: int, rows: Slots | slice) -> bool:
+        """Tell whether a new request of that class waits: others wait, or all its ranks are busy."""
+        return bool(self.queues[number]) or self.all_busy(number, rows)
+
+    def all_busy(self, number: int, rows: Slots | slice) -> bool:
+        """Tell whether every candidate carries more prefill than its threshold (strictly)."""
+        if not self._can_be_busy[number]:
+            return False
+        return bool((self.ledger.prefill[rows] > self._busy_above[number][rows]).all())
+
+    def class_of(self, prompt: Prompt, weights: Weights) -> int:
+        """Return the position of the policy class of a prompt, by its uncached length."""
+        if len(self.policy.classes) == 1:
+            return 0
+        best = self.best_cached_tokens(prompt, self._everyone, weights)
+        return self.policy.class_for(max(0, prompt.isl_tokens - best))
+
+    def best_cached_tokens(self, prompt: Prompt, rows: Slots | slice, weights: Weights) -> int:
+        """Return the most tokens any candidate has cached, tier-weighted."""
+        projection = project(self.ledger, self.index, prompt, rows, weights)
+        return int(projection.cached_tokens.max(initial=0.0))
+
+    def enqueue(self, number: int, ticket: Ticket, rows: Slots | slice, now: float) -> None:
+        """Let a ticket wait in its class.
+
+        Raises:
+            QueueFull: a limit of the class is reached.
+        """
+        one, queue = self.policy.classes[number], self.queues[number]
+        ticket.cached_tokens = self.best_cached_tokens(ticket.prompt, rows, ticket.weights)
+        waiting = (
+            ("requests", one.request_queue_limit_per_worker, len(queue)),
+            ("raw_isl_tokens", one.raw_isl_token_queue_limit_per_worker, queue.pending_isl_tokens),
+            (
+                "cached_tokens",
+                one.cached_token_queue_limit_per_worker,
+                queue.pending_cached_tokens,
+            ),
+        )
+        for kind, per_worker, current in waiting:
+            if per_worker is not None and current >= per_worker * len(self.workers):
+                raise _queue_full(one.name, kind, current, per_worker * len(self.workers))
+        ticket.key = order_key(one.queue_policy, ticket, now)
+        queue.push(ticket)
+
+    def next_admissible(self) -> Ticket | None:
+        """Take the next waiting ticket that has a free rank, or that nobody may serve any more.
+
+        Classes take turns, each for up to its quantum; a head that must wait blocks its own class
+        only. The caller places (and books) it before asking again.
+        """
+        for step in range(len(self.queues)):
+            number = (self._turn + step) % len(self.queues)
+            ticket = self.queues[number].head()
+            if ticket is None:
+                continue
+            try:
+                rows = self.candidates(ticket.request)
+            except NoEligibleWorker:
+                rows = None
+            if rows is None or not self.all_busy(number, rows):
+                self.queues[number].remove(ticket)
+                self._spend_turn(number)
+                return ticket
+        return None
+
+    def _spend_turn(self, number: int) -> None:
+        if number != self._turn:
+            self._turn, self._quantum_left = number, self.policy.classes[number].quantum
+        self._quantum_left -= 1
+        if self._quantum_left <= 0:
+            self._turn = (number + 1) % len(self.queues)
+            self._quantum_left = self.policy.classes[self._turn].quantum
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a ticket out of whichever queue it waits in."""
+        return any(queue.remove(ticket) for queue in self.queues)
+
+    @property
+    def pending_count(self) -> int:
+        """How many requests wait."""
+        return sum(len(queue) for queue in self.queues)
+
+    @property
+    def pending_isl_tokens(self) -> int:
+        """The sum of their prompt lengths, in tokens."""
+        return sum(queue.pending_isl_tokens for queue in self.queues)
+
+    # -- inspection ----------------------------------------------------------------------------
+
+    def seats(self) -> list[tuple[WorkerRank, int]]:
+        """Return every candidate rank with its slot, by worker id and rank."""
+        return [
+            (WorkerRank(worker_id, rank), slot)
+            for worker_id in sorted(self.workers)
+            for rank, slot in self.workers[worker_id].slots.items()
+        ]
+
+    def loads(self) -> list[LoadRow]:
+        """Return the present load of every rank."""
+        ledger = self.ledger
+        return [
+            LoadRow(
+                rank.worker_id,
+                rank.dp_rank,
+                int(ledger.prefill[slot]),
+                int(ledger.decode[slot]),
+                int(ledger.requests[slot]),
+            )
+            for rank, slot in self.seats()
+        ]
+
+    def potential_loads(self, prompt: Prompt, weights: Weights) -> list[LoadRow]:
+        """Return the load every rank would carry with this prompt (contract 5.2)."""
+        seats = self.seats()
+        rows = np.array([slot for _, slot in seats], dtype=np.int64)
+        projection = project(self.ledger, self.index, prompt, rows, weights)
+        added = [
+            max(0, prompt.isl_tokens - int(cached)) if weights.track_prefill_tokens else 0
+            for cached in projection.cached_tokens
+        ]
+        return [
+            LoadRow(
+                rank.worker_id,
+                rank.dp_rank,
+                int(projection.prefill[row]) + added[row],
+                int(projection.decode[row]),
+                int(self.ledger.requests[slot]),
+            )
+            for row, (rank, slot) in enumerate(seats)
+        ]
+
+    def overlap_rows(self, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
+        """Return the matched blocks of every rank (contract 5.3)."""
+        columns, _ = matched(self.index, prompt)
+        rows = []
+        for rank, slot in self.seats():
+            device = host = disk = 0
+            if columns is not None:
+                device, host, disk = (int(column[slot]) for column in columns)
+            credit = (
+                weights.overlap_score_credit * device
+                + weights.host_cache_hit_weight * host
+                + weights.disk_cache_hit_weight * disk
+            )
+            rows.append(
+                OverlapRow(
+                    worker_id=rank.worker_id,
+                    dp_rank=rank.dp_rank,
+                    device_blocks=device,
+                    host_pinned_blocks=device + host,
+                    disk_blocks=device + host + disk,
+                    host_pinned_extension_blocks=host,
+                    disk_extension_blocks=disk,
+                    shared_beyond_device_blocks=None,
+                    router_credit_blocks=credit,
+                )
+            )
+        return rows
+
+    def check(self) -> None:
+        """State every promise of the partition."""
+        self.index.check()
+        self.ledger.check()
+        for queue in self.queues:
+            queue.check()
+        for worker in self.workers.values():
+            assert set(worker.slots) == set(worker.ranks), "a seat per rank"
+            for rank, slot in worker.slots.items():
+                assert self.rank_at(slot) == (worker, rank)
+                assert self.index.rank_of(slot) == WorkerRank(worker.worker_id, rank)
+        owned = {slot for worker in self.workers.values() for slot in worker.slots.values()}
+        for slot, requests in enumerate(self.ledger.requests):
+            assert slot in owned or requests == 0, "no load without a worker"
+
+
+def blocks_of(prompt: Prompt) -> int:
+    """Return the whole blocks of a prompt, as the ledger counts them."""
+    return len(prompt.sequence_hashes) // HASH_BYTES
+
+
+def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:
+    """Prefill tokens above which a rank is busy (contract 3.6); D1: no capacity, never busy."""
+    limits = []
+    if one.prefill_busy_threshold is not None:
+        limits.append(one.prefill_busy_threshold)
+    if one.prefill_busy_threshold_frac is not None and max_num_batched_tokens is not None:
+        limits.append(one.prefill_busy_threshold_frac * max_num_batched_tokens)
+    return min(limits, default=_NEVER_BUSY)
+
+
+def _queue_full(name: str, kind: str, current: int, limit: int) -> QueueFull:
+    text = {"requests": "requests", "raw_isl_tokens": "raw ISL tokens"}.get(kind, "cached tokens")
+    return QueueFull(
+        f'router policy class "{name}" queue {text} limit reached '
+        f"(current={current}, limit={limit})",
+        details={"policy_class": name, "limit_kind": kind, "current": current, "limit": limit},
+    )

@@ -1,0 +1,37 @@
+"""From costs to one candidate: the cheapest, or a draw when temperature asks for one.
+
+Knows only numbers; `partition.py` stands before and after it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+
+    from select_service.core.columns import Floats
+
+
+def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
+    """Return the position of the chosen candidate (contract 3.3).
+
+    Temperature 0: the smallest cost, exact ties drawn uniformly. Above: position k with
+    probability ∝ exp(−(cost_k − min) / ((max − min)·temperature)), uniform when all costs are equal.
+
+    Args:
+        costs: one finite cost per candidate, at least one.
+        temperature: ≥ 0.
+        rng: the service's seeded generator.
+    """
+    if temperature == 0.0:
+        best = int(costs.argmin())
+        ties = (costs == costs[best]).nonzero()[0]
+        return best if len(ties) == 1 else int(ties[rng.randrange(len(ties))])
+    low, high = float(costs.min()), float(costs.max())
+    spread = (high - low) * temperature
+    if spread == 0.0 or math.isinf(spread):
+        return rng.randrange(len(costs))
+    weights = [math.exp(-(float(cost) - low) / spread) for cost in costs]
+    return rng.choices(range(len(weights)), weights)[0]

@@ -1,0 +1,101 @@
+"""Read-only: the load every candidate would carry with this prompt.
+
+Joins the ledger's columns with what the index matched; `scoring.py` prices the result and the
+inspection routes print it. Nothing here changes state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from indexer.types import HASH_BYTES
+from select_service.core.columns import slots_of_mask
+
+if TYPE_CHECKING:
+    from indexer.core.index import KvIndex
+    from select_service.core.columns import Floats, Slots
+    from select_service.core.ledger import Ledger
+    from select_service.core.prompt import Prompt
+    from select_service.core.scoring import Weights
+
+
+class Overlap(NamedTuple):
+    """Matched blocks per row: on the device, then the extensions on host and disk."""
+
+    device: Floats
+    host: Floats
+    disk: Floats
+
+
+class Projection(NamedTuple):
+    """Columns over the candidates, in the candidates' order."""
+
+    prefill: Floats  # active prefill tokens now
+    decode: Floats  # active decode blocks with the prompt's new blocks
+    overlap: Overlap | None  # of the candidates; None: nothing matched anywhere
+    matched: Overlap | None  # of every slot
+    cached_tokens: Floats  # tier-weighted tokens that need no prefill
+    has_lower_tiers: bool
+    isl_tokens: int
+    block_size: int
+
+
+def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
+    """Return the overlap of every slot of the index, and whether lower tiers take part."""
+    matches = index.find_matches(prompt.block_hashes)
+    if matches.empty:
+        return None, False
+    device, host, disk = np.zeros((3, index.capacity))
+    has_lower = matches.fill(device, host, disk)
+    return Overlap(device, host, disk), has_lower
+
+
+def cached_tokens(overlap: Overlap, weights: Weights, block_size: int) -> Floats:
+    """Round half up (device + host_weight·host + disk_weight·disk) · block_size, per row."""
+    blocks = (
+        overlap.device
+        + weights.host_cache_hit_weight * overlap.host
+        + weights.disk_cache_hit_weight * overlap.disk
+    )
+    return np.floor(blocks * block_size + 0.5)
+
+
+def shared_blocks(ledger: Ledger, prompt: Prompt) -> Floats | None:
+    """Return the blocks of this prompt that are already active on each slot; None: on no slot.
+
+    The longest common prefix with any active chain of the slot (m of contract 3.2).
+    """
+    groups = ledger.shared_prefix(prompt.sequence_hashes)
+    if not groups:
+        return None
+    shared = np.zeros(len(ledger.decode))
+    for blocks, mask in groups:
+        shared[slots_of_mask(mask)] = blocks
+    return shared
+
+
+def project(
+    ledger: Ledger,
+    index: KvIndex,
+    prompt: Prompt,
+    rows: Slots | slice,
+    weights: Weights,
+) -> Projection:
+    """Project the prompt on the given rows (slots)."""
+    decode = ledger.decode[rows] + (len(prompt.sequence_hashes) // HASH_BYTES)
+    shared = shared_blocks(ledger, prompt)
+    if shared is not None:
+        decode = decode - shared[rows]
+    overlap, has_lower = matched(index, prompt)
+    prefill = ledger.prefill[rows]
+    if overlap is None:
+        cached = np.zeros(len(prefill))
+        taken = None
+    else:
+        taken = Overlap(overlap.device[rows], overlap.host[rows], overlap.disk[rows])
+        cached = cached_tokens(taken, weights, index.block_size)
+    return Projection(
+        prefill, decode, taken, overlap, cached, has_lower, prompt.isl_tokens, index.block_size
+    )

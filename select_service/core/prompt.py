@@ -1,0 +1,117 @@
+"""A request becomes a Prompt: packed block hashes, packed sequence hashes, length in tokens.
+
+One normal form for tokens, media and ready-made hashes (contract 2); everything behind this room
+sees only `Prompt`. The refusals here are part of the contract, text and order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes
+from indexer.types import Namespace
+from select_service.errors import InvalidField, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indexer.types import PackedHashes
+    from select_service.types import BlockMmInfo, PromptFields
+
+
+class Prompt(NamedTuple):
+    """What selection and ledger need to know of a prompt."""
+
+    block_hashes: PackedHashes  # matched against the index; b"" when only a booking needs it
+    sequence_hashes: PackedHashes  # counted by the ledger
+    isl_tokens: int
+
+
+def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Prompt:
+    """Normalise the prompt of a selection; first match wins: media tokens, tokens, hashes.
+
+    Raises:
+        InvalidRequest: with the texts of contract 2, in its order of complaint.
+        InvalidField: a hash outside 64 bits.
+    """
+    tokens = _read_tokens(request, block_size, is_eagle=is_eagle)
+    if tokens is not None:
+        return tokens
+    if request.block_hashes is None:
+        raise _missing("block_hashes")
+    if request.sequence_hashes is None:
+        raise _missing("sequence_hashes")
+    if request.isl_tokens is None:
+        raise _missing("isl_tokens")
+    if request.isl_tokens == 0:
+        raise _empty()
+    blocks, sequence = len(request.block_hashes), len(request.sequence_hashes)
+    if blocks != sequence:
+        raise InvalidRequest(
+            f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
+            field="block_hashes",
+        )
+    return Prompt(
+        _pack(request.block_hashes, "block_hashes"),
+        _pack(request.sequence_hashes, "sequence_hashes"),
+        request.isl_tokens,
+    )
+
+
+def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> Prompt:
+    """Normalise the prompt of an explicit reservation: block hashes are not asked for.
+
+    Raises:
+        InvalidRequest: with the texts of contract 2, in its order of complaint.
+        InvalidField: a hash outside 64 bits.
+    """
+    tokens = _read_tokens(request, block_size, is_eagle=is_eagle)
+    if tokens is not None:
+        return tokens
+    if request.sequence_hashes is None:
+        raise _missing("sequence_hashes")
+    if request.isl_tokens is None:
+        raise _missing("isl_tokens")
+    return Prompt(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
+
+
+def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> Prompt | None:
+    media = request.mm_routing_info
+    if media is not None and media.routing_token_ids:
+        token_ids: list[int] | None = media.routing_token_ids
+        infos: Sequence[BlockMmInfo | None] | None = media.block_mm_infos
+    else:
+        token_ids, infos = request.token_ids, request.block_mm_infos
+    if token_ids is None:
+        return None
+    if not token_ids:
+        raise _empty()
+    local = block_hashes(
+        token_ids,
+        block_size,
+        namespace=Namespace(
+            request.lora_name or "", request.cache_salt or request.cache_namespace or ""
+        ),
+        is_eagle=is_eagle if request.is_eagle is None else request.is_eagle,
+        mm_hashes=_media_hashes(infos) if infos else None,
+    )
+    return Prompt(local, sequence_hashes(local), len(token_ids))
+
+
+def _media_hashes(infos: Sequence[BlockMmInfo | None]) -> list[list[int]]:
+    return [[] if info is None else [item.mm_hash for item in info.mm_objects] for info in infos]
+
+
+def _pack(hashes: Sequence[int], field: str) -> PackedHashes:
+    try:
+        return pack_u64(hashes)
+    except ValueError as error:
+        raise InvalidField(f"{field}: {error}", field=field) from None
+
+
+def _missing(field: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} is required without token_ids", field=field)
+
+
+def _empty() -> InvalidRequest:
+    return InvalidRequest("isl_tokens must be greater than 0", field="isl_tokens")

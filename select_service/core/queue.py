@@ -1,0 +1,114 @@
+"""Requests that wait for capacity: who is next, and nothing else.
+
+A request waits while every rank it may use is busy; `partition.py` decides that and drains.
+The driver keeps one future per Ticket.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from sortedcontainers import SortedKeyList
+
+if TYPE_CHECKING:
+    from select_service.core.partition import Partition
+    from select_service.core.prompt import Prompt
+    from select_service.core.scoring import Weights
+    from select_service.types import SelectRequest
+
+QueuePolicy = Literal["fcfs", "wspt"]
+
+
+class Ticket:
+    """One waiting request; compared by identity."""
+
+    __slots__ = (
+        "cached_tokens",
+        "fingerprint",
+        "holders",
+        "key",
+        "partition",
+        "prompt",
+        "request",
+        "reservation_id",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        partition: Partition,
+        request: SelectRequest,
+        prompt: Prompt,
+        weights: Weights,
+        reservation_id: str | None,
+        fingerprint: bytes,
+    ) -> None:
+        self.partition = partition
+        self.request = request
+        self.prompt = prompt
+        self.weights = weights
+        self.reservation_id = reservation_id  # None: a plain selection, nothing will be booked
+        self.fingerprint = fingerprint
+        self.holders = 1  # callers waiting for this one answer (a repeated request shares it)
+        self.key: tuple[int, float] = (0, 0.0)
+        self.cached_tokens = 0
+
+
+def order_key(policy: QueuePolicy, ticket: Ticket, now: float) -> tuple[int, float]:
+    """Return the ticket's rank in the queue, smallest first (contract 3.6).
+
+    fcfs: max(priority_jump, 0) − arrival seconds. wspt: (1 + max(priority_jump, 0)) divided by the
+    tokens still to prefill on the best eligible rank. strict_priority goes before either.
+    """
+    request = ticket.request
+    jump = max(request.priority_jump or 0.0, 0.0)
+    if policy == "fcfs":
+        score = jump - now
+    else:
+        score = (1.0 + jump) / max(1, ticket.prompt.isl_tokens - ticket.cached_tokens)
+    return (-(request.strict_priority or 0), -score)
+
+
+class PendingQueue:
+    """Waiting tickets in order; ties leave in order of arrival. O(log n) to enter and leave."""
+
+    def __init__(self) -> None:
+        self._order: SortedKeyList[Ticket, tuple[int, float]] = SortedKeyList(
+            key=lambda ticket: ticket.key
+        )
+        self.pending_isl_tokens = 0
+        self.pending_cached_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def push(self, ticket: Ticket) -> None:
+        """Let a ticket with its key set wait; equal keys keep their order of arrival."""
+        self._order.add(ticket)
+        self.pending_isl_tokens += ticket.prompt.isl_tokens
+        self.pending_cached_tokens += ticket.cached_tokens
+
+    def head(self) -> Ticket | None:
+        """Return who is next, without taking it."""
+        return self._order[0] if self._order else None
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Take a ticket out wherever it stands; False when it is not waiting."""
+        try:
+            self._order.remove(ticket)
+        except ValueError:
+            return False
+        self.pending_isl_tokens -= ticket.prompt.isl_tokens
+        self.pending_cached_tokens -= ticket.cached_tokens
+        return True
+
+    def tickets(self) -> list[Ticket]:
+        """Return all waiting tickets in order."""
+        return list(self._order)
+
+    def check(self) -> None:
+        """State every promise of the queue."""
+        tickets = self.tickets()
+        assert self.pending_isl_tokens == sum(t.prompt.isl_tokens for t in tickets)
+        assert self.pending_cached_tokens == sum(t.cached_tokens for t in tickets)
+        assert all(a.key <= b.key for a, b in zip(tickets, tickets[1:], strict=False))
