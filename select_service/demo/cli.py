@@ -1,0 +1,181 @@
+"""`select-service demo`: parse, start what is to be started, show, sum up, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from select_service.demo.session import Session
+    from select_service.demo.view import LiveView, PlainView
+
+__all__ = ["add_parser", "main"]
+
+_FOREIGN_FIRST_WORKER_ID = 990_001  # beside whatever workers a running service has
+_RESTART_EVERY = 200
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add `demo` to the command line of the service."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "demo",
+        help="show the service at work: simulated engines, chat traffic, a live table",
+        description=__doc__,
+    )
+    _arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; 0 when loads went back to zero and the predictions were true."""
+    parser = argparse.ArgumentParser(prog="select-service demo", description=__doc__)
+    _arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        import httpx  # noqa: F401, PLC0415 - only to see whether the extra is installed
+        import rich  # noqa: F401, PLC0415
+    except ImportError as error:
+        print(f"the demo needs {error.name}: pip install 'select-service[demo]'", file=sys.stderr)
+        return 1
+    return asyncio.run(_run(args))
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--requests",
+        type=_positive_int,
+        metavar="N",
+        help="end after N requests with a summary (default: until Ctrl-C)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=_positive_float,
+        default=20.0,
+        metavar="R",
+        help="requests per second on average (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engines",
+        type=_positive_int,
+        default=4,
+        metavar="N",
+        help="simulated engines (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--blocks",
+        type=_positive_int,
+        default=512,
+        metavar="N",
+        help="KV blocks of 16 tokens per engine (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the traffic (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--restart-every",
+        type=int,
+        metavar="N",
+        help="restart an engine every N requests, 0 = never"
+        f" (default: once in the middle with --requests, else {_RESTART_EVERY})",
+    )
+    parser.add_argument("--url", help="use the service that runs there instead of starting one")
+    parser.add_argument("--plain", action="store_true", help="lines instead of the live table")
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be greater than 0")
+    return value
+
+
+def _restart_every(args: argparse.Namespace) -> int | None:
+    if args.restart_every is not None:
+        return int(args.restart_every) or None
+    return _RESTART_EVERY if args.requests is None else max(1, args.requests // 2)
+
+
+async def _run(args: argparse.Namespace) -> int:
+    from select_service.demo.client import SelectorRefused  # noqa: PLC0415 - needs the extra
+    from select_service.demo.service_process import ServiceDidNotStart  # noqa: PLC0415
+
+    try:
+        async with _service(args.url) as url:
+            return await _show(args, url)
+    except* (ServiceDidNotStart, SelectorRefused, OSError) as group:
+        for error in group.exceptions:
+            print(f"demo: {error}", file=sys.stderr)
+    return 1
+
+
+@contextlib.asynccontextmanager
+async def _service(url: str | None) -> AsyncIterator[str]:
+    from select_service.demo.service_process import ServiceProcess  # noqa: PLC0415
+
+    if url is not None:
+        yield url.rstrip("/")
+        return
+    async with ServiceProcess() as service:
+        yield service.url
+
+
+async def _show(args: argparse.Namespace, url: str) -> int:
+    from rich.console import Console  # noqa: PLC0415
+
+    from select_service.demo.session import Session, Settings  # noqa: PLC0415
+    from select_service.demo.view import LiveView, PlainView  # noqa: PLC0415
+    from select_service.demo.worker import EngineShape  # noqa: PLC0415
+
+    session = Session(
+        Settings(
+            url=url,
+            requests=args.requests,
+            rate=args.rate,
+            engines=args.engines,
+            seed=args.seed,
+            restart_every=_restart_every(args),
+            first_worker_id=1 if args.url is None else _FOREIGN_FIRST_WORKER_ID,
+            engine=EngineShape(blocks=args.blocks),
+        )
+    )
+    # Ctrl-C ends the traffic, not the summary; a second one ends the demo the hard way
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        session.stop()
+
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    console = Console()
+    plain = args.plain or not console.is_terminal
+    view = PlainView(lambda line: print(line, flush=True)) if plain else LiveView(console)
+    async with asyncio.TaskGroup() as group:
+        with view:
+            drawing = group.create_task(_draw(session, view))
+            try:
+                summary = await session.run()
+            finally:
+                drawing.cancel()
+    print("\n".join(summary.lines()))
+    return 1 if summary.problems() else 0
+
+
+async def _draw(session: Session, view: LiveView | PlainView) -> None:
+    while True:
+        view.show(session.board())
+        await asyncio.sleep(view.interval_s)

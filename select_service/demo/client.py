@@ -1,0 +1,117 @@
+"""The few HTTP calls of the demo, as any frontend would make them.
+
+Deliberately not the SDK: the demo shows the bare API, and works against every service that speaks
+it. A booking is named by reservation_id and selection_id alike, so both generations of the
+interface accept it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Booking", "SelectorClient", "SelectorRefused"]
+
+_TIMEOUT_S = 30.0  # a selection may wait in the service's queue
+
+
+class SelectorRefused(Exception):  # noqa: N818 - an answer of the service
+    """The service answered something the demo cannot go on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What the demo needs of the answer of /select_and_reserve."""
+
+    worker_id: int
+    dp_rank: int
+    predicted_tokens: int  # reusable on that rank, says the service
+
+
+class SelectorClient:
+    """One HTTP connection pool to one service."""
+
+    def __init__(self, url: str, *, model_name: str) -> None:
+        self.model_name = model_name
+        # the demo talks to what it started or was pointed at, never through a proxy
+        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def healthy(self) -> bool:
+        """Whether the service answers at all."""
+        try:
+            return (await self._http.get("/health")).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    async def register(self, worker: dict[str, Any]) -> str:
+        """POST /workers; returns its lifecycle."""
+        record = await self._call("POST", "/workers", worker | {"model_name": self.model_name})
+        return str(record["lifecycle"])
+
+    async def deregister(self, worker_id: int) -> None:
+        """DELETE /workers/{id}."""
+        await self._call("DELETE", f"/workers/{worker_id}")
+
+    async def select_and_reserve(
+        self,
+        reservation_id: str,
+        token_ids: Sequence[int],
+        *,
+        expected_output_tokens: int,
+        allowed_worker_ids: Sequence[int] | None = None,
+    ) -> Booking:
+        """Choose a worker for a prompt and book it."""
+        body: dict[str, Any] = {
+            "model_name": self.model_name,
+            "reservation_id": reservation_id,
+            "selection_id": reservation_id,
+            "token_ids": token_ids,
+            "expected_output_tokens": expected_output_tokens,
+        }
+        if allowed_worker_ids is not None:
+            body["allowed_worker_ids"] = allowed_worker_ids
+        answer = await self._call("POST", "/select_and_reserve", body)
+        rank = answer["dp_rank"]
+        # every worker of the demo keeps its cache on the device
+        predicted = answer["overlap"]["dp"].get(str(rank), 0)
+        return Booking(answer["worker_id"], rank, predicted)
+
+    async def prefill_complete(self, reservation_id: str) -> None:
+        """The prompt is computed."""
+        await self._call("POST", f"/reservations/{quote(reservation_id)}/prefill_complete")
+
+    async def output_block(self, reservation_id: str) -> None:
+        """One more block of output."""
+        await self._call("POST", f"/reservations/{quote(reservation_id)}/output_block", {})
+
+    async def free(self, reservation_id: str) -> None:
+        """The request is over."""
+        await self._call("DELETE", f"/reservations/{quote(reservation_id)}")
+
+    async def loads(self) -> list[dict[str, Any]]:
+        """The rows of this model in GET /loads."""
+        scopes = await self._call("GET", f"/loads?model_name={quote(self.model_name)}")
+        return [row for scope in scopes for row in scope["loads"]]
+
+    async def device_blocks(self, token_ids: Sequence[int]) -> dict[int, int]:
+        """Worker → leading blocks of a prompt on its device, as the service sees it."""
+        body = {"model_name": self.model_name, "token_ids": token_ids}
+        answer = await self._call("POST", "/overlap_scores", body)
+        return {row["worker_id"]: row["device_blocks"] for row in answer["workers"]}
+
+    async def _call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
+        response = await self._http.request(method, path, json=body)
+        if response.is_success:
+            return response.json()
+        reason = f"{method} {path}: {response.status_code} {response.text[:200]}"
+        raise SelectorRefused(reason)

@@ -1,0 +1,95 @@
+"""The service under demonstration, started in a process of its own on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from select_service.demo.client import SelectorClient
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["ServiceDidNotStart", "ServiceProcess", "free_port"]
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_LOG_TAIL_CHARS = 2000
+
+
+class ServiceDidNotStart(RuntimeError):  # noqa: N818 - reads as the sentence it is
+    """It ended, or did not answer in time; the message carries the end of its log."""
+
+
+class ServiceProcess:
+    """`python -m select_service` for the length of an `async with`."""
+
+    def __init__(self, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        self._log = tempfile.NamedTemporaryFile(prefix="select-service-demo-", suffix=".log")  # noqa: SIM115 - closed in __aexit__
+        # a session of its own: Ctrl-C in the terminal ends the demo first, then the service
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "select_service", "--host", "127.0.0.1", "--port", str(self.port)),
+            stdout=self._log,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._wait_healthy()
+        except BaseException as error:
+            await self._stop()
+            if isinstance(error, TimeoutError):
+                raise ServiceDidNotStart(self._log_tail()) from error
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stop()
+        self._log.close()
+
+    async def _wait_healthy(self) -> None:
+        client = SelectorClient(self.url, model_name="default")
+        try:
+            while not await client.healthy():
+                if self._process.returncode is not None:
+                    raise ServiceDidNotStart(self._log_tail())
+                await asyncio.sleep(0.05)
+        finally:
+            await client.close()
+
+    async def _stop(self) -> None:
+        if self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    def _log_tail(self) -> str:
+        text = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+        return f"the service did not start:\n{text[-_LOG_TAIL_CHARS:]}"
+
+
+def free_port() -> int:
+    """A TCP port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,367 @@
+"""One run of the demo: a fleet, its traffic, a restart now and then, and the audit at the end.
+
+Everything it knows of the service it learns over HTTP. `cli.py` stands before it with settings and
+a view; `worker.py`, `chat.py` and `client.py` are its hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from select_service.demo.chat import ChatShape, Turn, new_conversation, system_prompts
+from select_service.demo.client import SelectorClient, SelectorRefused
+from select_service.demo.engine import Job
+from select_service.demo.stats import Decision, Stats, Summary, WorkerTally, percentile
+from select_service.demo.view import Board, BoardRow
+from select_service.demo.worker import EngineDown, EngineShape, Milestone, SimulatedWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.demo.worker import Progress
+
+__all__ = ["Session", "Settings"]
+
+_ATTEMPTS_MAX = 5
+_RESTART_DOWN_S = 0.7
+_AUDIT_PROMPTS = 48  # most recent ones; older ones are mostly evicted and prove little
+_SETTLE_TIMEOUT_S = 5.0  # for the last events to reach the index
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is asked to do."""
+
+    url: str
+    requests: int | None = None  # None: until `Session.stop`
+    rate: float = 20.0  # requests per second, on average
+    engines: int = 4
+    seed: int = 1
+    restart_every: int | None = None  # requests between two restarts; None: never
+    model_name: str = "demo"
+    first_worker_id: int = 1
+    engine: EngineShape = field(default_factory=EngineShape)
+    chat: ChatShape = field(default_factory=ChatShape)
+
+
+class Session:
+    """Runs once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.stats = Stats()
+        self._rng = Random(settings.seed)  # noqa: S311 - traffic, not secrets
+        first = settings.first_worker_id
+        self.workers = {
+            worker_id: SimulatedWorker(worker_id, settings.engine)
+            for worker_id in range(first, first + settings.engines)
+        }
+        self._client = SelectorClient(settings.url, model_name=settings.model_name)
+        self._stop = asyncio.Event()
+        self._restart_due = asyncio.Event()
+        self._loads: dict[int, dict[str, Any]] = {}
+        self._prompts: deque[list[int]] = deque(maxlen=_AUDIT_PROMPTS)
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        """Issue no further requests; those on their way finish."""
+        self._stop.set()
+
+    async def run(self) -> Summary:
+        """The whole run; returns when the last request is done and the books are checked."""
+        self._started = time.perf_counter()
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [group.create_task(worker.run()) for worker in self.workers.values()]
+                await self._register()
+                background.append(group.create_task(self._watch_loads()))
+                background.append(group.create_task(self._restart_engines()))
+                await self._traffic()
+                seconds = time.perf_counter() - self._started
+                load_left = await self._load_left()
+                probes, wrong = await self._audit()
+                for task in background:
+                    task.cancel()
+            return self._summary(seconds, load_left, probes, wrong)
+        finally:
+            await self._leave()
+
+    def board(self) -> Board:
+        """A picture of this moment."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        recent = self.stats.latencies_s[-500:]
+        return Board(
+            title=f"select-service at {self.settings.url}",
+            seconds=seconds,
+            issued=self.stats.issued,
+            finished=self.stats.finished,
+            decisions_per_s=len(self.stats.latencies_s) / seconds,
+            latency_p50_s=percentile(recent, 0.5),
+            rows=[self._board_row(worker) for worker in self.workers.values()],
+            decisions=list(self.stats.decisions),
+        )
+
+    # -- traffic ---------------------------------------------------------------------------------
+
+    async def _traffic(self) -> None:
+        """Conversations begin as a Poisson process until enough turns have been issued."""
+        shape = self.settings.chat
+        systems = system_prompts(shape, self._rng)
+        conversations_per_s = self.settings.rate / shape.turns_mean
+        async with asyncio.TaskGroup() as group:
+            while not self._stop.is_set():
+                conversation_seed = self._rng.getrandbits(64)
+                group.create_task(self._converse(conversation_seed, systems))
+                await self._pause(self._rng.expovariate(conversations_per_s))
+
+    async def _converse(self, seed: int, systems: list[list[int]]) -> None:
+        rng = Random(seed)  # noqa: S311 - one generator each: the order of answers changes nothing
+        conversation = new_conversation(self.settings.chat, rng, systems)
+        while (turn := conversation.next_turn()) is not None:
+            await self._pause(turn.think_s)
+            if self._stop.is_set():
+                return
+            number = self._issue()
+            try:
+                if not await self._serve(f"chat-{self.settings.seed}-{number}", turn):
+                    return
+            except (SelectorRefused, httpx.HTTPError) as error:
+                self.stats.gave_up(str(error) or type(error).__name__)
+                return
+
+    def _issue(self) -> int:
+        self.stats.issued += 1
+        number = self.stats.issued
+        if number == self.settings.requests:
+            self._stop.set()
+            return number  # a restart now would only show an engine nobody talks to
+        every = self.settings.restart_every
+        if every is not None and number % every == 0:
+            self._restart_due.set()
+        return number
+
+    async def _serve(self, request_id: str, turn: Turn) -> bool:
+        """One turn: place it, see it through, place it again if its engine dies."""
+        shunned: set[int] = set()
+        for attempt in range(_ATTEMPTS_MAX):
+            reservation_id = f"{request_id}.{attempt}" if attempt else request_id
+            worker, predicted = await self._place(reservation_id, turn, shunned)
+            try:
+                job = Job(reservation_id, turn.prompt, turn.answer)
+                progress = worker.submit(job)
+                served = await self._follow(worker, reservation_id, job, progress, predicted)
+            except EngineDown:
+                served = False
+            finally:
+                await self._client.free(reservation_id)
+            if served:
+                self.stats.finished += 1
+                self._prompts.append(turn.prompt)
+                return True
+            self.stats.lost += 1
+            shunned.add(worker.worker_id)
+        self.stats.gave_up(f"{request_id} lost {_ATTEMPTS_MAX} engines")
+        return False
+
+    async def _place(
+        self, reservation_id: str, turn: Turn, shunned: set[int]
+    ) -> tuple[SimulatedWorker, int]:
+        allowed = [worker_id for worker_id in self.workers if worker_id not in shunned]
+        before = time.perf_counter()
+        booking = await self._client.select_and_reserve(
+            reservation_id,
+            turn.prompt,
+            expected_output_tokens=len(turn.answer),
+            allowed_worker_ids=allowed if shunned and allowed else None,
+        )
+        block_size = self.settings.engine.block_size
+        # an engine always computes the last token, so it cannot reuse the block that holds it
+        reusable = (len(turn.prompt) - 1) // block_size
+        predicted = min(booking.predicted_tokens // block_size, reusable)
+        self.stats.decided(
+            Decision(
+                reservation_id,
+                booking.worker_id,
+                prompt_blocks=len(turn.prompt) // block_size,
+                predicted_blocks=predicted,
+                latency_s=time.perf_counter() - before,
+            )
+        )
+        return self.workers[booking.worker_id], predicted
+
+    async def _follow(
+        self,
+        worker: SimulatedWorker,
+        reservation_id: str,
+        job: Job,
+        progress: Progress,
+        predicted: int,
+    ) -> bool:
+        """Tell the service every milestone; false when the engine died under the request."""
+        while True:
+            match await progress.milestones.get():
+                case Milestone.PREFILLED:
+                    self.stats.prefilled(
+                        worker.worker_id,
+                        prompt=len(job.token_ids) // worker.shape.block_size,
+                        predicted=predicted,
+                        actual=progress.cached_blocks,
+                    )
+                    await self._client.prefill_complete(reservation_id)
+                case Milestone.BLOCK_FILLED:
+                    await self._client.output_block(reservation_id)
+                case Milestone.FINISHED:
+                    return True
+                case Milestone.LOST:
+                    return False
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not beyond the end of the traffic."""
+        if seconds > 0:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._stop.wait()
+            except TimeoutError:
+                return
+
+    # -- the fleet -------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        shape = self.settings.engine
+        for worker in self.workers.values():
+            lifecycle = await self._client.register(
+                {
+                    "worker_id": worker.worker_id,
+                    "endpoint": f"http://engine-{worker.worker_id}.invalid:8000",
+                    "block_size": shape.block_size,
+                    "kv_events_endpoint": worker.kv_events_endpoint,
+                    "replay_endpoint": worker.replay_endpoint,
+                    # demanded by services that queue by default; ours can do without
+                    "max_num_batched_tokens": 8192,
+                    "total_kv_blocks": shape.blocks,
+                }
+            )
+            if lifecycle != "schedulable":
+                reason = f"worker {worker.worker_id} is {lifecycle}"
+                raise SelectorRefused(reason)
+
+    async def _restart_engines(self) -> None:
+        while True:
+            await self._restart_due.wait()
+            self._restart_due.clear()
+            victim = self._rng.choice(list(self.workers.values()))
+            await victim.restart(_RESTART_DOWN_S)
+
+    async def _watch_loads(self) -> None:
+        while True:
+            try:
+                rows = await self._client.loads()
+                self._loads = {row["worker_id"]: row for row in rows}
+            except (SelectorRefused, httpx.HTTPError) as error:
+                self.stats.gave_up(f"GET /loads: {error}")
+                return
+            await asyncio.sleep(0.5)
+
+    async def _leave(self) -> None:
+        """Take the workers out of a service that lives on, and close every socket."""
+        try:
+            for worker_id in self.workers:
+                await self._client.deregister(worker_id)
+        except (SelectorRefused, httpx.HTTPError):
+            pass  # the run has its verdict already; a dead service cannot be tidied
+        finally:
+            for worker in self.workers.values():
+                worker.close()
+            await self._client.close()
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    async def _load_left(self) -> str | None:
+        """What /loads shows now that every request is freed; None is right."""
+        rows = await self._client.loads()
+        self._loads = {row["worker_id"]: row for row in rows}
+        left = [
+            f"worker {row['worker_id']} {row['active_requests']} requests"
+            f" {row['potential_prefill_tokens']} tokens {row['potential_decode_blocks']} blocks"
+            for row in rows
+            if row["active_requests"]
+            or row["potential_prefill_tokens"]
+            or row["potential_decode_blocks"]
+        ]
+        return "; ".join(left) or None
+
+    async def _audit(self) -> tuple[int, int]:
+        """Compare index and pools on the last prompts; (probes, still wrong at the deadline)."""
+        audible = [w for w in self.workers.values() if self._has_spoken(w)]
+        suspects: Sequence[list[int]] = list(self._prompts)
+        probes = len(suspects) * len(audible)
+        deadline = time.perf_counter() + _SETTLE_TIMEOUT_S
+        while True:
+            wrong: dict[int, int] = {}
+            for position, prompt in enumerate(suspects):
+                said = await self._client.device_blocks(prompt)
+                misses = sum(said[w.worker_id] != w.engine.pool.match(prompt) for w in audible)
+                if misses:
+                    wrong[position] = misses
+            if not wrong or time.perf_counter() > deadline:
+                return probes, sum(wrong.values())
+            suspects = [suspects[position] for position in wrong]
+            await asyncio.sleep(0.1)
+
+    @staticmethod
+    def _has_spoken(worker: SimulatedWorker) -> bool:
+        """Of an engine that restarted and has published nothing since nobody can know better."""
+        return worker.restarts == 0 or worker.publisher.sequence > 0
+
+    def _summary(self, seconds: float, load_left: str | None, probes: int, wrong: int) -> Summary:
+        stats, total = self.stats, self.stats.total()
+        workers = self.workers.values()
+        return Summary(
+            requests=stats.issued,
+            finished=stats.finished,
+            lost=stats.lost,
+            failed=stats.failed,
+            first_failure=stats.first_failure,
+            seconds=seconds,
+            hit_rate_actual=_share(total.actual_blocks, total.prompt_blocks),
+            hit_rate_predicted=_share(total.predicted_blocks, total.prompt_blocks),
+            prediction_error=_share(total.error_blocks, total.actual_blocks),
+            latency_p50_s=percentile(stats.latencies_s, 0.5),
+            latency_p99_s=percentile(stats.latencies_s, 0.99),
+            batches_published=sum(w.batches_published for w in workers),
+            blocks_stored=sum(w.blocks_stored for w in workers),
+            blocks_removed=sum(w.blocks_removed for w in workers),
+            replays_served=sum(w.replays_served for w in workers),
+            restarts=sum(w.restarts for w in workers),
+            load_left=load_left,
+            audit_probes=probes,
+            audit_wrong=wrong,
+        )
+
+    def _board_row(self, worker: SimulatedWorker) -> BoardRow:
+        load = self._loads.get(worker.worker_id)
+        tally = self.stats.tallies.get(worker.worker_id, WorkerTally())
+        return BoardRow(
+            worker_id=worker.worker_id,
+            up=worker.up,
+            restarts=worker.restarts,
+            running=worker.engine.running,
+            waiting=worker.engine.waiting,
+            prefill_tokens=None if load is None else load["potential_prefill_tokens"],
+            decode_blocks=None if load is None else load["potential_decode_blocks"],
+            blocks_held=worker.engine.pool.blocks_held,
+            blocks_capacity=worker.shape.blocks,
+            hit_rate_predicted=_share(tally.predicted_blocks, tally.prompt_blocks),
+            hit_rate_actual=_share(tally.actual_blocks, tally.prompt_blocks),
+        )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,164 @@
+"""A simulated engine in real time: steps the engine, publishes its events, can be killed.
+
+`engine.py` decides what a step does and `publisher.py` how it travels; this file owns the clock.
+Callers submit a job and await its milestones; a restart loses every job, the pool and the
+sequence numbers, but keeps the addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum, auto
+
+from select_service.demo.encoding import encode_batch
+from select_service.demo.engine import Engine, EngineSpeed, Job, StepReport
+from select_service.demo.pool import BlockPool, Removed, Stored
+from select_service.demo.publisher import EventPublisher
+
+__all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
+
+
+class EngineDown(Exception):  # noqa: N818 - a state of the engine, not a fault of the program
+    """The engine is restarting; the request must go elsewhere."""
+
+
+class Milestone(Enum):
+    """What a job reports on its way."""
+
+    PREFILLED = auto()
+    BLOCK_FILLED = auto()
+    FINISHED = auto()
+    LOST = auto()  # the engine died, or could never hold it
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """What one engine is like."""
+
+    blocks: int = 512
+    block_size: int = 16
+    step_s: float = 0.01
+    speed: EngineSpeed = field(default_factory=EngineSpeed)
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """The milestones of one job, in order, ending with FINISHED or LOST."""
+
+    milestones: asyncio.Queue[Milestone] = field(default_factory=asyncio.Queue)
+    cached_blocks: int = 0  # what the engine really reused; known once PREFILLED
+
+
+class SimulatedWorker:
+    """One worker of the fleet."""
+
+    def __init__(self, worker_id: int, shape: EngineShape) -> None:
+        self.worker_id = worker_id
+        self.shape = shape
+        self.restarts = 0
+        self.up = True
+        self.batches_published = 0
+        self.blocks_stored = 0
+        self.blocks_removed = 0
+        self._replays_before = 0
+        self._jobs: dict[str, Progress] = {}
+        self._start()
+
+    def _start(self, endpoint: str | None = None, replay_endpoint: str | None = None) -> None:
+        pool = BlockPool(
+            self.shape.blocks,
+            self.shape.block_size,
+            hash_seed=self.worker_id * 1000 + self.restarts,
+        )
+        self.engine = Engine(pool, self.shape.speed)
+        self.publisher = EventPublisher(
+            endpoint or "tcp://127.0.0.1:*", replay_endpoint or "tcp://127.0.0.1:*"
+        )
+
+    @property
+    def kv_events_endpoint(self) -> str:
+        """Where the service subscribes."""
+        return self.publisher.endpoint
+
+    @property
+    def replay_endpoint(self) -> str:
+        """Where the service asks for the past."""
+        assert self.publisher.replay_endpoint is not None
+        return self.publisher.replay_endpoint
+
+    @property
+    def replays_served(self) -> int:
+        """Replay requests answered, over all lives of the engine."""
+        return self._replays_before + self.publisher.replays_served
+
+    def submit(self, job: Job) -> Progress:
+        """Hand a job to the engine.
+
+        Raises:
+            EngineDown: it is restarting.
+        """
+        if not self.up:
+            raise EngineDown
+        progress = Progress()
+        self._jobs[job.request_id] = progress
+        self.engine.submit(job)
+        return progress
+
+    async def run(self) -> None:
+        """Step until cancelled; an idle engine only listens for replay requests."""
+        while True:
+            if self.up:
+                self.publisher.serve_replay()
+                if not self.engine.idle:
+                    self._settle(self.engine.step())
+            await asyncio.sleep(self.shape.step_s)
+
+    async def restart(self, down_s: float) -> None:
+        """Die, stay away for `down_s`, come back empty on the same addresses."""
+        endpoint, replay_endpoint = self.kv_events_endpoint, self.replay_endpoint
+        self.up = False
+        self.publisher.close()
+        self._replays_before += self.publisher.replays_served
+        for progress in self._jobs.values():
+            progress.milestones.put_nowait(Milestone.LOST)
+        self._jobs.clear()
+        self.restarts += 1
+        await asyncio.sleep(down_s)
+        self._start(endpoint, replay_endpoint)
+        # real engines load their weights for minutes after this; long enough for every
+        # subscriber to be back before the first event
+        await asyncio.sleep(down_s)
+        self.up = True
+
+    def close(self) -> None:
+        """Close the sockets for good."""
+        self.up = False
+        self.publisher.close()
+
+    def _settle(self, report: StepReport) -> None:
+        # events first: when a caller learns of a block, the service may already know of it
+        if report.events:
+            for event in report.events:
+                if isinstance(event, Stored):
+                    self.blocks_stored += len(event.hashes)
+                elif isinstance(event, Removed):
+                    self.blocks_removed += len(event.hashes)
+            payload = encode_batch(
+                datetime.now(UTC).timestamp(), report.events, block_size=self.shape.block_size
+            )
+            self.publisher.publish(payload)
+            self.batches_published += 1
+        for request_id, hits in report.admitted:
+            self._jobs[request_id].cached_blocks = hits
+        for milestone, request_ids in (
+            (Milestone.PREFILLED, report.prefilled),
+            (Milestone.BLOCK_FILLED, report.blocks_filled),
+            (Milestone.FINISHED, report.finished),
+            (Milestone.LOST, report.refused),
+        ):
+            for request_id in request_ids:
+                self._jobs[request_id].milestones.put_nowait(milestone)
+        for request_id in (*report.finished, *report.refused):
+            del self._jobs[request_id]

@@ -1,0 +1,124 @@
+"""Frames on the wire: live batches, replay in both forms, restart on the same ports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from select_service.demo.publisher import EventPublisher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+END = b"\xff" * 8
+WAIT_MS = 10_000
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        context.linger = 0
+        yield context
+
+
+def subscriber(
+    context: zmq.Context[zmq.Socket[bytes]], publisher: EventPublisher
+) -> zmq.Socket[bytes]:
+    """A SUB whose subscription has arrived: probes are published until one comes through."""
+    sub = context.socket(zmq.SUB)
+    sub.subscribe(b"")
+    sub.connect(publisher.endpoint)
+    for _ in range(200):
+        publisher.publish(b"probe")
+        if sub.poll(50):
+            break
+    while sub.poll(50):
+        sub.recv_multipart()
+    return sub
+
+
+def ask(
+    context: zmq.Context[zmq.Socket[bytes]], publisher: EventPublisher, start: int
+) -> list[list[bytes]]:
+    assert publisher.replay_endpoint is not None
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(publisher.replay_endpoint)
+    dealer.send_multipart([b"", start.to_bytes(8, "big")])
+    while not publisher.serve_replay():
+        pass
+    replies: list[list[bytes]] = []
+    while not replies or replies[-1][-2] != END:
+        assert dealer.poll(WAIT_MS)
+        replies.append(dealer.recv_multipart())
+    dealer.close()
+    return replies
+
+
+def test_live_batches_are_numbered(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with EventPublisher(topic=b"t") as publisher:
+        sub = subscriber(context, publisher)
+        number = publisher.publish(b"one")
+        assert publisher.publish(b"two") == number + 1
+        received = []
+        for _ in range(2):
+            assert sub.poll(WAIT_MS)
+            received.append(sub.recv_multipart())
+        assert received == [
+            [b"t", number.to_bytes(8, "big"), b"one"],
+            [b"t", (number + 1).to_bytes(8, "big"), b"two"],
+        ]
+        sub.close()
+
+
+@pytest.mark.parametrize("with_topic", [True, False])
+def test_replay_from_the_middle_and_the_marker(
+    context: zmq.Context[zmq.Socket[bytes]], with_topic: bool
+) -> None:
+    with EventPublisher(topic=b"t", replay_with_topic=with_topic) as publisher:
+        publisher.publish(b"zero")
+        publisher.withhold(b"one")
+        publisher.publish(b"two")
+        topic, no_topic = ([b"t"], [b""]) if with_topic else ([], [])
+        assert ask(context, publisher, 1) == [
+            [b"", *topic, (1).to_bytes(8, "big"), b"one"],
+            [b"", *topic, (2).to_bytes(8, "big"), b"two"],
+            [b"", *no_topic, END, b""],
+        ]
+        assert publisher.replays_served == 1
+
+
+def test_the_buffer_forgets(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with EventPublisher(buffer_steps=2) as publisher:
+        for number in range(5):
+            publisher.publish(bytes([number]))
+        assert [reply[-1] for reply in ask(context, publisher, 0)] == [b"\x03", b"\x04", b""]
+
+
+def test_a_malformed_request_gets_no_answer(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with EventPublisher() as publisher:
+        assert publisher.replay_endpoint is not None
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(publisher.replay_endpoint)
+        dealer.send_multipart([bytes(8)])
+        dealer.send_multipart([b"", bytes(8)])
+        while not publisher.serve_replay():
+            pass
+        assert publisher.replays_served == 1
+        dealer.close()
+
+
+def test_a_restart_begins_at_zero_on_the_same_ports() -> None:
+    with EventPublisher() as first:
+        first.publish(b"x")
+        endpoints = first.endpoint, first.replay_endpoint
+    with EventPublisher(*endpoints) as second:
+        assert (second.endpoint, second.replay_endpoint) == endpoints
+        assert second.sequence == 0
+
+
+def test_without_replay() -> None:
+    with EventPublisher(replay_endpoint=None) as publisher:
+        assert publisher.replay_endpoint is None
+        assert publisher.serve_replay() == 0
