@@ -1,0 +1,90 @@
+# Two commands for a fresh machine with Python 3.11 and make:
+#   make run    the service on port 8092, in the foreground
+#   make test   linters, types, imports and the light tests (no large downloads)
+# Every target does its own set-up; what is already there is not done twice.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PORT ?= 8092
+
+VENV := .venv
+BIN := $(VENV)/bin
+FLOORS := .venv-floors
+PEER := .venv-peer
+PEER_PACKAGE := ai-dynamo-runtime==1.3.1
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run demo bench test lint test-light test-full test-floors test-heavy clean
+
+run: $(VENV)/.installed
+	exec $(BIN)/select-service --port $(PORT) $(ARGS)
+
+demo: $(VENV)/.installed-demo
+	exec $(BIN)/select-service demo $(ARGS)
+
+bench: $(VENV)/.installed-test $(PEER)/.tried
+	exec $(BIN)/python -m bench $(ARGS)
+
+test: lint test-light
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-light: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not heavy and not slow" --cov --cov-report=term
+
+# What `make test` leaves out: the lowest supported versions of every dependency, long property
+# runs, engines' own publishers, the reference service as an opponent.
+test-full: test-floors test-heavy
+
+test-heavy: $(VENV)/.installed-test $(PEER)/.tried
+	$(BIN)/python -m tests.e2e.engines
+	$(BIN)/python -m pytest -m "heavy or slow" --timeout=600
+
+test-floors: $(FLOORS)/.installed
+	$(FLOORS)/bin/python -m pytest -m "not heavy and not slow" -p no:cacheprovider -q
+
+clean:
+	rm -rf $(VENV) .venv-* .engines build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- set-up, one stamp each ----------------------------------------------------------------------
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
+	@echo "creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo "installing the service into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
+	@echo "installing the service and its demo into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	@echo "installing the service and its test tools into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo,test]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-demo
+
+$(FLOORS)/.installed: pyproject.toml .ci/floors.py
+	@echo "installing the lowest supported version of every dependency into $(FLOORS)"
+	@rm -rf $(FLOORS)
+	@$(PYTHON) -m venv $(FLOORS)
+	@$(FLOORS)/bin/python .ci/floors.py pyproject.toml > $(FLOORS)/floors.txt
+	@$(FLOORS)/bin/python $(PIP_INSTALL) --constraint $(FLOORS)/floors.txt --editable '.[demo,test]'
+	@touch $@
+
+# The reference service, an opponent in tests and benchmarks, never a dependency. It may be
+# impossible to install; the tests that need it then say so and skip.
+$(PEER)/.tried:
+	@echo "installing $(PEER_PACKAGE) into $(PEER)"
+	@$(PYTHON) -m venv $(PEER)
+	@$(PEER)/bin/python $(PIP_INSTALL) '$(PEER_PACKAGE)' || echo "not installable here: its tests will be skipped"
+	@touch $@
