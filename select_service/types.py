@@ -15,6 +15,8 @@ from indexer.types import U64_MASK, Scope, WorkerRank
 
 __all__ = [
     "BlockMmInfo",
+    "CoreLimits",
+    "KvRankState",
     "LoadRow",
     "MmObject",
     "MmRoutingInfo",
@@ -414,3 +416,14 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     track_prefill_tokens: bool = True
     queue_threshold: float = 16.0
     overlap_refresh_after_s: float = 10.0
+
+
+class CoreLimits(Struct, frozen=True, kw_only=True):
+    """Bounds of the core's own memory and of one turn of housekeeping."""
+
+    data_parallel_size_max: int = 1024
+    freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
+    reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never (D15)
+    queue_recheck_s: float = 60.0
+    expired_per_turn_max: int = 64  # about 5 µs each: a turn stays below half a millisecond
+    swept_nodes_per_turn_max: int = 256

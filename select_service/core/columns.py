@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Slots: TypeAlias = npt.NDArray[np.int64]
+Rows: TypeAlias = "Slots | slice[int, int, None]"
+"""Which rows of a column: slots one by one, or a run of them, which costs no copy."""
 
 
 def slots_of_mask(mask: int) -> Slots:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
     from select_service.core.replica_events import ReplicaEnvelope
-    from select_service.errors import ServiceError
-    from select_service.types import Selection
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,28 +25,18 @@ class Listen:
     replay_endpoint: str | None
 
 
-@dataclass(slots=True, frozen=True)
-class Answered:
-    """A request that waited has its answer now."""
-
-    ticket: Ticket
-    answer: Selection | ServiceError
-
-
 @dataclass(slots=True)
 class Effects:
     """Things to do, oldest first within each list."""
 
     unlisten: list[EventStream] = field(default_factory=list)
     listen: list[Listen] = field(default_factory=list)
-    answered: list[Answered] = field(default_factory=list)
+    answered: list[Ticket] = field(default_factory=list)  # waited, and have their answer now
     published: list[ReplicaEnvelope] = field(default_factory=list)
     decided: list[Placement] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(
-            self.answered or self.published or self.listen or self.unlisten or self.decided
-        )
+        return bool(self.answered or self.published or self.listen or self.unlisten or self.decided)
 
 
 NOTHING: Final = Effects()

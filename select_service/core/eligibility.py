@@ -36,7 +36,9 @@ def wants_everyone(request: SelectRequest) -> bool:
     return (
         request.allowed_worker_ids is None
         and request.pinned_worker is None
-        and (request.routing_constraints is UNSET or not request.routing_constraints.required_taints)
+        and (
+            request.routing_constraints is UNSET or not request.routing_constraints.required_taints
+        )
     )
 
 

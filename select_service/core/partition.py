@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope
     from select_service.core.catalog import Worker
-    from select_service.core.columns import Floats, Slots
+    from select_service.core.columns import Floats, Rows
     from select_service.core.policy import PolicyClass, RoutingPolicy
     from select_service.core.projection import Overlap as OverlapColumns
     from select_service.core.prompt import Prompt
@@ -69,7 +69,7 @@ class Partition:
         self._quantum_left = policy.classes[0].quantum
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
-        self._everyone: Slots | slice = slice(0, 0)
+        self._everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
 
@@ -120,7 +120,7 @@ class Partition:
 
     # -- the decision --------------------------------------------------------------------------
 
-    def candidates(self, request: SelectRequest) -> Slots | slice:
+    def candidates(self, request: SelectRequest) -> Rows:
         """Return the rows that may take the prompt.
 
         Raises:
@@ -137,7 +137,7 @@ class Partition:
         self,
         request: SelectRequest,
         prompt: Prompt,
-        rows: Slots | slice,
+        rows: Rows,
         weights: Weights,
         rng: random.Random,
     ) -> Placement:
@@ -167,7 +167,7 @@ class Partition:
             weights=weights,
         )
 
-    def _slots(self, rows: Slots | slice) -> list[int]:
+    def _slots(self, rows: Rows) -> list[int]:
         return list(range(rows.stop)) if isinstance(rows, slice) else [int(slot) for slot in rows]
 
     def _worker_overlap(self, worker: Worker, columns: OverlapColumns | None) -> Overlap:
@@ -187,11 +187,11 @@ class Partition:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def must_wait(self, number: int, rows: Slots | slice) -> bool:
-        """Tell whether a new request of that class waits: others wait, or all its ranks are busy."""
+    def must_wait(self, number: int, rows: Rows) -> bool:
+        """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
         return bool(self.queues[number]) or self.all_busy(number, rows)
 
-    def all_busy(self, number: int, rows: Slots | slice) -> bool:
+    def all_busy(self, number: int, rows: Rows) -> bool:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""
         if not self._can_be_busy[number]:
             return False
@@ -204,12 +204,12 @@ class Partition:
         best = self.best_cached_tokens(prompt, self._everyone, weights)
         return self.policy.class_for(max(0, prompt.isl_tokens - best))
 
-    def best_cached_tokens(self, prompt: Prompt, rows: Slots | slice, weights: Weights) -> int:
+    def best_cached_tokens(self, prompt: Prompt, rows: Rows, weights: Weights) -> int:
         """Return the most tokens any candidate has cached, tier-weighted."""
         projection = project(self.ledger, self.index, prompt, rows, weights)
         return int(projection.cached_tokens.max(initial=0.0))
 
-    def enqueue(self, number: int, ticket: Ticket, rows: Slots | slice, now: float) -> None:
+    def enqueue(self, number: int, ticket: Ticket, rows: Rows, now: float) -> None:
         """Let a ticket wait in its class.
 
         Raises:

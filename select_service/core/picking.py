@@ -18,7 +18,7 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
     """Return the position of the chosen candidate (contract 3.3).
 
     Temperature 0: the smallest cost, exact ties drawn uniformly. Above: position k with
-    probability ∝ exp(−(cost_k − min) / ((max − min)·temperature)), uniform when all costs are equal.
+    probability ∝ exp(-(cost_k - min) / ((max - min)·temperature)), uniform when all are equal.
 
     Args:
         costs: one finite cost per candidate, at least one.

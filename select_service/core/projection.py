@@ -15,7 +15,7 @@ from select_service.core.columns import slots_of_mask
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
-    from select_service.core.columns import Floats, Slots
+    from select_service.core.columns import Floats, Rows
     from select_service.core.ledger import Ledger
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
@@ -80,7 +80,7 @@ def project(
     ledger: Ledger,
     index: KvIndex,
     prompt: Prompt,
-    rows: Slots | slice,
+    rows: Rows,
     weights: Weights,
 ) -> Projection:
     """Project the prompt on the given rows (slots)."""

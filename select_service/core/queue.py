@@ -6,6 +6,7 @@ The driver keeps one future per Ticket.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from sortedcontainers import SortedKeyList
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
-    from select_service.types import SelectRequest
+    from select_service.errors import ServiceError
+    from select_service.types import Selection, SelectRequest
 
 QueuePolicy = Literal["fcfs", "wspt"]
 
@@ -23,6 +25,7 @@ class Ticket:
     """One waiting request; compared by identity."""
 
     __slots__ = (
+        "answer",
         "cached_tokens",
         "fingerprint",
         "holders",
@@ -52,12 +55,13 @@ class Ticket:
         self.holders = 1  # callers waiting for this one answer (a repeated request shares it)
         self.key: tuple[int, float] = (0, 0.0)
         self.cached_tokens = 0
+        self.answer: Selection | ServiceError | None = None  # once it waits no longer
 
 
 def order_key(policy: QueuePolicy, ticket: Ticket, now: float) -> tuple[int, float]:
     """Return the ticket's rank in the queue, smallest first (contract 3.6).
 
-    fcfs: max(priority_jump, 0) − arrival seconds. wspt: (1 + max(priority_jump, 0)) divided by the
+    fcfs: max(priority_jump, 0) - arrival seconds. wspt: (1 + max(priority_jump, 0)) divided by the
     tokens still to prefill on the best eligible rank. strict_priority goes before either.
     """
     request = ticket.request
@@ -111,4 +115,4 @@ class PendingQueue:
         tickets = self.tickets()
         assert self.pending_isl_tokens == sum(t.prompt.isl_tokens for t in tickets)
         assert self.pending_cached_tokens == sum(t.cached_tokens for t in tickets)
-        assert all(a.key <= b.key for a, b in zip(tickets, tickets[1:], strict=False))
+        assert all(before.key <= after.key for before, after in pairwise(tickets))

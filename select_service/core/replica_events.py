@@ -1,15 +1,24 @@
 """What replicas tell each other about reservations, in the reference's envelope (contract 6.2).
 
-Shapes only: `edge/replica_sync.py` puts them on the wire, `core/service.py` decides when one is due.
+Shapes, and the one who fills them. `desk.py` says when an event is due, `edge/replica_sync.py`
+puts it on the wire.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-TOPIC = b"dynamo.slot-tracker.v1"
+from indexer.core.hashing import unpack_u64
+
+if TYPE_CHECKING:
+    from select_service.core.ledger import Reservation
+    from select_service.core.partition import Partition
+
+TOPIC: Final = b"dynamo.slot-tracker.v1"
+
+Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
 
 
 class PrefillLoadHint(Struct, frozen=True):
@@ -46,7 +55,7 @@ class ReplicaEvent(Struct, frozen=True):
 
     request_id: str
     worker: EventWorker
-    data: AddRequestData | Literal["MarkPrefillCompleted", "Free"]
+    data: AddRequestData | Ending
     router_id: int
     lora_name: str | None
 
@@ -59,3 +68,45 @@ class ReplicaEnvelope(Struct, frozen=True):
     routing_group: str | UnsetType = UNSET
     block_size: int = 0
     event: ReplicaEvent | None = None
+
+
+class Announcer:
+    """Speaks for this process on the replica plane; a router id of 0 keeps silent."""
+
+    def __init__(self, router_id: int) -> None:
+        self.router_id = router_id
+
+    def booked(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
+        """Return the admission of a reservation; untracked prefill tokens are not told."""
+        track = reservation.track_prefill_tokens
+        add = AddRequest(
+            token_sequence=unpack_u64(partition.ledger.chain_of(reservation)),
+            track_prefill_tokens=track,
+            expected_output_tokens=reservation.expected_output_tokens,
+            prefill_load_hint=PrefillLoadHint(reservation.prefill_tokens) if track else None,
+        )
+        return self._envelope(partition, reservation, AddRequestData(add))
+
+    def ended(
+        self, partition: Partition, reservation: Reservation, what: Ending
+    ) -> ReplicaEnvelope:
+        """Return the completion of a prefill, or the end of a reservation."""
+        return self._envelope(partition, reservation, what)
+
+    def _envelope(
+        self, partition: Partition, reservation: Reservation, data: AddRequestData | Ending
+    ) -> ReplicaEnvelope:
+        worker, dp_rank = partition.rank_at(reservation.slot)
+        return ReplicaEnvelope(
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            routing_group=partition.scope.tenant_id,
+            block_size=partition.index.block_size,
+            event=ReplicaEvent(
+                request_id=reservation.reservation_id,
+                worker=EventWorker(worker.worker_id, dp_rank),
+                data=data,
+                router_id=self.router_id,
+                lora_name=reservation.lora_name,
+            ),
+        )

@@ -36,13 +36,13 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
     credit, scale = config.overlap_score_credit, config.prefill_load_scale
     temperature, track = config.temperature, config.track_prefill_tokens
     if override is not None:
-        if override.overlap_score_weight is not None:
-            scale = override.overlap_score_weight
-            credit = 0.0 if scale == 0.0 else credit
         if override.overlap_score_credit is not None:
             credit = override.overlap_score_credit
         if override.prefill_load_scale is not None:
             scale = override.prefill_load_scale
+        if override.overlap_score_weight is not None:  # the old name wins, as in the reference
+            scale = override.overlap_score_weight
+            credit = 0.0 if scale == 0.0 else credit
         if override.router_temperature is not None:
             temperature = override.router_temperature
         if override.track_prefill_tokens is not None:
@@ -61,9 +61,9 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
 def costs(projection: Projection, weights: Weights) -> Floats:
     """Return the cost of each candidate, in blocks.
 
-    raw      = track ? (P + max(isl − cached, 0) + cached) / block_size : 0
-    decay    = 1 / (1 + credit_decay · (P − min P)/block_size / ceil(isl/block_size))
-    adjusted = max(0, raw − (credit·decay·device + host_weight·host + disk_weight·disk))
+    raw      = track ? (P + max(isl - cached, 0) + cached) / block_size : 0
+    decay    = 1 / (1 + credit_decay · (P - min P)/block_size / ceil(isl/block_size))
+    adjusted = max(0, raw - (credit·decay·device + host_weight·host + disk_weight·disk))
     cost     = prefill_load_scale · adjusted + decode blocks with this prompt
     """
     prefill, block_size = projection.prefill, projection.block_size
@@ -88,18 +88,19 @@ def costs(projection: Projection, weights: Weights) -> Floats:
     credited = credit * device
     if projection.has_lower_tiers:
         credited = (
-            credited
-            + weights.host_cache_hit_weight * host
-            + weights.disk_cache_hit_weight * disk
+            credited + weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
         )
     adjusted = np.maximum(raw - credited, 0.0)
     return weights.prefill_load_scale * adjusted + projection.decode
 
 
-def prefer(costs: Floats, preferred: Mapping[str, float], taints: Sequence[frozenset[str]]) -> Floats:
-    """Make candidates with preferred taints cheaper: cost · exp(−tanh(Σ weights present))."""
+def prefer(
+    costs: Floats, preferred: Mapping[str, float], taints: Sequence[frozenset[str]]
+) -> Floats:
+    """Make candidates with preferred taints cheaper: cost · exp(-tanh(Σ weights present))."""
     factors = [
         math.exp(-math.tanh(sum(weight for taint, weight in preferred.items() if taint in have)))
         for have in taints
     ]
-    return costs * np.array(factors)
+    priced: Floats = costs * np.array(factors)
+    return priced

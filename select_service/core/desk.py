@@ -1,0 +1,213 @@
+"""The booking desk: the only place where a reservation begins and ends.
+
+Keeps ledger, ids, counters and replicas in step; whoever chooses a rank (`service.py`) books it
+here. A booking is refused only for its id (D14, D16): everything else was checked before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import xxhash
+
+from indexer.core.hashing import unpack_i64
+from select_service.core.bookings import Booking, Bookings
+from select_service.core.effects import NOTHING, Effects
+from select_service.core.replica_events import Announcer
+from select_service.errors import ReservationConflict, ReservationNotFound
+from select_service.types import ReservationAnswer, Selection
+
+if TYPE_CHECKING:
+    from select_service.core.counters import Counters
+    from select_service.core.ledger import Reservation
+    from select_service.core.partition import Partition
+    from select_service.core.prompt import Prompt
+    from select_service.core.queue import Ticket
+    from select_service.core.replica_events import Ending
+    from select_service.types import CoreLimits, ReservationRequest, SelectRequest
+
+_BOOKING_FAILED = "failed to book scheduler state: "
+
+
+def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
+    """Return 16 bytes that two requests share iff they are the same body on the same route.
+
+    Args:
+        request: as decoded.
+        unknown: canonical bytes of the members that nobody knows.
+    """
+    route = type(request).__name__.encode()
+    return xxhash.xxh3_128_digest(route + msgspec.msgpack.encode(request) + unknown)
+
+
+class Claim(NamedTuple):
+    """What is to be booked, once a rank is known."""
+
+    reservation_id: str
+    fingerprint: bytes
+    prompt: Prompt
+    prefill_tokens: int
+    track_prefill_tokens: bool  # told to replicas, with the tokens only when true (6.3)
+
+
+class Desk:
+    """Begins, repeats and ends reservations across all partitions."""
+
+    def __init__(self, limits: CoreLimits, counters: Counters, router_id: int) -> None:
+        self.bookings = Bookings(freed_ids_max=limits.freed_ids_max)
+        self._ttl_s = limits.reservation_ttl_s
+        self._counters = counters
+        self._announcer = Announcer(router_id)
+
+    # -- repeats (D14) -------------------------------------------------------------------------
+
+    def repeated_selection(
+        self, reservation_id: str, fingerprint: bytes
+    ) -> Selection | Ticket | None:
+        """Return the first answer, or the ticket to share, when this request came before.
+
+        Raises:
+            ReservationConflict: the id is taken by something else.
+        """
+        try:
+            booking = self.bookings.repeated(reservation_id, fingerprint, _BOOKING_FAILED)
+            ticket = self.bookings.join_waiting(reservation_id, fingerprint, _BOOKING_FAILED)
+        except ReservationConflict:
+            self._counters.reservations_conflicting += 1
+            raise
+        if booking is None:
+            return ticket
+        self._counters.reservations_repeated += 1
+        assert isinstance(booking.answer, Selection), "the fingerprint names the route"
+        hashes = booking.partition.ledger.chain_of(booking.reservation)
+        return msgspec.structs.replace(booking.answer, sequence_hashes=unpack_i64(hashes))
+
+    def repeated_reservation(
+        self, reservation_id: str, fingerprint: bytes
+    ) -> ReservationAnswer | None:
+        """Return the first answer when this request came before.
+
+        Raises:
+            ReservationConflict: the id is taken by something else.
+        """
+        try:
+            booking = self.bookings.repeated(reservation_id, fingerprint)
+        except ReservationConflict:
+            self._counters.reservations_conflicting += 1
+            raise
+        if booking is None:
+            return None
+        self._counters.reservations_repeated += 1
+        assert isinstance(booking.answer, ReservationAnswer), "the fingerprint names the route"
+        return booking.answer
+
+    # -- begin ---------------------------------------------------------------------------------
+
+    def book(self, partition: Partition, slot: int, claim: Claim, now: float) -> Reservation:
+        """Put the load of a new reservation on a slot; `confirm` makes it known."""
+        reservation = partition.ledger.book(
+            claim.reservation_id,
+            slot,
+            claim.prompt.sequence_hashes,
+            claim.prefill_tokens,
+            now,
+            isl_tokens=claim.prompt.isl_tokens,
+            ttl_s=self._ttl_s,
+        )
+        reservation.fingerprint = claim.fingerprint
+        reservation.track_prefill_tokens = claim.track_prefill_tokens
+        return reservation
+
+    def confirm(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        request: SelectRequest | ReservationRequest,
+        answer: Selection | ReservationAnswer,
+        effects: Effects,
+    ) -> Effects:
+        """Note whose reservation it is and what was answered, and tell the replicas."""
+        reservation.selection_id = request.selection_id
+        reservation.lora_name = request.lora_name
+        reservation.expected_output_tokens = request.expected_output_tokens
+        self.bookings.add(Booking(partition, reservation, answer))
+        self._counters.reservations_booked += 1
+        if self._announcer.router_id:
+            effects = Effects() if effects is NOTHING else effects
+            effects.published.append(self._announcer.booked(partition, reservation))
+        return effects
+
+    # -- go on ---------------------------------------------------------------------------------
+
+    def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
+        """The prompt is computed: its prefill tokens leave, its blocks stay. Repeatable.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        booking = self.bookings.get(name)
+        booking.partition.ledger.prefill_complete(booking.reservation, now)
+        return booking.partition, self._announce(booking, "MarkPrefillCompleted")
+
+    def output_block(self, name: str, decay_fraction: float | None, now: float) -> None:
+        """One more block is filled; see contract 4.3 for the fraction.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        booking = self.bookings.get(name)
+        booking.partition.ledger.output_block(booking.reservation, decay_fraction, now)
+
+    # -- end -----------------------------------------------------------------------------------
+
+    def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
+        """End a reservation; ending a recently freed one is no error and frees nothing (D4).
+
+        Raises:
+            ReservationNotFound: the id was never seen.
+        """
+        booking = self.bookings.find(name)
+        if booking is None:
+            if self.bookings.was_freed(name):
+                return None, NOTHING
+            raise ReservationNotFound(name)
+        effects = self._announce(booking, "Free")
+        self._release(booking, now)
+        self._counters.reservations_freed += 1
+        return booking.partition, effects
+
+    def expire(
+        self, partition: Partition, limit: int, now: float, effects: Effects
+    ) -> list[Reservation]:
+        """End up to `limit` reservations nobody has touched for their TTL.
+
+        Only the process that booked one tells the replicas (D15).
+        """
+        expired = partition.ledger.expired(now, limit)
+        for reservation in expired:
+            booking = self.bookings.get(reservation.reservation_id)
+            if reservation.origin == "local":
+                effects.published += self._announce(booking, "Free").published
+            self._release(booking, now)
+        self._counters.reservations_expired += len(expired)
+        return expired
+
+    def dropped(self, reservations: list[Reservation], now: float) -> None:
+        """Forget reservations whose rank is gone; the ledger has let them go already."""
+        for reservation in reservations:
+            self.bookings.forget(reservation, now)
+        self._counters.reservations_dropped += len(reservations)
+
+    def _release(self, booking: Booking, now: float) -> None:
+        booking.partition.ledger.free(booking.reservation)
+        self.bookings.forget(booking.reservation, now)
+
+    def _announce(self, booking: Booking, what: Ending) -> Effects:
+        if not self._announcer.router_id:
+            return NOTHING
+        effects = Effects()
+        effects.published.append(
+            self._announcer.ended(booking.partition, booking.reservation, what)
+        )
+        return effects

@@ -1,0 +1,343 @@
+"""Reads the clock, calls the core, carries out its effects: the only caller of `core/service.py`.
+
+HTTP and embedding both speak to the core through this file. It keeps one future per caller whose
+request waits, one timer for housekeeping, and the listeners; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from indexer.core.registry import Registry
+from indexer.edge.listener import Listeners
+from indexer.types import EventLossPolicy
+from select_service.core.queue import Ticket
+from select_service.core.service import SelectionCore
+from select_service.edge.replica_sync import ReplicaPublisher
+from select_service.errors import ServiceError, ShuttingDown
+from select_service.types import RouterConfig, Selection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from indexer.config import StreamLimits
+    from select_service.core.effects import Effects
+    from select_service.core.partition import Placement
+    from select_service.core.policy import PolicyBook, PolicyError
+    from select_service.types import (
+        CoreLimits,
+        LoadRow,
+        OverlapScores,
+        OverlapScoresRequest,
+        PotentialLoadsRequest,
+        Ready,
+        ReservationAnswer,
+        ReservationRequest,
+        ScopeLoads,
+        SelectAndReserveRequest,
+        SelectRequest,
+        WorkerPatch,
+        WorkerRecord,
+        WorkerSpec,
+    )
+
+_log = logging.getLogger("select_service")
+_encode = msgspec.json.Encoder().encode
+
+HOUSEKEEPING_S = 1.0
+"""Between turns when nothing is left over: how late an expiry may be."""
+
+DUMP_SLICE_S = 0.0003
+"""How long /dump may hold the loop before it lets requests through."""
+
+
+class Driver:
+    """One core, its clock and its sockets; only a waiting selection is ever awaited."""
+
+    def __init__(  # noqa: PLR0913 - settings, keyword only
+        self,
+        config: RouterConfig | None = None,
+        *,
+        limits: CoreLimits | None = None,
+        stream_limits: StreamLimits | None = None,
+        on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
+        policies: PolicyBook | PolicyError | None = None,
+        replica_sync_port: int | None = None,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Build the core; sockets are opened by `start`.
+
+        Args:
+            config: weights and switches.
+            limits: bounds of the core.
+            stream_limits: bounds of the event listeners.
+            on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
+            policies: parsed policy file, or why it cannot be used.
+            replica_sync_port: where bookings are published; None: nowhere.
+            seed: for ties and temperatures; None: from the system.
+            clock: monotonic seconds.
+        """
+        rng = random.Random(seed)  # noqa: S311 - ties, not secrets
+        registry = (
+            Registry(on_event_loss=on_event_loss)
+            if stream_limits is None
+            else Registry(on_event_loss=on_event_loss, limits=stream_limits)
+        )
+        self.core = SelectionCore(
+            registry,
+            config or RouterConfig(),
+            rng,
+            policies=policies,
+            limits=limits,
+            router_id=0 if replica_sync_port is None else rng.getrandbits(64) | 1,
+            trace_decisions=_log.isEnabledFor(logging.DEBUG),
+        )
+        self.replica_publisher: ReplicaPublisher | None = None
+        self._replica_sync_port = replica_sync_port
+        self._clock = clock
+        self._stream_limits = stream_limits
+        self._listeners: Listeners | None = None
+        self._waiting: dict[Ticket, list[asyncio.Future[Selection]]] = {}
+        self._housekeeper: asyncio.Task[None] | None = None
+        self._closing = False
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open sockets and timers on the running loop.
+
+        Raises:
+            indexer.errors.EndpointRefused: the replica port cannot be bound.
+        """
+        if self._stream_limits is None:
+            self._listeners = Listeners(self.core.registry, clock=self._clock)
+        else:
+            self._listeners = Listeners(
+                self.core.registry, clock=self._clock, limits=self._stream_limits
+            )
+        if self._replica_sync_port is not None:
+            self.replica_publisher = ReplicaPublisher(self._replica_sync_port)
+        loop = asyncio.get_running_loop()
+        self._housekeeper = loop.create_task(self._keep_house())
+
+    async def close(self) -> None:
+        """Send waiting requests away, stop timers, close sockets. Idempotent."""
+        self._closing = True
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(ShuttingDown())
+        self._waiting.clear()
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+            await asyncio.gather(self._housekeeper, return_exceptions=True)
+            self._housekeeper = None
+        if self._listeners is not None:
+            await self._listeners.close()
+            self._listeners = None
+        if self.replica_publisher is not None:
+            self.replica_publisher.close()
+            self.replica_publisher = None
+
+    async def _keep_house(self) -> None:
+        while True:
+            more, effects = self.core.tick(self._clock())
+            self._carry_out(effects)
+            await asyncio.sleep(0 if more else HOUSEKEEPING_S)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
+        """POST /workers."""
+        record, effects = self.core.upsert_worker(spec, self._clock())
+        self._carry_out(effects)
+        return record
+
+    def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
+        """PATCH /workers/{id}."""
+        record, effects = self.core.patch_worker(worker_id, patch, self._clock())
+        self._carry_out(effects)
+        return record
+
+    def delete_worker(self, worker_id: int) -> WorkerRecord:
+        """DELETE /workers/{id}."""
+        record, effects = self.core.delete_worker(worker_id, self._clock())
+        self._carry_out(effects)
+        return record
+
+    def workers(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[WorkerRecord]:
+        """GET /workers."""
+        return self.core.workers(model_name, tenant_id)
+
+    def ready(self) -> Ready:
+        """GET /ready."""
+        return self.core.ready()
+
+    # -- selection -----------------------------------------------------------------------------
+
+    def select_now(self, request: SelectRequest) -> Selection | Ticket:
+        """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self.core.select(request, self._clock())
+        self._carry_out(effects)
+        return answer
+
+    def select_and_reserve_now(
+        self, request: SelectAndReserveRequest, unknown: bytes = b""
+    ) -> Selection | Ticket:
+        """POST /select_and_reserve as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self.core.select_and_reserve(request, self._clock(), unknown=unknown)
+        self._carry_out(effects)
+        return answer
+
+    async def select(self, request: SelectRequest) -> Selection:
+        """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
+        answer = self.select_now(request)
+        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+
+    async def select_and_reserve(
+        self, request: SelectAndReserveRequest, unknown: bytes = b""
+    ) -> Selection:
+        """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
+        answer = self.select_and_reserve_now(request, unknown)
+        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+
+    async def wait(self, ticket: Ticket) -> Selection:
+        """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
+
+        Raises:
+            ServiceError: the refusal that came instead.
+        """
+        if self._closing:
+            self.core.withdraw(ticket)
+            raise ShuttingDown
+        future: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(ticket, []).append(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._give_up(ticket, future)
+            raise
+
+    def _give_up(self, ticket: Ticket, future: asyncio.Future[Selection]) -> None:
+        """A caller is gone: nobody waits in its name, and nothing stays booked in its name."""
+        futures = self._waiting.get(ticket)
+        if futures is not None:
+            futures.remove(future)
+            if not futures:
+                del self._waiting[ticket]
+            self.core.withdraw(ticket)
+            return
+        ticket.holders -= 1  # the answer came in the turn in which its caller went
+        booked = ticket.reservation_id is not None and isinstance(ticket.answer, Selection)
+        if ticket.holders == 0 and booked:
+            self.free(ticket.reservation_id or "")
+
+    # -- reservations --------------------------------------------------------------------------
+
+    def reserve(self, request: ReservationRequest, unknown: bytes = b"") -> ReservationAnswer:
+        """POST /reservations."""
+        answer, effects = self.core.reserve(request, self._clock(), unknown=unknown)
+        self._carry_out(effects)
+        return answer
+
+    def prefill_complete(self, reservation_id: str) -> None:
+        """POST /reservations/{id}/prefill_complete."""
+        self._carry_out(self.core.prefill_complete(reservation_id, self._clock()))
+
+    def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
+        """POST /reservations/{id}/output_block."""
+        self._carry_out(self.core.output_block(reservation_id, decay_fraction, self._clock()))
+
+    def free(self, reservation_id: str) -> None:
+        """DELETE /reservations/{id}."""
+        self._carry_out(self.core.free(reservation_id, self._clock()))
+
+    # -- inspection ----------------------------------------------------------------------------
+
+    def loads(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[ScopeLoads]:
+        """GET /loads."""
+        return self.core.loads(model_name, tenant_id)
+
+    def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
+        """POST /potential_loads."""
+        return self.core.potential_loads(request)
+
+    def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
+        """POST /overlap_scores."""
+        return self.core.overlap_scores(request)
+
+    async def dump(self) -> AsyncIterator[bytes]:
+        """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds."""
+        opening = b"{"
+        for scope, index in self.core.registry.indexes():
+            name = _encode(f"{scope.model_name}:{scope.tenant_id}")
+            yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
+            opening = b","
+            piece: list[bytes] = []
+            first = True
+            until = self._clock() + DUMP_SLICE_S
+            for event in index.dump():
+                piece.append(_encode(event))
+                if self._clock() < until:
+                    continue
+                yield (b"" if first else b",") + b",".join(piece)
+                first, piece = False, []
+                await asyncio.sleep(0)
+                until = self._clock() + DUMP_SLICE_S
+            yield (b"" if first or not piece else b",") + b",".join(piece) + b"]}"
+        yield b"{}" if opening == b"{" else b"}"
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Effects) -> None:
+        if not effects:
+            return
+        if self._listeners is not None:
+            for stream in effects.unlisten:
+                self._listeners.stop(stream)
+            for listen in effects.listen:
+                self._listeners.start(listen.stream, listen.endpoint, listen.replay_endpoint)
+        for ticket in effects.answered:
+            for future in self._waiting.pop(ticket, ()):
+                _resolve(future, ticket.answer)
+        if self.replica_publisher is not None:
+            for envelope in effects.published:
+                self.replica_publisher.publish(envelope)
+        for placement in effects.decided:
+            _log.debug("Selected worker", extra=_decision_facts(placement))
+
+
+def _resolve(future: asyncio.Future[Selection], answer: Selection | ServiceError | None) -> None:
+    if future.done():
+        return
+    if isinstance(answer, Selection):
+        future.set_result(answer)
+    else:
+        future.set_exception(answer or ShuttingDown())
+
+
+def _decision_facts(placement: Placement) -> dict[str, Any]:
+    """Return the fields of the reference's "Selected worker" line (contract 3.3)."""
+    weights = placement.weights
+    return {
+        "worker_id": placement.worker.worker_id,
+        "dp_rank": placement.dp_rank,
+        "logit": placement.cost,
+        "effective_cached_blocks": placement.device_blocks
+        + weights.host_cache_hit_weight * placement.host_blocks
+        + weights.disk_cache_hit_weight * placement.disk_blocks,
+        "host_pinned_blocks": int(placement.host_blocks),
+        "disk_blocks": int(placement.disk_blocks),
+        "total_kv_blocks": placement.worker.spec.total_kv_blocks,
+    }
