@@ -1,0 +1,117 @@
+"""What colours a block besides its tokens: salts, media items, and what no request can name.
+
+Engines write these in three ways (events sections 8 and 12): vLLM's `extra_keys`, TensorRT-LLM's
+`mm_keys` and Dynamo's `block_mm_infos`. `wire` asks; the answers go into the block hashes, so that
+a block is matched by everything it depends on. In doubt a block is coloured opaque, never plain.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from msgspec import msgpack
+
+from indexer.types import U64_MASK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HASH_DIGITS: Final = 16  # queries know a media item by the first 16 hex digits of its identifier
+_MEDIA_ID: Final = re.compile(r"[0-9a-fA-F]{16,}")
+_BARE_MEDIA_ID: Final = re.compile(r"[0-9a-fA-F]{64}")  # vLLM 0.17 wrote identifiers without offset
+
+
+class Colours:
+    """The colours of the blocks of one store event."""
+
+    __slots__ = ("_blocks", "_media", "_opaque", "salt")
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._media: dict[int, list[int]] = {}
+        self._opaque: dict[int, bytes] = {}
+        self.salt = ""
+
+    @property
+    def media(self) -> list[list[int]] | None:
+        """Hashes of the media items in each block; None when there are none at all."""
+        if not self._media:
+            return None
+        return [self._media.get(block, []) for block in range(self._blocks)]
+
+    @property
+    def opaque(self) -> dict[int, bytes] | None:
+        """Block → bytes that make it unlike any block a request can describe."""
+        return self._opaque or None
+
+    def read_extra_keys(
+        self, extra_keys: Sequence[list[object] | None], lora_name: str, *, is_root: bool
+    ) -> None:
+        """Read vLLM's keys: adapter name, media items, salt, digest of prompt embeddings.
+
+        Raises:
+            ValueError: Not one entry per block.
+        """
+        self._check_length(extra_keys)
+        if not any(extra_keys):
+            return
+        for block, keys in enumerate(extra_keys):
+            if keys:
+                # every block repeats the adapter's name; a salt may be spelled the same, but after
+                rest = keys[1:] if lora_name and keys[0] == lora_name else keys
+                self._read_keys(block, rest, may_be_salted=is_root and block == 0)
+
+    def _read_keys(self, block: int, keys: Sequence[object], *, may_be_salted: bool) -> None:
+        for key in keys:
+            if isinstance(key, list):
+                self._add_media(block, key[0] if key else None)
+            elif not isinstance(key, str):
+                self._add_opaque(block, key)
+            elif _BARE_MEDIA_ID.fullmatch(key):
+                self._add_media(block, key)
+            elif may_be_salted and not self.salt:
+                self.salt = key
+            else:
+                self._add_opaque(block, key)
+
+    def read_mm_keys(self, mm_keys: Sequence[list[object] | None]) -> None:
+        """Read TensorRT-LLM's keys: `{"type": "mm_key", "hash": hex, "start_offset": n}`.
+
+        Raises:
+            ValueError: Not one entry per block.
+        """
+        self._check_length(mm_keys)
+        for block, keys in enumerate(mm_keys):
+            for key in keys or ():
+                self._add_media(block, key.get("hash") if isinstance(key, dict) else key)
+
+    def read_mm_infos(self, infos: Sequence[dict[str, object] | None]) -> None:
+        """Read Dynamo's form: `{"mm_objects": [{"mm_hash": u64, "offsets": …}]}`.
+
+        Raises:
+            ValueError: Not one entry per block.
+        """
+        self._check_length(infos)
+        for block, info in enumerate(infos):
+            objects = info.get("mm_objects") if info else ()
+            for item in objects if isinstance(objects, list) else ():
+                mm_hash = item.get("mm_hash") if isinstance(item, dict) else None
+                if type(mm_hash) is int:
+                    self._media.setdefault(block, []).append(mm_hash & U64_MASK)
+                else:
+                    self._add_opaque(block, item)
+
+    def _check_length(self, per_block: Sequence[object]) -> None:
+        if len(per_block) != self._blocks:
+            msg = f"{len(per_block)} entries for {self._blocks} blocks"
+            raise ValueError(msg)
+
+    def _add_media(self, block: int, identifier: object) -> None:
+        if isinstance(identifier, str) and _MEDIA_ID.fullmatch(identifier):
+            self._media.setdefault(block, []).append(int(identifier[:_HASH_DIGITS], 16))
+        else:  # a name chosen by a user, say: nothing a query could be matched with
+            self._add_opaque(block, identifier)
+
+    def _add_opaque(self, block: int, key: object) -> None:
+        self._opaque[block] = self._opaque.get(block, b"") + msgpack.encode(key)

@@ -1,0 +1,416 @@
+"""Payload bytes to `EventBatch`: every dialect, decoded event by event where it matters.
+
+A batch in the stream's usual dialect is decoded in one typed call; whatever that call refuses is
+decoded again event by event, so that one bad event costs itself only (R4). What events *mean*
+for the index is decided in `writer`; sequence numbers and frames are `stream`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw, Struct
+from msgspec.msgpack import Decoder
+
+from indexer.core.colours import Colours
+from indexer.core.events import (
+    AllBlocksCleared,
+    BadEvent,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    Ignored,
+)
+from indexer.types import U64_MASK, Tier
+
+ARRAY: Final = "array"
+MAP: Final = "map"
+MIXED: Final = "mixed"
+
+MEDIA: Final = {
+    "GPU": Tier.DEVICE,
+    "DEVICE": Tier.DEVICE,
+    "CPU": Tier.HOST_PINNED,
+    "CPU_PINNED": Tier.HOST_PINNED,
+    "CPU_TIER1": Tier.HOST_PINNED,
+    "STORAGE": Tier.DISK,
+    "FS": Tier.DISK,
+    "OBJ": Tier.DISK,
+    "DISK": Tier.DISK,
+    "NVME": Tier.DISK,
+    "CPU_TIER2": Tier.DISK,
+    "EXTERNAL": Tier.EXTERNAL,
+    "NETWORK": Tier.EXTERNAL,
+    "REMOTE": Tier.EXTERNAL,
+    "SHARED": Tier.EXTERNAL,
+}
+"""Names of media in upper case (events section 9); no name at all is the device."""
+
+_HASH_TAIL: Final = 8  # a digest and its 64-bit form meet in the last 8 bytes, big-endian
+_TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"})
+_NIL: Final = Raw(b"\xc0")
+
+# What msgspec raises on hostile bytes: DecodeError and UnicodeDecodeError are ValueErrors, ten
+# thousand nested arrays are a RecursionError, a 64-bit overflow an OverflowError.
+UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, MemoryError)
+
+EngineHash = int | bytes
+
+
+# -- the two shapes of an event on the wire; field names and positions are the engines' ------------
+
+
+class _ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
+    block_hashes: list[EngineHash]
+    parent_block_hash: EngineHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: object = None
+    medium: str | None = None
+    lora_name: str | dict[str, object] | None = None  # SGLang 0.5.18 puts {"cache_salt": s} here
+    extra_keys: list[list[object] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _ArrayRemoved(Struct, tag="BlockRemoved", array_like=True, gc=False):
+    block_hashes: list[EngineHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _ArrayCleared(Struct, tag="AllBlocksCleared", array_like=True, gc=False):
+    pass
+
+
+class _ArrayIgnored(Struct, tag="Ignored", array_like=True, gc=False):
+    pass
+
+
+class _MapStored(Struct, tag="BlockStored", gc=False):
+    block_hashes: list[EngineHash]
+    token_ids: list[int]
+    block_size: int
+    parent_block_hash: EngineHash | None = None
+    lora_id: object = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[object] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    locality: str | None = None
+    cache_salt: str | None = None
+    mm_keys: list[list[object] | None] | None = None
+    block_mm_infos: list[dict[str, object] | None] | None = None
+
+
+class _MapRemoved(Struct, tag="BlockRemoved", gc=False):
+    block_hashes: list[EngineHash]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class _MapCleared(Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _MapIgnored(Struct, tag="Ignored", gc=False):
+    pass
+
+
+class _ArrayBigram(_ArrayStored, tag="BlockStored", array_like=True, gc=False):
+    token_ids: list[tuple[int, int]]  # type: ignore[assignment]
+
+
+class _MapBigram(_MapStored, tag="BlockStored", gc=False):
+    token_ids: list[tuple[int, int]]  # type: ignore[assignment]
+
+
+_ArrayEvent = _ArrayStored | _ArrayRemoved | _ArrayCleared | _ArrayIgnored
+_MapEvent = _MapStored | _MapRemoved | _MapCleared | _MapIgnored
+_ArrayBigramEvent = _ArrayBigram | _ArrayRemoved | _ArrayCleared | _ArrayIgnored
+_MapBigramEvent = _MapBigram | _MapRemoved | _MapCleared | _MapIgnored
+_WireEvent = _ArrayEvent | _MapEvent
+
+
+class _ArrayBatch(Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_ArrayEvent]
+    dp_rank: int | None = None
+
+
+class _MapBatch(Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_MapEvent]
+    dp_rank: int | None = None
+
+
+class _ArrayBigramBatch(Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_ArrayBigramEvent]
+    dp_rank: int | None = None
+
+
+class _MapBigramBatch(Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_MapBigramEvent]
+    dp_rank: int | None = None
+
+
+class _LooseMapBatch(Struct, gc=False):
+    """A batch that is itself a map; engines' names for the rank differ."""
+
+    events: Raw
+    ts: Raw = _NIL
+    data_parallel_rank: Raw = _NIL
+    dp_rank: Raw = _NIL
+    attn_dp_rank: Raw = _NIL
+
+
+class _ArrayTag(Struct, array_like=True, gc=False):
+    tag: str
+
+
+class _MapTag(Struct, gc=False):
+    type: str
+
+
+_BatchDecoder = (
+    Decoder[_ArrayBatch]
+    | Decoder[_MapBatch]
+    | Decoder[_ArrayBigramBatch]
+    | Decoder[_MapBigramBatch]
+)
+_EventDecoder = (
+    Decoder[_ArrayEvent]
+    | Decoder[_MapEvent]
+    | Decoder[_ArrayBigramEvent]
+    | Decoder[_MapBigramEvent]
+)
+
+_ANY: Final = Decoder()
+_RAW_LIST: Final = Decoder(list[Raw])
+_LOOSE_MAP: Final = Decoder(_LooseMapBatch)
+_ARRAY_TAG: Final = Decoder(_ArrayTag)
+_MAP_TAG: Final = Decoder(_MapTag)
+_TYPED: Final[dict[tuple[str, bool], _BatchDecoder]] = {
+    (ARRAY, False): Decoder(_ArrayBatch),
+    (MAP, False): Decoder(_MapBatch),
+    (ARRAY, True): Decoder(_ArrayBigramBatch),
+    (MAP, True): Decoder(_MapBigramBatch),
+}
+_TYPED_EVENT: Final[dict[tuple[str, bool], _EventDecoder]] = {
+    (ARRAY, False): Decoder(_ArrayEvent),
+    (MAP, False): Decoder(_MapEvent),
+    (ARRAY, True): Decoder(_ArrayBigramEvent),
+    (MAP, True): Decoder(_MapBigramEvent),
+}
+
+
+class BatchDecoder:
+    """Decodes the payloads of one stream and remembers which dialect it speaks."""
+
+    __slots__ = ("_bigram", "_form")
+
+    def __init__(self, *, is_eagle: bool = False) -> None:
+        self._bigram = is_eagle
+        self._form = MAP  # what current engines speak; a wrong guess costs one failed attempt
+
+    def decode(self, payload: bytes) -> EventBatch | None:
+        """The batch, or None where there is none to be read. Never raises on any bytes."""
+        if not payload:
+            return None
+        form = self._form
+        try:
+            batch = _TYPED[form, self._bigram].decode(payload)
+            events = [_normal(event) for event in batch.events]
+        except UNREADABLE:
+            return self._decode_loosely(payload)
+        return EventBatch(events, batch.ts, _rank(batch.dp_rank), form)
+
+    def _decode_loosely(self, payload: bytes) -> EventBatch | None:
+        try:
+            ts, raw_events, rank = _loose_batch(payload)
+            raws = _RAW_LIST.decode(raw_events)
+        except UNREADABLE:
+            return None
+        forms = {_form(raw) for raw in raws} - {None}
+        events = [_read_event(raw, bigram=self._bigram) for raw in raws]
+        form = MIXED
+        if len(forms) == 1:
+            form = self._form = forms.pop() or form
+        return EventBatch(events, _number(ts), _rank(_value(rank)), form)
+
+
+def _loose_batch(payload: bytes) -> tuple[Raw, Raw, Raw]:
+    """Time, events and rank of a batch that may have any shape an engine ever gave it."""
+    if _form(payload) == MAP:
+        batch = _LOOSE_MAP.decode(payload)
+        ranks = (batch.data_parallel_rank, batch.dp_rank, batch.attn_dp_rank)
+        return batch.ts, batch.events, next((r for r in ranks if r != _NIL), _NIL)
+    ts, events, *rest = _RAW_LIST.decode(payload)
+    return ts, events, rest[0] if rest else _NIL
+
+
+def _form(data: bytes | Raw) -> str | None:
+    """Array or map, by the first byte."""
+    first = memoryview(data)[0]
+    if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):  # noqa: PLR2004 - MessagePack's own numbers
+        return ARRAY
+    if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):  # noqa: PLR2004
+        return MAP
+    return None
+
+
+def _value(raw: Raw) -> object:
+    try:
+        value: object = _ANY.decode(raw)
+    except UNREADABLE:
+        return None
+    return value
+
+
+def _number(raw: Raw) -> float | None:
+    value = _value(raw)
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+
+
+def _rank(value: object) -> int | None:
+    # a negative rank is nobody's (contract 8.2), neither is one written as text
+    return value if type(value) is int and value >= 0 else None
+
+
+def _read_event(raw: Raw, *, bigram: bool) -> Event:
+    form = _form(raw)
+    if form is None:
+        return BadEvent("malformed")
+    try:
+        return _normal(_TYPED_EVENT[form, bigram].decode(raw))
+    except UNREADABLE:
+        return BadEvent(_why_unreadable(raw, form))
+
+
+def _why_unreadable(raw: Raw, form: str) -> str:
+    try:
+        tag = _ARRAY_TAG.decode(raw).tag if form == ARRAY else _MAP_TAG.decode(raw).type
+    except UNREADABLE:
+        return "malformed"
+    return "malformed" if tag in _TAGS else "unknown_tag"
+
+
+# -- one normal form -------------------------------------------------------------------------------
+
+
+def _normal(event: _WireEvent) -> Event:
+    if isinstance(event, _MapStored):
+        return _map_stored(event)
+    if isinstance(event, _ArrayStored):
+        return _array_stored(event)
+    if isinstance(event, _MapRemoved | _ArrayRemoved):
+        return BlockRemoved(
+            block_hashes=_hashes(event.block_hashes),
+            tier=_tier(event.medium),
+            group=_group(event.group_idx),
+            is_remote=isinstance(event, _MapRemoved) and _is_remote(event.locality),
+        )
+    if isinstance(event, _MapCleared | _ArrayCleared):
+        return AllBlocksCleared()
+    return Ignored()
+
+
+def _map_stored(event: _MapStored) -> BlockStored:
+    colours = None
+    if event.extra_keys or event.mm_keys or event.block_mm_infos:
+        colours = _colours(event, event.lora_name or "")
+        if event.mm_keys:
+            colours.read_mm_keys(event.mm_keys)
+        if event.block_mm_infos:
+            colours.read_mm_infos(event.block_mm_infos)
+    return _stored(event, event.lora_name or "", event.cache_salt or "", colours)
+
+
+def _array_stored(event: _ArrayStored) -> BlockStored:
+    name, salt = "", ""
+    if isinstance(event.lora_name, dict):
+        salt = _text(event.lora_name.get("cache_salt"))
+    elif event.lora_name:
+        name = event.lora_name
+    return _stored(event, name, salt, _colours(event, name) if event.extra_keys else None)
+
+
+def _colours(event: _ArrayStored | _MapStored, lora_name: str) -> Colours:
+    colours = Colours(len(event.block_hashes))
+    if event.extra_keys:
+        is_root = event.parent_block_hash is None
+        colours.read_extra_keys(event.extra_keys, lora_name, is_root=is_root)
+    return colours
+
+
+def _stored(
+    event: _ArrayStored | _MapStored, lora_name: str, salt: str, colours: Colours | None
+) -> BlockStored:
+    if event.block_size < 0:
+        raise ValueError("negative block size")
+    parent = event.parent_block_hash
+    return BlockStored(
+        block_hashes=_hashes(event.block_hashes),
+        parent=None if parent is None else _hash(parent),
+        token_ids=event.token_ids,
+        block_size=event.block_size,
+        tier=_tier(event.medium),
+        lora_name=lora_name,
+        has_nameless_adapter=event.lora_id is not None and not lora_name,
+        cache_salt=(colours.salt if colours else "") or salt,
+        mm_hashes=colours.media if colours else None,
+        opaque=colours.opaque if colours else None,
+        group=_group(event.group_idx),
+        attention=event.kv_cache_spec_kind,
+        is_remote=isinstance(event, _MapStored) and _is_remote(event.locality),
+    )
+
+
+def _tier(medium: str | None) -> Tier | None:
+    if medium is None:
+        return Tier.DEVICE
+    tier = MEDIA.get(medium)
+    return MEDIA.get(medium.upper()) if tier is None else tier
+
+
+def _is_remote(locality: str | None) -> bool:
+    return locality is not None and locality.upper() == "REMOTE"
+
+
+def _group(group_idx: int | None) -> int:
+    if group_idx is None:
+        return 0
+    if not 0 <= group_idx < 1 << 32:
+        raise ValueError("not a group")
+    return group_idx
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError("not text")
+    return value
+
+
+def _hash(value: EngineHash) -> int:
+    if isinstance(value, int):
+        return value & U64_MASK
+    if not value:
+        raise ValueError("an empty digest is not a hash")
+    return int.from_bytes(value[-_HASH_TAIL:], "big")
+
+
+def _hashes(values: list[EngineHash]) -> list[int]:
+    try:
+        # unsigned numbers, what nearly every engine sends, stay the list they are
+        if not values or min(values) >= 0:  # type: ignore[operator]
+            return values  # type: ignore[return-value]
+    except TypeError:  # digests, or a mixture
+        pass
+    return [_hash(value) for value in values]
