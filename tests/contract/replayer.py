@@ -122,7 +122,9 @@ class Replayer:
     # -- events --------------------------------------------------------------------------------
 
     def _publish(self, event: Mapping[str, Any]) -> None:
-        self.engines[event["port"]].publish(event["seq"], event["payload"], event["topic"])
+        engine = self.engines[event["port"]]
+        engine.wait_for_subscribers()  # the step before may have changed who listens
+        engine.publish(event["seq"], event["payload"], event["topic"])
         self._event_seen = True
         time.sleep(SETTLE_S)
 
