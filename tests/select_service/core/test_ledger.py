@@ -1,0 +1,426 @@
+"""The ledger: the worked examples of contract 4.3, odd inputs, and a naive twin as opponent."""
+
+from __future__ import annotations
+
+import struct
+from math import inf
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+from typing_extensions import override
+
+from select_service.core.ledger import Ledger, Reservation
+from tests.models.ledger import NaiveLedger, NaiveReservation
+
+SLOTS = 3
+
+
+def pack(*hashes: int) -> bytes:
+    return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def unpack(packed: bytes) -> list[int]:
+    return [value for (value,) in struct.iter_unpack("<Q", packed)]
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    ledger = Ledger()
+    ledger.ensure(SLOTS)
+    return ledger
+
+
+def book(ledger: Ledger, name: str, *hashes: int, slot: int = 0, prefill: int = 0) -> Reservation:
+    reservation = ledger.book(name, slot, pack(*hashes), prefill, 0.0)
+    ledger.check()
+    return reservation
+
+
+def row(ledger: Ledger, slot: int = 0) -> tuple[float, float, int]:
+    return ledger.prefill[slot], ledger.decode[slot], ledger.requests[slot]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "decode"),
+    [
+        (0.5, [5, 5, 6]),
+        (0.25, [2, 3, 3]),
+        (0.0, [0, 0, 0]),
+        (1.0, [9, 10, 11]),
+        (None, [9, 10, 11]),
+    ],
+)
+def test_eight_private_blocks_fade(
+    ledger: Ledger, fraction: float | None, decode: list[int]
+) -> None:
+    reservation = book(ledger, "r", 21, 22, 23, 24, 25, 26, 27, 28)
+    seen = []
+    for _ in decode:
+        ledger.output_block(reservation, fraction, 0.0)
+        seen.append(ledger.decode[0])
+    assert seen == decode
+    ledger.free(reservation)
+    assert row(ledger) == (0, 0, 0)
+
+
+def test_shared_blocks_keep_their_weight_until_they_are_private(ledger: Ledger) -> None:
+    # The recorded transcript 11_output_blocks_decay, step for step.
+    x = book(ledger, "x", 21, 22, 23, 24)
+    y = book(ledger, "y", 21, 22, 33, 34)
+    seen = [ledger.decode[0]]
+    ledger.output_block(x, 0.5, 0.0)
+    seen.append(ledger.decode[0])
+    ledger.output_block(y, 0.1, 0.0)
+    seen.append(ledger.decode[0])
+    z = book(ledger, "z", 21, 22, 23, 24)
+    seen.append(ledger.decode[0])
+    for gone in (y, z):
+        ledger.free(gone)
+        seen.append(ledger.decode[0])
+    for fraction in (0.5, None, None, 1.0, None):
+        ledger.output_block(x, fraction, 0.0)
+        seen.append(ledger.decode[0])
+    ledger.check()
+    assert seen == [6, 6, 4, 4, 4, 4, 3, 4, 5, 9, 10]
+
+
+def test_blocks_count_once_per_slot_whatever_their_place(ledger: Ledger) -> None:
+    # The recorded transcript 12_ledger_block_dedup.
+    bookings = {
+        "a": (0, (1, 2, 3, 4), (4, 0)),
+        "b": (0, (1, 2, 3, 5), (5, 0)),
+        "c": (0, (1, 2), (5, 0)),
+        "d": (1, (1, 2, 3, 4), (5, 4)),
+        "e": (0, (1, 1, 1), (5, 4)),
+        "f": (0, (7,), (6, 4)),
+        "g": (0, (), (6, 4)),
+    }
+    live = {}
+    for name, (slot, hashes, decode) in bookings.items():
+        live[name] = book(ledger, name, *hashes, slot=slot)
+        assert tuple(ledger.decode[:2]) == decode
+    assert ledger.shared_prefix(pack(1, 2, 3, 4, 5, 6)) == [(4, 0b11)]
+    assert ledger.shared_prefix(pack(1, 2, 3, 5, 5)) == [(3, 0b10), (4, 0b01)]
+    assert ledger.shared_prefix(pack(2, 3)) == []
+    assert ledger.shared_prefix(b"") == []
+    after = []
+    for reservation in live.values():
+        ledger.free(reservation)
+        ledger.check()
+        after.append(tuple(ledger.decode[:2]))
+    assert after == [(5, 4), (3, 4), (2, 4), (2, 0), (1, 0), (0, 0), (0, 0)]
+
+
+def test_prefill_leaves_once(ledger: Ledger) -> None:
+    first = book(ledger, "a", 1, 2, prefill=32)
+    second = book(ledger, "b", 1, 2, prefill=16)
+    assert row(ledger) == (48, 2, 2)
+    for _ in range(2):
+        ledger.prefill_complete(first, 5.0)
+        assert row(ledger) == (16, 2, 2)
+    assert first.touched == 5.0
+    ledger.free(first)
+    assert row(ledger) == (16, 2, 1)
+    ledger.free(second)
+    assert row(ledger) == (0, 0, 0)
+
+
+def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) -> None:
+    huge, small = book(ledger, "a", prefill=2**64 - 1), book(ledger, "b", prefill=3)
+    ledger.free(huge)
+    assert ledger.prefill_tokens(0) == ledger.prefill[0] == 3
+    ledger.free(small)
+    assert ledger.prefill[0] == 0
+
+
+def test_rounding_is_of_the_sum_as_people_read_it(ledger: Ledger) -> None:
+    reservation = book(ledger, "r", 1, 2, 3, 4)
+    ledger.output_block(reservation, 0.3, 0.0)
+    assert ledger.decode[0] == 2, "five blocks of 0.3 are 1.5"
+    ledger.free(reservation)
+    reservation = book(ledger, "r")
+    ledger.output_block(reservation, 0.49999999999999994, 0.0)
+    assert ledger.decode[0] == 0, "a bit less than a half"
+    ledger.output_block(reservation, 5e-324, 0.0)
+    ledger.free(reservation)
+    assert ledger.decode[0] == 0
+
+
+def test_fractions_leave_nothing_behind(ledger: Ledger) -> None:
+    live = [book(ledger, str(i), *range(i, i + 5)) for i in range(20)]
+    for number, reservation in enumerate(live):
+        for fraction in (0.1, number / 21, 1e-300):
+            ledger.output_block(reservation, fraction, 0.0)
+    ledger.check()
+    for reservation in live[::2] + live[1::2]:
+        ledger.free(reservation)
+    ledger.check()
+    assert row(ledger) == (0, 0, 0)
+    assert (ledger.blocks.nodes, ledger.blocks.blocks) == (0, 0)
+
+
+def test_a_fraction_dies_with_its_block_and_not_before(ledger: Ledger) -> None:
+    first = book(ledger, "a", 1, 2, 3, 4)
+    ledger.output_block(first, 0.0, 0.0)
+    second = book(ledger, "b", 1, 2)
+    assert ledger.decode[0] == 0, "now shared, still faded"
+    ledger.free(first)
+    assert ledger.decode[0] == 0
+    ledger.free(second)
+    book(ledger, "c", 1, 2)
+    assert ledger.decode[0] == 2
+
+
+def test_a_long_prompt_forks_and_heals(ledger: Ledger) -> None:
+    prompt = list(range(10_000, 18_192))
+    long = book(ledger, "long", *prompt)
+    for cut in (1, 2, 4095, 4096, 8191):
+        fork = book(ledger, "fork", *prompt[:cut], 7, 8, slot=1)
+        assert ledger.shared_prefix(pack(*prompt)) == [(cut, 0b10), (8192, 0b01)]
+        assert row(ledger, 1) == (0, cut + 2, 1)
+        assert ledger.chain_of(long) == pack(*prompt)
+        assert ledger.chain_of(fork) == pack(*prompt[:cut], 7, 8)
+        ledger.free(fork)
+        assert ledger.blocks.nodes == 1
+    ledger.free(long)
+    ledger.check()
+
+
+def test_a_repeat_is_found_wherever_it_was_first(ledger: Ledger) -> None:
+    forward = book(ledger, "f", *range(100))
+    backward = book(ledger, "b", *reversed(range(100)))
+    assert ledger.decode[0] == 100
+    ledger.output_block(backward, 0.5, 0.0)
+    assert ledger.decode[0] == 101, "all shared, only the new block fades: 100.5"
+    ledger.free(forward)
+    ledger.output_block(backward, 0.5, 0.0)
+    assert ledger.decode[0] == 51
+    both = book(ledger, "2", *range(50), slot=1)
+    assert row(ledger, 1) == (0, 50, 1)
+    ledger.free(backward)
+    assert row(ledger) == (0, 0, 0)
+    ledger.free(both)
+    ledger.check()
+
+
+def test_memory_of_odd_clients_is_given_back_while_others_go_on(ledger: Ledger) -> None:
+    standing = book(ledger, "standing", *range(100, 120))
+    odd = book(ledger, "odd", *range(119, 99, -1))
+    ledger.free(odd)
+    places_kept = [ledger.blocks.indexed]
+    for number in range(40):
+        ledger.free(book(ledger, "even", 1000 + number, 2000 + number))
+        places_kept.append(ledger.blocks.indexed)
+    assert places_kept[0], "the next odd client will want to know again"
+    assert not places_kept[-1]
+    odd = book(ledger, "odd", *range(119, 99, -1))
+    assert row(ledger) == (0, 20, 2)
+    ledger.free(standing)
+    ledger.free(odd)
+    ledger.check()
+
+
+def test_a_vanished_slot_drops_its_reservations(ledger: Ledger) -> None:
+    kept = book(ledger, "kept", 1, 2, slot=1, prefill=5)
+    gone = [book(ledger, name, 1, 2, 3, prefill=7) for name in "ab"]
+    assert ledger.drop_slot(0) == gone
+    assert not any(reservation.live for reservation in gone)
+    assert row(ledger) == (0, 0, 0)
+    assert row(ledger, 1) == (5, 2, 1)
+    assert list(ledger.reservations_on(0)) == []
+    assert list(ledger.reservations_on(1)) == [kept]
+    ledger.check()
+
+
+def test_columns_grow_and_keep_what_they_hold(ledger: Ledger) -> None:
+    book(ledger, "a", 1, 2, prefill=9)
+    ledger.ensure(2)
+    ledger.ensure(200)
+    assert len(ledger.prefill) == len(ledger.decode) == len(ledger.requests) == 200
+    assert row(ledger) == (9, 2, 1)
+    book(ledger, "b", 1, slot=199)
+    assert ledger.shared_prefix(pack(1)) == [(1, 1 << 199 | 1)]
+    ledger.check()
+
+
+def test_expiry_follows_the_last_sign_of_life(ledger: Ledger) -> None:
+    assert ledger.next_expiry() == inf
+    never = ledger.book("never", 0, b"", 0, 0.0)
+    short = ledger.book("short", 0, b"", 0, 0.0, ttl_s=10.0)
+    long = ledger.book("long", 1, b"", 0, 0.0, ttl_s=300.0)
+    assert ledger.next_expiry() == 10.0
+    assert ledger.expired(9.9, 10) == []
+    assert ledger.expired(10.0, 10) == [short] == ledger.expired(10.0, 10)
+    ledger.output_block(short, None, 8.0)
+    assert ledger.expired(10.0, 10) == []
+    assert ledger.next_expiry() == 18.0
+    ledger.touch(long, 9.0, 1.0)
+    assert ledger.expired(10.0, 10) == [long], "a shorter time counts at once"
+    ledger.touch(long, 9.0, 0.0)
+    ledger.touch(never, 9.0, 2.0)
+    assert ledger.expired(1000.0, 10) == [never, short]
+    assert ledger.expired(1000.0, 1) == [never], "no more than the limit"
+    ledger.check()
+    for reservation in (never, short, long):
+        ledger.free(reservation)
+    assert ledger.next_expiry() == inf
+    ledger.check()
+
+
+def test_alarms_of_the_freed_do_not_pile_up(ledger: Ledger) -> None:
+    standing = ledger.book("standing", 0, b"", 0, 0.0, ttl_s=1.0)
+    for number in range(1000):
+        ledger.free(ledger.book(str(number), 0, b"", 0, 0.0, ttl_s=300.0))
+    assert ledger.alarms < 100
+    assert ledger.expired(1000.0, 2) == [standing]
+
+
+def test_chains_can_be_read_back(ledger: Ledger) -> None:
+    empty, one = book(ledger, "e"), book(ledger, "o", 1, 2, 3)
+    book(ledger, "p", 1, 2, 4, slot=2)
+    book(ledger, "q", 1)
+    assert ledger.chain_of(empty) == b""
+    assert ledger.chain_of(one) == pack(1, 2, 3)
+
+
+ANY_HASH = st.integers(0, 7)
+CHAINED = st.builds(  # as honest clients send: the value tells the whole prefix
+    lambda fork, length: [100 + i if i < fork else 200 + fork * 10 + i for i in range(length)],
+    st.integers(0, 6),
+    st.integers(0, 9),
+)
+CHAINS = st.one_of(
+    st.lists(ANY_HASH, max_size=6),
+    CHAINED,
+    st.builds(lambda a, b: a + b, CHAINED, st.lists(ANY_HASH, max_size=3)),
+    st.builds(lambda chain, cut: chain[cut:] + chain[:cut], CHAINED, st.integers(0, 5)),
+)
+FRACTIONS = st.none() | st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.7, 1.0]) | st.floats(0, 1)
+
+
+class AgainstTheTwin(RuleBasedStateMachine):
+    live = Bundle("live")
+
+    @initialize()
+    def start(self) -> None:
+        self.now = 0.0
+        self.ledger = Ledger()
+        self.ledger.ensure(SLOTS)
+        self.twin = NaiveLedger()
+        self.names: dict[str, Reservation] = {}
+        self.number = 0
+
+    @rule(
+        target=live,
+        slot=st.integers(0, SLOTS - 1),
+        hashes=CHAINS,
+        prefill=st.integers(0, 100),
+        ttl_s=st.sampled_from([0.0, 2.0, 5.0]),
+    )
+    def book(self, slot: int, hashes: list[int], prefill: int, ttl_s: float) -> str:
+        self.number += 1
+        name = str(self.number)
+        self.names[name] = self.ledger.book(
+            name, slot, pack(*hashes), prefill, self.now, ttl_s=ttl_s
+        )
+        self.twin.live[name] = NaiveReservation(slot, hashes, prefill, self.now, ttl_s)
+        return name
+
+    @rule(name=live)
+    def prefill_complete(self, name: str) -> None:
+        if name in self.names:
+            self.ledger.prefill_complete(self.names[name], self.now)
+            self.twin.live[name].prefill_done = True
+            self.twin.live[name].touched = self.now
+
+    @rule(name=live, fraction=FRACTIONS)
+    def output_block(self, name: str, fraction: float | None) -> None:
+        if name in self.names:
+            self.ledger.output_block(self.names[name], fraction, self.now)
+            self.twin.output_block(name, fraction)
+            self.twin.live[name].touched = self.now
+
+    @rule(name=live, ttl_s=st.sampled_from([None, 0.0, 1.0, 7.0]))
+    def touch(self, name: str, ttl_s: float | None) -> None:
+        if name in self.names:
+            self.ledger.touch(self.names[name], self.now, ttl_s)
+            self.twin.live[name].touched = self.now
+            if ttl_s is not None:
+                self.twin.live[name].ttl_s = ttl_s
+
+    @rule(name=consumes(live))
+    def free(self, name: str) -> None:
+        if name in self.names:
+            self.ledger.free(self.names.pop(name))
+            self.twin.free(name)
+
+    @rule(slot=st.integers(0, SLOTS - 1))
+    def drop_slot(self, slot: int) -> None:
+        dropped = {r.reservation_id for r in self.ledger.drop_slot(slot)}
+        assert dropped == {n for n, r in self.twin.live.items() if r.slot == slot}
+        for name in dropped:
+            del self.names[name]
+            self.twin.free(name)
+
+    @rule(step=st.sampled_from([0.5, 1.0, 4.0]), limit=st.integers(1, 4))
+    def expire(self, step: float, limit: int) -> None:
+        self.now += step
+        expected = self.twin.expired(self.now)
+        while self.ledger.next_expiry() <= self.now:
+            for reservation in self.ledger.expired(self.now, limit):
+                expected.remove(reservation.reservation_id)
+                self.ledger.free(reservation)
+                del self.names[reservation.reservation_id]
+                self.twin.free(reservation.reservation_id)
+        assert not expected
+
+    @rule(hashes=CHAINS)
+    def shared_prefix(self, hashes: list[int]) -> None:
+        lengths = dict.fromkeys(range(SLOTS), 0)
+        groups = self.ledger.shared_prefix(pack(*hashes))
+        assert [m for m, _ in groups] == sorted({m for m, _ in groups} - {0})
+        for m, mask in groups:
+            for slot in range(SLOTS):
+                if mask >> slot & 1:
+                    assert not lengths[slot], "masks are disjoint"
+                    lengths[slot] = m
+            assert mask >> SLOTS == 0
+            assert mask
+        assert lengths == {slot: self.twin.shared_prefix(hashes, slot) for slot in range(SLOTS)}
+
+    @invariant()
+    def agrees(self) -> None:
+        self.ledger.check()
+        assert self.ledger.live == len(self.twin.live)
+        for slot in range(SLOTS):
+            assert self.ledger.prefill[slot] == self.twin.prefill(slot)
+            assert self.ledger.decode[slot] == self.twin.decode(slot)
+            assert self.ledger.requests[slot] == len(self.twin.on(slot))
+        for name, reservation in self.names.items():
+            assert unpack(self.ledger.chain_of(reservation)) == self.twin.live[name].hashes
+            assert reservation.output_blocks == len(self.twin.live[name].outputs)
+
+    @override
+    def teardown(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        for slot in range(SLOTS):
+            self.ledger.drop_slot(slot)
+        self.ledger.check()
+        assert (self.ledger.blocks.nodes, self.ledger.blocks.blocks) == (0, 0)
+        assert not self.ledger.blocks.indexed
+        assert not self.ledger.prefill.any()
+        assert not self.ledger.decode.any()
+
+
+AgainstTheTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgainstTheTwin = AgainstTheTwin.TestCase
