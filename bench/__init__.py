@@ -1,0 +1,1 @@
+"""Measurements of this service, alone and beside the reference service. See README.md."""

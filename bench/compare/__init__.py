@@ -1,0 +1,1 @@
+"""This service and the reference service side by side, in one interleaved run."""

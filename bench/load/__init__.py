@@ -1,0 +1,1 @@
+"""Load: prebuilt HTTP requests over raw sockets, KV events over ZMQ. It measures nothing itself."""

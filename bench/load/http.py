@@ -1,0 +1,167 @@
+"""A small HTTP/1.1 client that costs little: prebuilt bytes over a few kept-alive connections.
+
+Closed loop, no pipelining: each connection sends its next request when the answer to the last one
+is complete. Every answer goes to a check, so a server that answers quickly and wrongly cannot win.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Answer", "BadAnswer", "Operation", "ask", "drive", "request_bytes"]
+
+_RECEIVE_BYTES = 1 << 18
+_SILENCE_MAX_S = 30.0
+_HEAD_END = b"\r\n\r\n"
+
+Operation = tuple[bytes, ...]
+"""The requests of one operation, to be sent one after the other on one connection."""
+
+
+class BadAnswer(RuntimeError):  # noqa: N818 - it is about the answer
+    """The server answered something else than the workload expects, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One response, and which request of which operation it answers."""
+
+    operation: int
+    step: int
+    status: int
+    body: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    socket: socket.socket
+    operation: int = -1
+    steps: Operation = ()
+    step: int = 0
+    received: bytearray = field(default_factory=bytearray)
+
+
+def request_bytes(method: str, path: str, body: bytes | None = None) -> bytes:
+    """One request, ready to send."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\n"
+    if body is None:
+        if method == "POST":
+            head += "Content-Length: 0\r\n"
+        return head.encode() + b"\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def drive(
+    address: tuple[str, int],
+    operation: Callable[[int], Operation],
+    check: Callable[[Answer], None],
+    *,
+    operations: range,
+    connections: int,
+) -> None:
+    """Carry out `operation(i)` for every i of `operations` and check every answer.
+
+    Raises:
+        BadAnswer: from `check`, or when the server is silent for too long or hangs up.
+    """
+    pending = iter(operations)
+    poller = select.epoll()
+    lines: dict[int, _Line] = {}
+    try:
+        for _ in range(min(connections, len(operations))):
+            line = _Line(_connect(address))
+            lines[line.socket.fileno()] = line
+            poller.register(line.socket.fileno(), select.EPOLLIN)
+        active = sum(_next_operation(line, operation, pending) for line in lines.values())
+        while active:
+            ready = poller.poll(_SILENCE_MAX_S)
+            if not ready:
+                raise BadAnswer(f"no answer for {_SILENCE_MAX_S:.0f} s")
+            for descriptor, _ in ready:
+                line = lines[descriptor]
+                answer = _receive(line)
+                if answer is None:
+                    continue
+                check(answer)
+                line.step += 1
+                if line.step < len(line.steps):
+                    line.socket.sendall(line.steps[line.step])
+                elif not _next_operation(line, operation, pending):
+                    active -= 1
+    finally:
+        poller.close()
+        for line in lines.values():
+            line.socket.close()
+
+
+def ask(address: tuple[str, int], requests: Sequence[bytes]) -> list[bytes]:
+    """Send requests one after the other and return the bodies; for what is not measured.
+
+    Raises:
+        BadAnswer: on any status of 400 or above.
+    """
+    bodies: list[bytes] = []
+
+    def check(answer: Answer) -> None:
+        if answer.status >= 400:
+            raise BadAnswer(f"{answer.status} {answer.body[:300]!r}")
+        bodies.append(answer.body)
+
+    drive(address, lambda i: (requests[i],), check, operations=range(len(requests)), connections=1)
+    return bodies
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    connection = socket.create_connection(address, timeout=_SILENCE_MAX_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _next_operation(
+    line: _Line, operation: Callable[[int], Operation], pending: Iterator[int]
+) -> bool:
+    number = next(pending, None)
+    if number is None:
+        return False
+    line.operation, line.steps, line.step = number, operation(number), 0
+    line.socket.sendall(line.steps[0])
+    return True
+
+
+def _receive(line: _Line) -> Answer | None:
+    """What has come; the answer once it is complete."""
+    data = line.socket.recv(_RECEIVE_BYTES)
+    if not data:
+        raise BadAnswer("the server closed the connection")
+    line.received += data
+    received = line.received
+    end = received.find(_HEAD_END)
+    if end < 0:
+        return None
+    head = bytes(received[:end])
+    start = end + len(_HEAD_END)
+    length = _content_length(head)
+    if len(received) < start + length:
+        return None
+    if len(received) > start + length:
+        raise BadAnswer(f"more bytes than announced: {bytes(received)!r:.300}")
+    answer = Answer(line.operation, line.step, int(head[9:12]), bytes(received[start:]))
+    received.clear()
+    return answer
+
+
+def _content_length(head: bytes) -> int:
+    lowered = head.lower()
+    at = lowered.find(b"\r\ncontent-length:")
+    if at < 0:
+        raise BadAnswer(f"no content-length: {head!r:.300}")
+    value_at = at + len(b"\r\ncontent-length:")
+    stop = lowered.find(b"\r\n", value_at)
+    return int(lowered[value_at:] if stop < 0 else lowered[value_at:stop])
