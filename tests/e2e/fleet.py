@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.e2e.stage import BLOCK_SIZE, Stage
-from tests.e2e.truth import RankTruth
 from tests.live.engine import FakeEngine
+from tests.models.engine_truth import RankTruth
 
 MEDIA = {"device": None, "host": "CPU", "disk": "DISK"}
 FAMILIES = 4

@@ -19,8 +19,8 @@ import pytest
 
 from tests.e2e.engines import ENGINES, PYTHON, Engine, why_missing
 from tests.e2e.stage import BLOCK_SIZE, Stage
-from tests.e2e.truth import RankTruth
 from tests.live.ports import HOST, free_base, is_free
+from tests.models.engine_truth import RankTruth
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e, pytest.mark.timeout(300)]
 

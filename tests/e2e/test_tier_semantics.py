@@ -12,9 +12,9 @@ import pytest
 
 from tests.e2e.events import ENCODINGS
 from tests.e2e.stage import BLOCK_SIZE, Stage
-from tests.e2e.truth import RankTruth
 from tests.live.engine import FakeEngine
 from tests.live.ports import free_port
+from tests.models.engine_truth import RankTruth
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "events" / "tier_semantics.json"
 CASES = [

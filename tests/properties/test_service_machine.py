@@ -1,0 +1,543 @@
+"""The whole core against its twin, whatever happens in whatever order.
+
+Workers come, change and go; engines publish; requests select, book, wait, move on, end, repeat and
+expire. After every step loads are the sum of the live reservations, overlaps are what the engines
+hold, and the core's own promises are true; every choice is an arg-min of the formula; at the end
+everything is freed and all loads are zero.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack_u64
+from indexer.core.registry import Registry
+from select_service.core.queue import Ticket
+from select_service.core.service import SelectionCore
+from select_service.errors import (
+    NoEligibleWorker,
+    NoSchedulableWorker,
+    ReservationConflict,
+    ReservationNotFound,
+    ServiceError,
+)
+from select_service.types import (
+    OverlapScoresRequest,
+    PinnedWorker,
+    PotentialLoadsRequest,
+    ReservationRequest,
+    RouterConfig,
+    RoutingConstraints,
+    SelectAndReserveRequest,
+    Selection,
+    SelectRequest,
+    WorkerSpec,
+)
+from tests.models.service_twin import (
+    Rank,
+    ServiceTwin,
+    TwinConfig,
+    TwinPrompt,
+    TwinReservation,
+    TwinTicket,
+    TwinWorker,
+    Wish,
+)
+
+BLOCK_SIZE = 4
+CAPACITY = 2  # tokens; times the threshold of 16: a rank is busy above 32
+TAINTS = ("gpu", "spot")
+MEDIA = (None, "CPU", "DISK")
+TOLERANCE = 1e-9
+LETTERS = 3  # few different blocks, so that prompts share prefixes often
+
+worker_ids = st.integers(1, 3)
+letters = st.lists(st.integers(0, LETTERS - 1), max_size=5).map(tuple)
+tails = st.integers(0, BLOCK_SIZE - 1)
+taints = st.frozensets(st.sampled_from(TAINTS))
+wishes = st.builds(
+    Wish,
+    allowed=st.none() | st.frozensets(worker_ids),
+    pinned=st.none() | st.tuples(worker_ids, st.integers(0, 2)),
+    required=st.just(frozenset()) | taints,
+    preferred=st.dictionaries(
+        st.sampled_from(TAINTS), st.sampled_from([-1.0, 0.5, 5.0]), max_size=2
+    ).map(lambda chosen: tuple(chosen.items())),
+)
+free_wishes = st.just(Wish()) | wishes
+
+
+def tokens_of(blocks: tuple[int, ...], tail: int = 0) -> list[int]:
+    """Each letter is one block of equal tokens; a tail never fills a block."""
+    return [letter for letter in blocks for _ in range(BLOCK_SIZE)] + [99] * tail
+
+
+def engine_hash(prefix: tuple[int, ...]) -> int:
+    """What an engine calls the block at the end of this prefix."""
+    number = 1
+    for letter in prefix:
+        number = number * (LETTERS + 1) + letter + 1
+    return number
+
+
+class ServiceMachine(RuleBasedStateMachine):
+    """The core and its twin, side by side."""
+
+    reservations = Bundle("reservations")
+
+    @initialize(
+        credit=st.sampled_from([1.0, 0.5]),
+        decay=st.sampled_from([0.0, 1.0]),
+        scale=st.sampled_from([1.0, 2.0]),
+        track=st.sampled_from([True, True, False]),
+    )
+    def start(self, credit: float, decay: float, scale: float, *, track: bool) -> None:
+        self.now = 1000.0
+        self.names = 0
+        self.endpoints = 0
+        self.streams: dict[Rank, Any] = {}
+        self.sequence: dict[Rank, int] = {}
+        self.tickets: list[Ticket] = []
+        config = RouterConfig(
+            overlap_score_credit=credit,
+            overlap_score_credit_decay=decay,
+            prefill_load_scale=scale,
+            track_prefill_tokens=track,
+        )
+        self.core = SelectionCore(Registry(), config, random.Random(7))
+        self.twin = ServiceTwin(
+            TwinConfig(
+                BLOCK_SIZE, credit, decay, scale, track, ttl_s=self.core.limits.reservation_ttl_s
+            )
+        )
+
+    def later(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    # -- workers -------------------------------------------------------------------------------
+
+    @rule(
+        worker_id=worker_ids,
+        size=st.integers(1, 2),
+        start=st.integers(0, 1),
+        taints=taints,
+        limited=st.booleans(),
+        moved=st.booleans(),
+    )
+    def put_worker(
+        self,
+        worker_id: int,
+        size: int,
+        start: int,
+        taints: frozenset[str],
+        *,
+        limited: bool,
+        moved: bool,
+    ) -> None:
+        old = self.twin.workers.get(worker_id)
+        before = old.sources if old else {}
+        sources = {
+            rank: before[rank] if rank in before and not moved else self.new_endpoint()
+            for rank in range(start, start + size)
+        }
+        spec = WorkerSpec(
+            worker_id=worker_id,
+            endpoint=f"http://{worker_id}",
+            block_size=BLOCK_SIZE,
+            data_parallel_start_rank=start,
+            data_parallel_size=size,
+            kv_events_endpoints={str(rank): at for rank, at in sources.items()},
+            max_num_batched_tokens=CAPACITY if limited else None,
+            taints=sorted(taints),
+        )
+        record, effects = self.core.upsert_worker(spec, self.later())
+        assert record.lifecycle == "schedulable"
+        self.follow(effects)
+        self.twin.put_worker(worker_id, TwinWorker(taints, spec.max_num_batched_tokens, sources))
+
+    def new_endpoint(self) -> str:
+        self.endpoints += 1
+        return f"tcp://127.0.0.1:{self.endpoints}"
+
+    @rule(worker_id=worker_ids)
+    def delete_worker(self, worker_id: int) -> None:
+        if worker_id not in self.twin.workers:
+            with pytest.raises(ServiceError, match=f"worker {worker_id} not found"):
+                self.core.delete_worker(worker_id, self.later())
+            return
+        _, effects = self.core.delete_worker(worker_id, self.later())
+        self.follow(effects)
+        self.twin.delete_worker(worker_id)
+
+    def follow(self, effects: Any) -> None:
+        """Open and close streams as the driver would; hand answers to who waited."""
+        for stream in effects.unlisten:
+            rank = (stream.rank.worker_id, stream.rank.dp_rank)
+            if self.streams.get(rank) is stream:
+                del self.streams[rank]
+        for listen in effects.listen:
+            rank = (listen.stream.rank.worker_id, listen.stream.rank.dp_rank)
+            self.streams[rank] = listen.stream
+            self.sequence[rank] = 0
+        for ticket in effects.answered:
+            self.settle(ticket)
+
+    # -- events --------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.twin.workers)
+    @rule(
+        data=st.data(),
+        blocks=letters.filter(bool),
+        medium=st.sampled_from(MEDIA),
+        skipped=st.integers(0, 2),
+    )
+    def store(
+        self, data: st.DataObject, blocks: tuple[int, ...], medium: str | None, skipped: int
+    ) -> None:
+        skipped = min(skipped, len(blocks) - 1)
+        new = [blocks[: i + 1] for i in range(skipped, len(blocks))]
+        parent = engine_hash(blocks[:skipped]) if skipped else None
+        self.publish(
+            data,
+            {
+                "type": "BlockStored",
+                "block_hashes": [engine_hash(prefix) for prefix in new],
+                "parent_block_hash": parent,
+                "token_ids": tokens_of(blocks[skipped:]),
+                "block_size": BLOCK_SIZE,
+                "medium": medium,
+            },
+            needs_parent=parent,
+        )
+
+    @precondition(lambda self: self.twin.workers)
+    @rule(data=st.data(), blocks=letters.filter(bool), medium=st.sampled_from(MEDIA))
+    def remove(self, data: st.DataObject, blocks: tuple[int, ...], medium: str | None) -> None:
+        hashes = [engine_hash(blocks)]
+        self.publish(data, {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
+
+    @precondition(lambda self: self.twin.workers)
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        self.publish(data, {"type": "AllBlocksCleared"})
+
+    def publish(
+        self, data: st.DataObject, event: dict[str, Any], needs_parent: int | None = None
+    ) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.twin.ranks())))
+        truth = self.twin.truths[rank]
+        if needs_parent is not None and needs_parent not in truth.known:
+            return  # what an orphan becomes is up to the index, and tested there
+        frames = [
+            b"kv-events",
+            struct.pack(">Q", self.sequence[rank]),
+            msgspec.msgpack.encode([1.0, [event], None]),
+        ]
+        self.streams[rank].on_live(frames, self.later())
+        self.sequence[rank] += 1
+        truth.apply([event])
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def token_prompt(self, blocks: tuple[int, ...], tail: int) -> TwinPrompt:
+        tokens = tokens_of(blocks, tail)
+        packed = sequence_hashes(block_hashes(tokens, BLOCK_SIZE))
+        return TwinPrompt(tuple(unpack_u64(packed)), len(tokens), {"token_ids": tokens})
+
+    @rule(blocks=letters, tail=st.integers(1, BLOCK_SIZE - 1), wish=free_wishes)
+    def select(self, blocks: tuple[int, ...], tail: int, wish: Wish) -> None:
+        prompt = self.token_prompt(blocks, tail)
+        request = SelectRequest(token_ids=tokens_of(blocks, tail), **fields_of(wish))
+        self.expect(prompt, wish, None, lambda: self.core.select(request, self.later()))
+
+    @rule(
+        target=reservations,
+        blocks=letters,
+        tail=st.integers(1, BLOCK_SIZE - 1),
+        wish=free_wishes,
+        again=st.booleans(),
+    )
+    def select_and_reserve(
+        self, blocks: tuple[int, ...], tail: int, wish: Wish, *, again: bool
+    ) -> str:
+        name = self.new_name()
+        prompt = self.token_prompt(blocks, tail)
+        request = SelectAndReserveRequest(
+            token_ids=tokens_of(blocks, tail), reservation_id=name, **fields_of(wish)
+        )
+
+        def ask() -> Any:
+            return self.core.select_and_reserve(request, self.later())
+
+        answer = self.expect(prompt, wish, name, ask)
+        if again and isinstance(answer, Selection):
+            assert ask()[0] == answer  # D14: the same answer, and nothing is booked twice
+        return name
+
+    def new_name(self) -> str:
+        self.names += 1
+        return f"r{self.names}"
+
+    def expect(self, prompt: TwinPrompt, wish: Wish, name: str | None, ask: Any) -> Any:
+        """Ask, and compare what happens with what the twin says must happen."""
+        problem = self.expected_refusal(wish)
+        if problem is not None:
+            with pytest.raises(problem):
+                ask()
+            return None
+        waits = self.twin.must_wait(wish)
+        answer, effects = ask()
+        assert isinstance(answer, Ticket) is waits
+        if waits:
+            self.twin.queue.append(TwinTicket(wish, prompt, name))
+            self.tickets.append(answer)
+            return None
+        self.accept(prompt, wish, name, answer)
+        self.follow(effects)
+        return answer
+
+    def expected_refusal(self, wish: Wish) -> type[ServiceError] | None:
+        if not self.twin.workers:
+            return NoSchedulableWorker
+        clash = wish.pinned and wish.allowed is not None and wish.pinned[0] not in wish.allowed
+        if clash:
+            return ServiceError
+        if not self.twin.queue and not self.twin.eligible(wish):
+            return NoEligibleWorker
+        return None
+
+    def accept(self, prompt: TwinPrompt, wish: Wish, name: str | None, answer: Selection) -> None:
+        """A choice was made: it must be an arg-min; the twin books it too."""
+        rank = (answer.worker_id, answer.dp_rank)
+        among = self.twin.eligible(wish)
+        prices = {one: self.twin.cost(one, prompt, wish, among) for one in among}
+        assert prices[rank] <= min(prices.values()) + TOLERANCE, prices
+        effective = max(0, prompt.isl_tokens - self.twin.cached_tokens(rank, prompt))
+        assert answer.effective_prefill_tokens == effective
+        assert (
+            answer.overlap.gpu
+            == max(
+                self.twin.overlap((rank[0], other), prompt)[0]
+                for other in self.twin.workers[rank[0]].sources
+            )
+            * BLOCK_SIZE
+        )
+        if name is None:
+            return
+        blocks = self.twin.decode(rank) + self.twin.new_blocks(rank, prompt.chain)
+        assert answer.potential_decode_blocks == blocks
+        booked = effective if self.twin.config.track else 0
+        self.twin.book(TwinReservation(name, rank, prompt, booked, self.now))
+
+    def settle(self, ticket: Ticket) -> None:
+        """A waiting request has its answer: it was the head of the queue and could go."""
+        assert self.twin.head_may_go()
+        expected = self.twin.queue.pop(0)
+        assert self.tickets.pop(0) is ticket
+        if not self.twin.eligible(expected.wish):
+            assert isinstance(ticket.answer, NoEligibleWorker)
+            return
+        assert isinstance(ticket.answer, Selection)
+        self.accept(expected.prompt, expected.wish, expected.name, ticket.answer)
+
+    @rule(
+        target=reservations,
+        data=st.data(),
+        chain=st.lists(st.integers(0, 3), max_size=5).map(tuple),
+        isl=st.integers(0, 30),
+        prefill=st.none() | st.integers(0, 30),
+    )
+    def reserve(
+        self,
+        data: st.DataObject,
+        chain: tuple[int, ...],
+        isl: int,
+        prefill: int | None,
+    ) -> str:
+        """Book a rank by hand, with hashes that are chained to nothing and may repeat."""
+        name = self.new_name()
+        if not self.twin.workers:
+            return name
+        rank = data.draw(st.sampled_from(sorted(self.twin.ranks())))
+        prefill = None if prefill is None else min(prefill, isl)
+        request = ReservationRequest(
+            reservation_id=name,
+            worker_id=rank[0],
+            dp_rank=rank[1],
+            sequence_hashes=list(chain),
+            isl_tokens=isl,
+            effective_prefill_tokens=prefill,
+        )
+        answer, effects = self.core.reserve(request, self.later())
+        assert (answer.worker_id, answer.dp_rank) == rank
+        self.follow(effects)
+        prompt = TwinPrompt(tuple(unpack_u64(pack_u64(chain))), isl, {"token_ids": []})
+        booked = prefill if prefill is not None else isl if self.twin.config.track else 0
+        self.twin.book(TwinReservation(name, rank, prompt, booked, self.now))
+        assert self.core.reserve(request, self.later())[0] == answer  # D14
+        request.isl_tokens = isl + 1
+        with pytest.raises(ReservationConflict):
+            self.core.reserve(request, self.later())
+        return name
+
+    # -- lifecycle -----------------------------------------------------------------------------
+
+    @rule(name=reservations)
+    def prefill_complete(self, name: str) -> None:
+        if name not in self.twin.live:
+            with pytest.raises(ReservationNotFound):
+                self.core.prefill_complete(name, self.later())
+            return
+        effects = self.core.prefill_complete(name, self.later())
+        self.twin.live[name].prefill_done = True
+        self.twin.live[name].touched_at = self.now
+        self.follow(effects)
+        assert not self.twin.head_may_go()
+
+    @rule(name=reservations, fraction=st.none() | st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+    def output_block(self, name: str, fraction: float | None) -> None:
+        if name not in self.twin.live:
+            with pytest.raises(ReservationNotFound):
+                self.core.output_block(name, fraction, self.later())
+            return
+        self.core.output_block(name, fraction, self.later())
+        self.twin.output_block(name, fraction, self.now)
+
+    @rule(name=reservations)
+    def free(self, name: str) -> None:
+        if name in self.twin.live:
+            effects = self.core.free(name, self.later())
+            self.twin.release(name)
+            self.follow(effects)
+            assert not self.twin.head_may_go()
+        elif name in self.twin.freed:
+            self.follow(self.core.free(name, self.later()))  # D4: no error, and nothing happens
+        else:
+            with pytest.raises(ReservationNotFound):
+                self.core.free(name, self.later())
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def hang_up(self, data: st.DataObject) -> None:
+        """Somebody who waits goes away."""
+        number = data.draw(st.integers(0, len(self.tickets) - 1))
+        assert self.core.withdraw(self.tickets.pop(number))
+        self.twin.queue.pop(number)
+
+    @rule(seconds=st.sampled_from([70.3, 150.7, 400.1]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.twin.expire(self.now)
+        more = True
+        while more:
+            more, effects = self.core.tick(self.now)
+            self.follow(effects)
+        assert not self.twin.head_may_go()
+
+    # -- what is always true -------------------------------------------------------------------
+
+    @invariant()
+    def promises_hold(self) -> None:
+        self.core.check()
+
+    @invariant()
+    def loads_are_the_sum_of_live_reservations(self) -> None:
+        expected = {
+            rank: (self.twin.prefill(rank), self.twin.decode(rank), len(self.twin.on_rank(rank)))
+            for rank in self.twin.ranks()
+        }
+        assert self.loads() == expected
+        scopes = self.core.loads()
+        assert sum(scope.pending_count for scope in scopes) == len(self.twin.queue)
+        isl = sum(ticket.prompt.isl_tokens for ticket in self.twin.queue)
+        assert sum(scope.pending_isl_tokens for scope in scopes) == isl
+
+    def loads(self) -> dict[Rank, tuple[int, int, int]]:
+        return {
+            (row.worker_id, row.dp_rank): (
+                row.potential_prefill_tokens,
+                row.potential_decode_blocks,
+                row.active_requests,
+            )
+            for scope in self.core.loads()
+            for row in scope.loads
+        }
+
+    @precondition(lambda self: self.twin.workers)
+    @rule(blocks=letters, tail=st.integers(1, BLOCK_SIZE - 1))
+    def inspect(self, blocks: tuple[int, ...], tail: int) -> None:
+        """/overlap_scores and /potential_loads of any prompt."""
+        prompt, tokens = self.token_prompt(blocks, tail), tokens_of(blocks, tail)
+        scores = self.core.overlap_scores(OverlapScoresRequest(token_ids=tokens))
+        seen = {
+            (row.worker_id, row.dp_rank): (
+                row.device_blocks,
+                row.host_pinned_extension_blocks,
+                row.disk_extension_blocks,
+            )
+            for row in scores.workers
+        }
+        assert seen == {rank: self.twin.overlap(rank, prompt) for rank in self.twin.ranks()}
+        for row in self.core.potential_loads(PotentialLoadsRequest(token_ids=tokens)):
+            rank = (row.worker_id, row.dp_rank)
+            added = max(0, prompt.isl_tokens - self.twin.cached_tokens(rank, prompt))
+            added = added if self.twin.config.track else 0
+            assert row.potential_prefill_tokens == self.twin.prefill(rank) + added
+            blocks_then = self.twin.decode(rank) + self.twin.new_blocks(rank, prompt.chain)
+            assert row.potential_decode_blocks == blocks_then
+
+    def teardown(self) -> None:
+        """Free everything: all loads go to zero, nobody waits."""
+        if not hasattr(self, "twin"):
+            return
+        while self.tickets:
+            assert self.core.withdraw(self.tickets.pop())
+        for name in list(self.twin.live):
+            self.core.free(name, self.later())
+        assert set(self.loads().values()) <= {(0, 0, 0)}
+        self.core.check()
+
+
+def fields_of(wish: Wish) -> dict[str, Any]:
+    """A wish as the members of a request."""
+    fields: dict[str, Any] = {}
+    if wish.allowed is not None:
+        fields["allowed_worker_ids"] = sorted(wish.allowed)
+    if wish.pinned is not None:
+        fields["pinned_worker"] = PinnedWorker(*wish.pinned)
+    if wish.required or wish.preferred:
+        fields["routing_constraints"] = RoutingConstraints(
+            sorted(wish.required), dict(wish.preferred)
+        )
+    return fields
+
+
+def test_the_service_and_its_twin_agree() -> None:
+    run_state_machine_as_test(
+        ServiceMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_service_and_its_twin_agree_for_long() -> None:
+    run_state_machine_as_test(
+        ServiceMachine, settings=settings(max_examples=600, stateful_step_count=80, deadline=None)
+    )
