@@ -11,7 +11,7 @@ import os
 import subprocess
 from pathlib import Path
 
-DEFAULT = Path(__file__).parents[2] / ".venv-peer" / "bin" / "python"
+DEFAULT = Path(__file__).parents[2] / ".venv-peer-1.3.1" / "bin" / "python"
 PYTHON = os.environ.get("PEER_PYTHON", str(DEFAULT))
 COMMAND = (PYTHON, "-m", "dynamo.select_service")
 CHECK_TIMEOUT_S = 60

@@ -1,0 +1,1 @@
+"""README's promises, held against the program."""

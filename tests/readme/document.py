@@ -1,0 +1,107 @@
+"""README.md as examples: commands with what they print, Python with what it prints.
+
+A `console` block is a sequence of `$ curl …` lines (a quoted body may run over several) and what
+follows each. A `python` block directly before a `text` block prints it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PORT_IN_TEXT = "localhost:8092"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One curl command of the README and what it shows."""
+
+    text: str
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes | None
+    expected_headers: list[str]
+    expected: object
+
+
+@dataclass(frozen=True)
+class Program:
+    """One Python example and what it prints."""
+
+    source: str
+    expected: str
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(language, text) of every fenced block, in order."""
+    return FENCE.findall(README.read_text("utf-8"))
+
+
+def exchanges() -> list[Exchange]:
+    """Every curl command of every console block, in order: they build on each other."""
+    return [one for language, text in blocks() if language == "console" for one in _console(text)]
+
+
+def programs() -> list[Program]:
+    """Every Python block that is followed by its output."""
+    found = blocks()
+    return [
+        Program(text, after)
+        for (language, text), (next_language, after) in itertools.pairwise(found)
+        if language == "python" and next_language == "text"
+    ]
+
+
+def _console(text: str) -> list[Exchange]:
+    found = []
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        lines = part.splitlines()
+        count = 1
+        while "\n".join(lines[:count]).count("'") % 2:  # a body that is not closed yet
+            count += 1
+        found.append(_exchange("\n".join(lines[:count]), lines[count:]))
+    return found
+
+
+def _exchange(command: str, output: list[str]) -> Exchange:
+    """Read the few options of curl that the README uses; an unknown one is an error."""
+    words = shlex.split(command)
+    if words.pop(0) != "curl":
+        raise ValueError(f"not a curl command: {command}")
+    method, body, url, headers = "GET", None, "", {}
+    while words:
+        word = words.pop(0)
+        if word == "-X":
+            method = words.pop(0)
+        elif word == "-H":
+            name, _, value = words.pop(0).partition(": ")
+            headers[name] = value
+        elif word == "-d":
+            method = "POST" if method == "GET" else method
+            body = words.pop(0).encode()
+        elif word == "-D":
+            words.pop(0)
+        elif word != "-s":
+            if word.startswith("-") or url:
+                raise ValueError(f"unknown word {word!r} in: {command}")
+            url = word
+    if not url.startswith(PORT_IN_TEXT):
+        raise ValueError(f"not our service: {command}")
+    shown = [line for line in output if line.strip()]
+    start = next(i for i, line in enumerate(shown) if line[0] in "[{")
+    return Exchange(
+        text=command,
+        method=method,
+        path=url.removeprefix(PORT_IN_TEXT),
+        headers=headers,
+        body=body,
+        expected_headers=shown[:start],
+        expected=json.loads("\n".join(shown[start:])),
+    )

@@ -1,0 +1,47 @@
+"""The examples of README.md do what README.md says, in order, against a fresh service."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract.comparison import mismatch
+from tests.live.http import exchange_raw
+from tests.live.server import Server
+from tests.readme import document
+
+PROGRAM_TIMEOUT_S = 60
+
+
+@pytest.mark.e2e
+def test_console_examples(tmp_path: Path) -> None:
+    examples = document.exchanges()
+    assert len(examples) > 10
+    with Server(tmp_path / "service.log") as server:
+        for example in examples:
+            answer = exchange_raw(
+                server.port, example.method, example.path, example.body, example.headers
+            )
+            found = {f"{name}: {value}".lower() for name, value in answer.headers.items()}
+            assert {line.lower() for line in example.expected_headers} <= found, example.text
+            problem = mismatch(example.path, example.expected, answer.json)
+            assert problem is None, f"{example.text}\n{problem}\n{answer.raw.decode()}"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", range(len(document.programs())))
+def test_python_examples(number: int, tmp_path: Path) -> None:
+    program = document.programs()[number]
+    script = tmp_path / "example.py"
+    script.write_text(program.source, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (program.expected, 0), done.stderr
