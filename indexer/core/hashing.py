@@ -18,7 +18,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, PackedHashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 BASE_SEED: Final = 1337
 """Seed of a plain block, and of every link of the chain, whatever its namespace."""
@@ -27,6 +27,7 @@ TOKEN_BYTES: Final = 4
 NAMESPACES_REMEMBERED: Final = 4096
 """Seeds kept ready. One costs 0.3 µs to compute: enough to cover the names in daily use."""
 
+_UNMATCHABLE_SEED: Final = 0x6F70617175650000  # any seed that no namespace is likely to have
 _I64_MIN: Final = -(1 << 63)
 _SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
 
@@ -89,6 +90,19 @@ def sequence_hashes(local: PackedHashes) -> PackedHashes:
         previous = link(previous + local[at : at + HASH_BYTES], BASE_SEED)[::-1]
         chain.append(previous)
     return b"".join(chain)
+
+
+def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHashes:
+    """Give some blocks a hash that no request can ask for, such as those of prompt embeddings.
+
+    Args:
+        local: Local hashes as the tokens give them.
+        colours: Block number → bytes that tell it from other blocks of the same tokens.
+    """
+    hashes = [local[at : at + HASH_BYTES] for at in range(0, len(local), HASH_BYTES)]
+    for block, colour in colours.items():
+        hashes[block] = xxh3_64_digest(hashes[block] + colour, _UNMATCHABLE_SEED)[::-1]
+    return b"".join(hashes)
 
 
 def pack_u64(values: Sequence[int]) -> PackedHashes:

@@ -1,0 +1,69 @@
+"""Live messages that wait until the batches before them have come.
+
+A bounded queue that knows its first and last sequence; what happens when it is full is the
+stream's decision.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Backlog:
+    """Messages in order of arrival, counted in batches and bytes."""
+
+    __slots__ = ("_batches_max", "_bytes_max", "_queue", "bytes")
+
+    def __init__(self, batches_max: int, bytes_max: int) -> None:
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._batches_max = batches_max
+        self._bytes_max = bytes_max
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def first(self) -> int:
+        """Sequence of the oldest message."""
+        return self._queue[0][0]
+
+    @property
+    def last(self) -> int:
+        """Sequence of the newest message."""
+        return self._queue[-1][0]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are more messages, or more bytes, than may wait."""
+        return len(self._queue) > self._batches_max or self.bytes > self._bytes_max
+
+    def ends_with(self, seq: int, payload: bytes) -> bool:
+        """Whether the newest message is this one."""
+        return self._queue[-1] == (seq, payload)
+
+    def append(self, seq: int, payload: bytes) -> None:
+        """Add the newest message."""
+        self._queue.append((seq, payload))
+        self.bytes += len(payload)
+
+    def put_back(self, seq: int, payload: bytes) -> None:
+        """Put a message before all others."""
+        self._queue.appendleft((seq, payload))
+        self.bytes += len(payload)
+
+    def pop(self) -> tuple[int, bytes]:
+        """Take the oldest message."""
+        seq, payload = self._queue.popleft()
+        self.bytes -= len(payload)
+        return seq, payload
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._queue.clear()
+        self.bytes = 0
+
+    def check(self) -> None:
+        """Assert that the bytes add up and nothing is over its limit for good."""
+        assert self.bytes == sum(len(payload) for _, payload in self._queue)
+        assert not self.is_full

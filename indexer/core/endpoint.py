@@ -1,0 +1,49 @@
+"""How a ZMQ endpoint is written: the grammar at the door (contract 6.5).
+
+Only the writing is judged here. Whether libzmq will connect is for `edge/sockets` to find out,
+whether anybody answers only time can tell.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from indexer.errors import InvalidEndpoint
+
+SCHEMES: Final = frozenset({"tcp", "ipc", "inproc"})
+PORT_MAX: Final = 0xFFFF
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Accept a well-written endpoint; nothing is trimmed.
+
+    Raises:
+        InvalidEndpoint: With the reason as the contract words it.
+    """
+    scheme, separator, address = endpoint.partition("://")
+    if not separator:
+        raise InvalidEndpoint(endpoint, "missing scheme")
+    if not address:
+        raise InvalidEndpoint(endpoint, "missing address")
+    if scheme not in SCHEMES:
+        raise InvalidEndpoint(endpoint, f"unsupported scheme `{scheme}`")
+    if "\0" in endpoint:  # C strings end there
+        raise InvalidEndpoint(endpoint, "invalid character")
+    if scheme == "tcp":
+        _check_tcp(endpoint, address)
+
+
+def _check_tcp(endpoint: str, address: str) -> None:
+    host, separator, port = address.rpartition(":")
+    if not separator:
+        raise InvalidEndpoint(endpoint, "missing TCP port")
+    if not host:
+        raise InvalidEndpoint(endpoint, "missing TCP host")
+    if not port:
+        raise InvalidEndpoint(endpoint, "invalid TCP port: cannot parse integer from empty string")
+    if not (port.isascii() and port.isdigit()):
+        raise InvalidEndpoint(endpoint, "invalid TCP port: invalid digit found in string")
+    # a number of any length must not reach int(): its cost grows with the square of the digits
+    if len(port.lstrip("0")) > len(str(PORT_MAX)) or int(port) > PORT_MAX:
+        reason = "invalid TCP port: number too large to fit in target type"
+        raise InvalidEndpoint(endpoint, reason)

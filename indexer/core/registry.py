@@ -1,0 +1,129 @@
+"""Every partition's index and every open event stream, with their counters.
+
+The one room others deal with: they open an index per partition and a stream per worker rank, and
+read counters. Sockets are elsewhere (`edge/listener`), blocks are in `index`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indexer.core.index import KvIndex
+from indexer.core.replay import StreamLimits
+from indexer.core.stream import EventStream
+from indexer.core.tallies import Tallies
+from indexer.errors import ScopeConflict
+from indexer.types import EventLossPolicy, Scope, WorkerRank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Registry:
+    """Partitions and streams; every verb is O(1) unless it says otherwise."""
+
+    def __init__(
+        self,
+        *,
+        on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        self.on_event_loss = on_event_loss
+        self.limits = limits or StreamLimits()
+        self._indexes: dict[Scope, KvIndex] = {}
+        self._streams: dict[
+            int, EventStream
+        ] = {}  # by identity: two may serve one rank for a while
+        self._retired: dict[Scope, Tallies] = {}
+
+    # -- partitions ------------------------------------------------------------------------------
+
+    def open_index(self, scope: Scope, block_size: int, *, is_eagle: bool = False) -> KvIndex:
+        """The partition's index, made on first use.
+
+        Raises:
+            ScopeConflict: It exists with another block size or the other kind of blocks.
+        """
+        index = self._indexes.get(scope)
+        if index is None:
+            index = self._indexes[scope] = KvIndex(block_size, is_eagle=is_eagle)
+        elif (index.block_size, index.is_eagle) != (block_size, is_eagle):
+            msg = f"{scope} has blocks of {index.block_size} tokens, is_eagle={index.is_eagle}"
+            raise ScopeConflict(msg)
+        return index
+
+    def index(self, scope: Scope) -> KvIndex | None:
+        """The partition's index, if it has one."""
+        return self._indexes.get(scope)
+
+    def indexes(self) -> Iterator[tuple[Scope, KvIndex]]:
+        """Every partition's index."""
+        return iter(self._indexes.items())
+
+    def drop_index(self, scope: Scope) -> None:
+        """Forget a partition: its streams are closed, its counters go. O(streams)."""
+        for stream in [s for s in self._streams.values() if s.scope == scope]:
+            self.close_stream(stream)
+        self._indexes.pop(scope, None)
+        self._retired.pop(scope, None)
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    def open_stream(
+        self, scope: Scope, rank: WorkerRank, *, worker_ranks: range, has_replay: bool
+    ) -> EventStream:
+        """A new stream with an unset cursor for a rank of an open partition."""
+        stream = EventStream(
+            scope,
+            rank,
+            self._indexes[scope],
+            worker_ranks=worker_ranks,
+            has_replay=has_replay,
+            on_event_loss=self.on_event_loss,
+            limits=self.limits,
+        )
+        self._streams[id(stream)] = stream
+        return stream
+
+    def close_stream(self, stream: EventStream) -> None:
+        """End a stream and forget the blocks it brought; messages that still come are ignored."""
+        if self._streams.pop(id(stream), None) is not None:
+            stream.close()
+            self._retired.setdefault(stream.scope, Tallies()).add(stream.tallies)
+
+    def streams(self) -> list[EventStream]:
+        """Every open stream, oldest first."""
+        return list(self._streams.values())
+
+    # -- upkeep and counters -----------------------------------------------------------------------
+
+    def sweep(self, budget: int) -> int:
+        """Do some of the indexes' put-off removal, about `budget` nodes of it.
+
+        Returns:
+            What is left to do; 0 when every index is clean.
+        """
+        left = 0
+        for index in self._indexes.values():
+            left += index.sweep(max(1, budget // len(self._indexes)))
+        return left
+
+    def tallies(self, scope: Scope) -> Tallies:
+        """What a partition's streams have counted, closed ones included. O(streams)."""
+        total = Tallies()
+        retired = self._retired.get(scope)
+        if retired is not None:
+            total.add(retired)
+        for stream in self._streams.values():
+            if stream.scope == scope:
+                total.add(stream.tallies)
+        return total
+
+    def check(self) -> None:
+        """Assert every promise of every stream and index. O(everything)."""
+        for stream in self._streams.values():
+            assert not stream.closed
+            assert stream.scope in self._indexes
+            stream.check()
+        for index in self._indexes.values():
+            index.check()

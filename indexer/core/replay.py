@@ -1,0 +1,126 @@
+"""The rules of one replay: what it is for, how long it may take, how much it may send.
+
+Only bookkeeping: whether a reply is applied is `stream`'s decision. A replay endpoint may be mute,
+endless, garbled or simply wrong; every way it can waste our time has a budget here.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+
+class StreamLimits(Struct, frozen=True, kw_only=True):
+    """Budgets of a stream; `config` explains how to choose others."""
+
+    replay_silence_s: float = 1.0
+    """Longest wait for the next useful reply. The publishing thread answers between two messages,
+    after at most 100 ms when idle; a second leaves room for a busy machine."""
+
+    replay_deadline_s: float = 30.0
+    """Longest replay altogether. 10,000 batches, a default buffer, take about one second."""
+
+    replay_attempts_max: int = 2
+    """Requests in a row that may bring nothing new before the missing batches count as lost."""
+
+    replay_replies_max: int = 200_000
+    """Replies to one replay, twenty default buffers."""
+
+    replay_bytes_max: int = 1 << 30
+    """Bytes of replies to one replay."""
+
+    replay_useless_max: int = 2_000
+    """Replies that are garbled or out of place: twice what an old reply socket can hold."""
+
+    replay_backoff_s: float = 5.0
+    replay_backoff_max_s: float = 60.0
+    """A mute endpoint is left alone for that long, doubled each time up to the second number."""
+
+    backlog_batches_max: int = 20_000
+    backlog_bytes_max: int = 64 << 20
+    """Live batches that wait for a replay to finish; when they are more, it is given up."""
+
+    poll_after_s: float = 10.0
+    """Silence after which a replay is asked for, in case the last batches got lost; 0: never."""
+
+    blocks_per_turn: int = 512
+    """Blocks applied before others get their turn, about a quarter of a millisecond."""
+
+
+class Mode(Enum):
+    """What a replay is for."""
+
+    GAP = "gap"  # live batches are waiting for the ones before them
+    POLL = "poll"  # nothing came for a while: was anything lost?
+    REBUILD = "rebuild"  # the past has a hole: is it all still there, from number 0?
+
+
+class ReplayRequest(Struct, frozen=True, eq=False):
+    """A wish for a fresh replay from `start`; two wishes are two, even if they look alike."""
+
+    start: int
+
+
+class Replay:
+    """A replay under way."""
+
+    __slots__ = (
+        "_limits",
+        "attempts",
+        "bytes",
+        "deadline",
+        "is_verified",
+        "mode",
+        "progressed",
+        "quiet_until",
+        "replies",
+        "replies_now",
+        "useless",
+    )
+
+    def __init__(self, mode: Mode, limits: StreamLimits, now: float) -> None:
+        self.mode = mode
+        self._limits = limits
+        self.deadline = now + limits.replay_deadline_s
+        self.attempts = 0  # in a row without progress
+        self.replies = 0
+        self.bytes = 0
+        self.useless = 0
+        self.begin_attempt(now)
+
+    def begin_attempt(self, now: float) -> None:
+        """A request goes out."""
+        self.attempts += 1
+        self.is_verified = False  # the engine has not shown yet that it is the one we know
+        self.progressed = False
+        self.replies_now = 0
+        self.quiet_until = min(now + self._limits.replay_silence_s, self.deadline)
+
+    def may_ask_again(self, now: float) -> bool:
+        """Whether another request is worth it: always after progress, else a few times."""
+        if self.progressed:
+            self.attempts = 0
+        return self.attempts < self._limits.replay_attempts_max and now < self.deadline
+
+    def count(self, size: int) -> bool:
+        """Count one reply; False when it is one too many."""
+        self.replies += 1
+        self.replies_now += 1
+        self.bytes += size
+        limits = self._limits
+        return self.replies <= limits.replay_replies_max and self.bytes <= limits.replay_bytes_max
+
+    def advance(self, now: float) -> None:
+        """A reply was applied."""
+        self.progressed = True
+        self.hear(now)
+
+    def hear(self, now: float) -> None:
+        """The engine is there and answers."""
+        self.quiet_until = min(now + self._limits.replay_silence_s, self.deadline)
+
+    def waste(self) -> bool:
+        """Count a reply that was of no use; False when it is one too many."""
+        self.useless += 1
+        return self.useless <= self._limits.replay_useless_max

@@ -1,0 +1,79 @@
+"""Plain counters of event streams, read when somebody asks.
+
+Only numbers that go up live here; labels come from fixed sets, so their number is bounded. Metrics
+add up the streams of a partition together with what closed streams have left behind.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+Labels = tuple[str, str, str]
+"""kind (stored, removed, …), dialect (array, map, mixed), outcome (applied, or why not)."""
+
+_PLAIN: Final = (
+    "messages",  # received live, good or bad
+    "batches",  # applied, live or replayed
+    "blocks_stored",  # blocks in the store events that were applied
+    "blocks_removed",  # blocks in the removals that were applied
+    "stale_batches",
+    "gaps",
+    "lost_batches",  # never recovered
+    "restarts",  # seen by the sequence number
+    "hidden_restarts",  # seen only because a replay did not repeat what had been applied
+    "foreign_ranks",  # batches that named a rank the worker does not have
+    "replays_asked",
+    "replayed_batches",
+)
+
+
+class Tallies:
+    """Counters of one stream, or the sum over several."""
+
+    __slots__ = ("bad_messages", "events", "replays", *_PLAIN)
+
+    messages: int
+    batches: int
+    blocks_stored: int
+    blocks_removed: int
+    stale_batches: int
+    gaps: int
+    lost_batches: int
+    restarts: int
+    hidden_restarts: int
+    foreign_ranks: int
+    replays_asked: int
+    replayed_batches: int
+
+    def __init__(self) -> None:
+        for name in _PLAIN:
+            setattr(self, name, 0)
+        self.events: dict[Labels, int] = {}
+        self.bad_messages: dict[str, int] = {}  # frames | sequence | payload | replay
+        self.replays: dict[str, int] = {}  # outcome → how many ended so
+
+    def add(self, other: Tallies) -> None:
+        """Add another stream's counters to these."""
+        for name in _PLAIN:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self.bad_messages, other.bad_messages),
+            (self.replays, other.replays),
+        ):
+            for label, count in theirs.items():
+                mine[label] = mine.get(label, 0) + count
+        for labels, count in other.events.items():
+            self.events[labels] = self.events.get(labels, 0) + count
+
+    def count_event(self, kind: str, form: str, outcome: str) -> None:
+        """One more event of that kind, in that dialect, with that outcome."""
+        labels = (kind, form, outcome)
+        self.events[labels] = self.events.get(labels, 0) + 1
+
+    def count_bad_message(self, reason: str) -> None:
+        """One more message that is not a batch."""
+        self.bad_messages[reason] = self.bad_messages.get(reason, 0) + 1
+
+    def count_replay(self, outcome: str) -> None:
+        """One more replay has ended."""
+        self.replays[outcome] = self.replays.get(outcome, 0) + 1

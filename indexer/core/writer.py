@@ -1,0 +1,270 @@
+"""One stream's events into the index: what an event means, and when it means nothing.
+
+Here are the rules R11 to R29 of the events reference that need no tree: which groups count, which
+adapter, salt and media colour a block, which media are credited where. `stream` hands over events
+in order; the index keeps the blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
+from indexer.core.hashing import block_hashes, unmatchable
+from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, WorkerRank
+
+if TYPE_CHECKING:
+    from indexer.core.events import Event, EventBatch
+    from indexer.core.index import KvIndex
+    from indexer.core.tallies import Tallies
+    from indexer.types import PackedHashes
+
+MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of cache groups whose blocks are what a prompt can reuse (R16)."""
+
+GROUPS_REMEMBERED: Final = 64
+"""Groups per stream whose kind is kept for removals; hybrid models have a handful."""
+
+SLICE_BLOCKS: Final = 512
+"""Longest store handed to the index at once, about 0.3 ms; longer events go in slices."""
+
+EVENT_COST_BLOCKS: Final = 8
+"""What an event costs beside its blocks, counted in blocks."""
+
+APPLIED: Final = "applied"
+
+
+class Slice:
+    """A part of a store event that is still to be written."""
+
+    __slots__ = ("at", "event", "local_hashes", "namespace")
+
+    def __init__(
+        self, event: BlockStored, namespace: Namespace, local_hashes: PackedHashes
+    ) -> None:
+        self.event = event
+        self.namespace = namespace
+        self.local_hashes = local_hashes
+        self.at = 0
+
+
+class IndexWriter:
+    """Writes one stream's batches; remembers which ranks it wrote to and which groups count.
+
+    Attributes:
+        is_whole: Whether the last call of `work` ended with the stream's only rank cleared.
+    """
+
+    __slots__ = (
+        "_batch",
+        "_groups",
+        "_index",
+        "_next",
+        "_own_rank",
+        "_rank",
+        "_slice",
+        "_tallies",
+        "_written",
+        "is_whole",
+    )
+
+    def __init__(self, index: KvIndex, rank: WorkerRank, tallies: Tallies) -> None:
+        self._index = index
+        self._own_rank = rank
+        self._tallies = tallies
+        self._groups: dict[int, bool] = {}
+        self._written = {rank}
+        self._batch: EventBatch | None = None
+        self._rank = rank  # of the batch being written
+        self._next = 0
+        self._slice: Slice | None = None
+        self.is_whole = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is not yet written to its end."""
+        return self._batch is not None
+
+    def begin(self, batch: EventBatch, worker_ranks: range) -> None:
+        """Take the next batch; `work` writes it."""
+        assert self._batch is None
+        rank, name = self._own_rank, batch.dp_rank
+        if name is not None and name != rank.dp_rank:
+            if name in worker_ranks:
+                rank = WorkerRank(rank.worker_id, name)
+                self._index.attach(rank)
+                self._written.add(rank)
+            else:  # a global rank, say: the listener knows better (R40)
+                self._tallies.foreign_ranks += 1
+        self._batch, self._rank, self._next = batch, rank, 0
+
+    def work(self, budget: int) -> int:
+        """Write events while the budget, in blocks, lasts; return what is left of it."""
+        batch, tallies = self._batch, self._tallies
+        assert batch is not None
+        self.is_whole = False
+        while budget > 0:
+            stored = tallies.blocks_stored
+            if self._slice is not None:
+                self._slice = self._write_slice(self._slice)
+            elif self._next == len(batch.events):
+                self._batch = None
+                break
+            else:
+                event = batch.events[self._next]
+                self._next += 1
+                self._write(event, batch.form)
+                budget -= EVENT_COST_BLOCKS
+            budget -= tallies.blocks_stored - stored
+        return budget
+
+    def finish(self) -> None:
+        """Write what is left of the batch in one go."""
+        while self._batch is not None:
+            self.work(SLICE_BLOCKS)
+
+    def forget_blocks(self) -> None:
+        """Clear every rank this stream wrote to."""
+        for rank in self._written:
+            if self._index.slot_of(rank) is not None:
+                self._index.clear(rank)
+        self._written = {self._own_rank}
+
+    def forget(self) -> None:
+        """Forget everything: another engine, with other groups, will speak."""
+        self.forget_blocks()
+        self._groups.clear()
+        self._batch = self._slice = None
+
+    def _write(self, event: Event, form: str) -> None:
+        """Apply one event; of a long store only the first slice."""
+        if isinstance(event, BlockStored):
+            outcome = self._store(event)
+        elif isinstance(event, BlockRemoved):
+            outcome = self._remove(event)
+        elif isinstance(event, AllBlocksCleared):
+            self._index.clear(self._rank)
+            self.is_whole = self._written == {self._rank}
+            outcome = APPLIED
+        else:
+            outcome = event.reason if isinstance(event, BadEvent) else "no_op"
+        self._tallies.count_event(event.kind, form, outcome)
+
+    def _write_slice(self, part: Slice) -> Slice | None:
+        """Store the next blocks of a long event; None when that was the last of them."""
+        event, start = part.event, part.at
+        hashes, local, parent = event.block_hashes, part.local_hashes, event.parent
+        end = min(start + SLICE_BLOCKS, len(hashes))
+        if end - start < len(hashes):
+            parent = hashes[start - 1] if start else parent
+            hashes = hashes[start:end]
+            local = local[start * HASH_BYTES : end * HASH_BYTES]
+        assert event.tier is not None
+        self._index.store(
+            self._rank,
+            event.tier,
+            parent,
+            hashes,
+            local,
+            namespace=part.namespace,
+            group=event.group,
+        )
+        self._tallies.blocks_stored += end - start
+        part.at = end
+        return part if end < len(event.block_hashes) else None
+
+    def _store(self, event: BlockStored) -> str:
+        refusal = self._why_elsewhere(event)
+        if refusal is not None:
+            return refusal
+        if event.is_placeholder:
+            assert event.tier is not None
+            self._index.mark_on_tier(self._rank, event.tier, event.block_hashes, group=event.group)
+            return "placeholder"
+        refusal = self._why_not_whole(event)
+        if refusal is not None:
+            return refusal
+        namespace = self._namespace(event)
+        try:
+            local_hashes = self._local_hashes(event, namespace)
+        except ValueError:  # a token beyond 32 bits
+            return "malformed"
+        self._slice = self._write_slice(Slice(event, namespace, local_hashes))
+        return APPLIED
+
+    def _remove(self, event: BlockRemoved) -> str:
+        refusal = self._why_elsewhere(event)
+        if refusal is not None or event.tier is None:
+            return refusal or "unknown_medium"
+        self._index.remove(self._rank, event.tier, event.block_hashes, group=event.group)
+        self._tallies.blocks_removed += len(event.block_hashes)
+        return APPLIED
+
+    def _why_elsewhere(self, event: BlockStored | BlockRemoved) -> str | None:
+        """Why these blocks are none that a prompt on this worker could reuse; None if they are."""
+        is_main = self._is_main_group(event)  # learnt from remote blocks just as well
+        if event.is_remote:
+            return "remote"
+        if event.tier is None:
+            return "unknown_medium"
+        if not is_main:
+            return "other_group"
+        return None if event.block_hashes else "empty"
+
+    def _is_main_group(self, event: BlockStored | BlockRemoved) -> bool:
+        if isinstance(event, BlockStored) and event.attention is not None:
+            is_main = event.attention in MAIN_ATTENTION
+            if event.group in self._groups or len(self._groups) < GROUPS_REMEMBERED:
+                self._groups[event.group] = is_main
+            return is_main
+        # removals never name the kind, old engines neither: what the group was before, or group 0
+        return self._groups.get(event.group, event.group == 0)
+
+    def _why_not_whole(self, event: BlockStored) -> str | None:
+        """Why the event does not describe blocks of this scope; None if it does."""
+        blocks = len(event.block_hashes)
+        if event.has_nameless_adapter:
+            return "nameless_adapter"
+        if event.block_size != self._index.block_size:
+            return "other_block_size"
+        if len(event.token_ids) != blocks * event.block_size:
+            return "token_count"
+        names = set(event.block_hashes)
+        if len(names) != blocks or event.parent in names:
+            return "duplicate_hash"
+        return None
+
+    def _namespace(self, event: BlockStored) -> Namespace:
+        """Adapter and salt of the blocks; later events leave it to their parent to say."""
+        inherited = None
+        if event.parent is not None:
+            inherited = self._index.namespace_of(self._rank, event.parent)
+        if not event.lora_name and not event.cache_salt:
+            return inherited or BASE_NAMESPACE
+        if inherited is None:
+            return Namespace(event.lora_name, event.cache_salt)
+        return Namespace(
+            event.lora_name or inherited.lora_name, event.cache_salt or inherited.cache_salt
+        )
+
+    def _local_hashes(self, event: BlockStored, namespace: Namespace) -> PackedHashes:
+        tokens, size = event.token_ids, event.block_size
+        if self._index.is_eagle:
+            tokens, size = _windows_of_pairs(tokens, size), size + 1  # type: ignore[arg-type]
+        local = block_hashes(
+            tokens,  # type: ignore[arg-type] # pairs only ever reach eagle scopes: `wire` sees to it
+            size,
+            namespace=namespace,
+            mm_hashes=event.mm_hashes,
+        )
+        return unmatchable(local, event.opaque) if event.opaque else local
+
+
+def _windows_of_pairs(pairs: list[tuple[int, int]], block_size: int) -> list[int]:
+    """Tokens of each page of pairs: the first members, then the last pair's second."""
+    tokens: list[int] = []
+    for start in range(0, len(pairs), block_size):
+        page = pairs[start : start + block_size]
+        tokens.extend(first for first, _ in page)
+        tokens.append(page[-1][1])
+    return tokens
