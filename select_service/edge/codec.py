@@ -1,0 +1,210 @@
+"""Bytes to requests and answers to bytes: the door, where everything malformed is refused.
+
+msgspec decodes and checks types and ranges; added here is what it leaves open: duplicate and
+unknown members, u64, the path of the field at fault. `edge/http.py` stands before it, the typed
+requests of `types.py` are all that passes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from indexer.types import U64_MASK
+from select_service.config import FieldValidation
+from select_service.edge.members import DuplicateMemberError, flat_names, top_level_names
+from select_service.errors import InvalidField, InvalidJson, ServiceError, UnknownField
+from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Decoded", "RequestDecoder", "check_hashes", "encode"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+encode: Final = msgspec.json.Encoder().encode
+
+_WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
+_RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_U32_MAX: Final = (1 << 32) - 1
+_RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Decoded(NamedTuple, Generic[T]):
+    """A request that may be trusted, and what was odd about it."""
+
+    request: T
+    warning: str | None  # value of a Warning header
+    unknown: bytes  # canonical JSON of the members nobody knows, b"" when there are none
+
+
+class RequestDecoder(Generic[T]):
+    """Decodes one type of request. Thread-safe; make one per route and keep it."""
+
+    __slots__ = ("_decode", "_known", "_known_bytes", "_readable", "_type", "_validation")
+
+    def __init__(self, kind: type[T], validation: FieldValidation) -> None:
+        self._type = kind
+        self._validation = validation
+        self._decode = msgspec.json.Decoder(kind).decode
+        names = [field.encode_name for field in msgspec.structs.fields(kind)]
+        self._known = frozenset(names)
+        self._known_bytes = frozenset(name.encode() for name in names)
+        self._readable = _names_of_objects(kind)
+
+    def decode(self, body: bytes) -> Decoded[T]:
+        """Decode and check one body; linear in its length.
+
+        Raises:
+            InvalidJson: it is no JSON text.
+            InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
+            UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
+        """
+        try:
+            request = self._decode(body)
+        except (ValueError, RecursionError) as error:
+            raise _refusal(error) from None
+        if not body.isascii():
+            _check_utf8(body)
+        if type(request) in _CHECKS:
+            _CHECKS[type(request)](request)
+        elif isinstance(request, SelectRequest) and request.allowed_worker_ids:
+            _check_u64("allowed_worker_ids", request.allowed_worker_ids)
+        names = flat_names(body)
+        if (
+            names is not None
+            and self._known_bytes.issuperset(names)
+            and len(frozenset(names)) == len(names)
+        ):
+            return Decoded(request, None, b"")
+        return self._look_closer(body, request)
+
+    def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
+        try:
+            names = top_level_names(body, self._readable)
+        except DuplicateMemberError as error:
+            raise InvalidField(str(error), field=error.path) from None
+        unknown = [name for name in names if name not in self._known]
+        if not unknown:
+            return Decoded(request, None, b"")
+        if self._validation is FieldValidation.STRICT:
+            raise UnknownField(f"unknown field: {_printable(unknown)}", field=unknown[0])
+        warn = self._validation is FieldValidation.WARN
+        warning = f'299 - "unknown field: {_printable(unknown)}"' if warn else None
+        return Decoded(request, warning, _canonical(body, unknown))
+
+
+def check_hashes(request: PromptFields) -> None:
+    """Refuse hashes that do not fit 64 bits.
+
+    Not part of `decode`: packing the hashes finds the same fault for nothing, except where the
+    request is refused for another reason first.
+
+    Raises:
+        InvalidField: `field` is the path of the first hash out of range.
+    """
+    for name, hashes in (
+        ("block_hashes", request.block_hashes),
+        ("sequence_hashes", request.sequence_hashes),
+    ):
+        if hashes:
+            _check_u64(name, hashes)
+
+
+def _check_u64(name: str, values: Sequence[int]) -> None:
+    if max(values) > U64_MASK:
+        position = next(at for at, value in enumerate(values) if value > U64_MASK)
+        path = f"{name}[{position}]"
+        raise InvalidField(f"{path}: must be at most 2^64-1", field=path)
+
+
+def _check_utf8(body: bytes) -> None:
+    """Refuse what the decoder skipped unread: bytes that are no text inside unknown members."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"not JSON: {error}") from None
+
+
+def _check_ranks(request: msgspec.Struct) -> None:
+    """Refuse keys of kv_events_endpoints that are no dp_rank (contract 0.2)."""
+    assert isinstance(request, WorkerSpec | WorkerPatch)
+    endpoints = request.kv_events_endpoints
+    if endpoints is msgspec.UNSET:
+        return
+    for key in endpoints:
+        path = f"kv_events_endpoints.{key}"
+        if not _NUMBER_KEY.fullmatch(key):
+            raise InvalidJson("kv_events_endpoints: keys must be dp_ranks", field=path)
+        if not _RANK_KEY.fullmatch(key) or key.startswith("-") or len(key) > len(str(_U32_MAX)):
+            raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
+        if int(key) > _U32_MAX:
+            raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
+
+
+_CHECKS: Final = {WorkerSpec: _check_ranks, WorkerPatch: _check_ranks}
+
+
+# -- what is wrong, and where ------------------------------------------------------------------
+
+_AT: Final = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`")
+_MISSING: Final = re.compile(r"Object missing required field `(.*)`")
+_NAMED: Final = re.compile(r"(\w+) (?:must be at most|and \w+ name)")  # `__post_init__` of types.py
+
+
+def _refusal(error: ValueError | RecursionError) -> ServiceError:
+    if isinstance(error, RecursionError):
+        return InvalidJson("not JSON that can be read: nested too deeply")
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidJson(f"not JSON: {error}")
+    text, path = str(error), ""
+    if at := _AT.fullmatch(text):
+        text, path = at.groups()
+    if named := _MISSING.fullmatch(text) or _NAMED.match(text):
+        path = f"{path}.{named[1]}".removeprefix(".")
+    elif path:
+        text = f"{path}: {text}"
+    return InvalidField(text, field=path or None)
+
+
+def _printable(names: list[str]) -> str:
+    """Join names so that they fit a quoted string in a header, whatever a client called them."""
+    text = ", ".join(names)[:_WARNING_BYTES_MAX]
+    safe = text.encode("unicode_escape").decode().replace("\\", "\\\\").replace('"', '\\"')
+    if len(safe) > _WARNING_BYTES_MAX or len(text) == _WARNING_BYTES_MAX:
+        safe = safe[:_WARNING_BYTES_MAX].rstrip("\\") + "..."
+    return safe
+
+
+def _canonical(body: bytes, unknown: list[str]) -> bytes:
+    """Return the unknown members so that equal JSON values give equal bytes."""
+    raw = _RAW_MEMBERS.decode(body)
+    try:
+        members = {name: msgspec.json.decode(raw[name]) for name in unknown}
+        return msgspec.json.encode(members, order="deterministic")
+    except (ValueError, RecursionError) as error:
+        raise _refusal(error) from None
+
+
+def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names of all members, at any depth, under which objects are read."""
+    names: set[str] = set()
+
+    def visit(node: msgspec.inspect.Type) -> bool:
+        """Walk one type; True when its JSON is, or holds in an array, an object."""
+        if isinstance(node, msgspec.inspect.UnionType):
+            holds = [visit(one) for one in node.types]
+            return any(holds)
+        if isinstance(node, msgspec.inspect.ListType):
+            return visit(node.item_type)
+        if isinstance(node, msgspec.inspect.StructType):
+            names.update(field.encode_name for field in node.fields if visit(field.type))
+            return True
+        return isinstance(node, msgspec.inspect.DictType)
+
+    visit(msgspec.inspect.type_info(kind))
+    return frozenset(names)

@@ -1,0 +1,158 @@
+"""From method and raw path to a route: exact, case-sensitive, no slash folding (contract 0.1).
+
+Knows nothing of ASGI, so that whatever carries requests can use it. The table itself is in
+`http.py`; the rules for ids, numbers and queries in a URL are here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from indexer.types import U64_MASK
+from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, RouteNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Match", "Route", "Router", "is_json", "read_query", "read_u64"]
+
+H = TypeVar("H")
+
+_NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
+_JSON: Final = re.compile(
+    rb"application/(?:json|[a-z0-9!#$&^_.+-]+\+json)[ \t]*(?:;.*)?", re.IGNORECASE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[H]):
+    """One line of the API. `{x}` in the pattern stands for one non-empty path segment."""
+
+    method: str
+    pattern: str
+    handler: H
+    takes: type | None = None  # JSON body; None: any body is ignored
+    answers: object = None  # a type msgspec can describe; None: not JSON
+    status: int = 200
+    refusals: tuple[int, ...] = ()  # statuses >= 400 besides those of its parts
+    query: tuple[str, ...] = ()
+    summary: str = ""
+
+
+class Match(NamedTuple, Generic[H]):
+    """A route and the percent-decoded segments that filled its braces."""
+
+    route: Route[H]
+    params: tuple[str, ...]
+
+
+class Router(Generic[H]):
+    """Finds routes; static paths cost one dict lookup."""
+
+    def __init__(self, routes: Sequence[Route[H]]) -> None:
+        self._static: dict[bytes, dict[str, Route[H]]] = {}
+        self._shaped: list[tuple[tuple[bytes | None, ...], dict[str, Route[H]]]] = []
+        shapes: dict[tuple[bytes | None, ...], dict[str, Route[H]]] = {}
+        for route in routes:
+            if "{" not in route.pattern:
+                methods = self._static.setdefault(route.pattern.encode(), {})
+            else:
+                shape = tuple(
+                    None if part.startswith("{") else part.encode()
+                    for part in route.pattern.split("/")
+                )
+                methods = shapes.setdefault(shape, {})
+            methods[route.method] = route
+            if route.method == "GET":
+                methods.setdefault("HEAD", route)
+        self._shaped = list(shapes.items())
+
+    def match(self, method: str, raw_path: bytes) -> Match[H]:
+        """Find the route of a request.
+
+        Raises:
+            RouteNotFound: no route has this path.
+            MethodNotAllowed: one has, not with this method.
+            InvalidPath: a segment is not UTF-8.
+        """
+        methods, segments = self._find(raw_path)
+        if not methods:
+            raise RouteNotFound("route not found")
+        route = methods.get(method)
+        if route is None:
+            raise MethodNotAllowed("method not allowed")
+        return Match(route, tuple(map(_decode_segment, segments)) if segments else ())
+
+    def allowed(self, raw_path: bytes) -> str:
+        """Return the value of an Allow header for a path."""
+        methods, _ = self._find(raw_path)
+        return ", ".join(sorted(methods))
+
+    def _find(self, raw_path: bytes) -> tuple[dict[str, Route[H]], list[bytes]]:
+        methods = self._static.get(raw_path)
+        if methods is not None:
+            return methods, []
+        parts = raw_path.split(b"/")
+        for shape, shaped in self._shaped:
+            if len(shape) == len(parts) and all(
+                part if want is None else part == want
+                for want, part in zip(shape, parts, strict=True)
+            ):
+                return shaped, [
+                    part for want, part in zip(shape, parts, strict=True) if want is None
+                ]
+        return {}, []
+
+
+def _decode_segment(segment: bytes) -> str:
+    try:
+        return unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPath(f"invalid UTF-8 in the path: {error}") from None
+
+
+def read_u64(segment: str) -> int:
+    """Read a path number; `+1` and `01` are 1.
+
+    Raises:
+        InvalidPath: no number, or beyond 64 bits.
+    """
+    found = _NUMBER.fullmatch(segment)
+    value = int(found[1]) if found else U64_MASK + 1
+    if value > U64_MASK:
+        raise InvalidPath(f"cannot parse `{segment[:64]}` as an unsigned 64-bit number")
+    return value
+
+
+def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:
+    """Read the known keys of a query string; others are skipped, bad UTF-8 becomes U+FFFD.
+
+    Raises:
+        InvalidQuery: a known key comes twice.
+    """
+    values: dict[str, str] = {}
+    if not raw:
+        return values
+    for pair in raw.split(b"&"):
+        raw_key, _, raw_value = pair.partition(b"=")
+        key = _decode_form(raw_key)
+        if key not in known:
+            continue
+        if key in values:
+            raise InvalidQuery(f"duplicate field `{key}`", field=key)
+        values[key] = _decode_form(raw_value)
+    return values
+
+
+def _decode_form(text: bytes) -> str:
+    return unquote_to_bytes(text.replace(b"+", b" ")).decode(errors="replace")
+
+
+def is_json(content_type: bytes | None) -> bool:
+    """Whether a Content-Type header announces JSON: application/json or application/<x>+json."""
+    if content_type == b"application/json":
+        return True
+    return content_type is not None and _JSON.fullmatch(content_type.strip()) is not None

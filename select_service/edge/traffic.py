@@ -1,0 +1,63 @@
+"""Plain counters of the HTTP side: requests by route and status, latencies, connections.
+
+Counted where it happens (`asgi.py`, `protocol.py`) for a fraction of a microsecond, read by
+`metrics.py` at scrape time. Nothing here knows Prometheus.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = ["CLIENT_GONE", "LATENCY_BUCKETS_S", "Connections", "RouteTraffic", "Traffic"]
+
+LATENCY_BUCKETS_S: Final = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
+    *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
+)
+"""Upper bounds; from a cheap /health to a selection that waits a minute in the queue."""
+
+CLIENT_GONE: Final = 499
+"""Counted in place of a status when the client left before it got one."""
+
+
+class RouteTraffic:
+    """What one route has answered."""
+
+    __slots__ = ("buckets", "seconds", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)  # not cumulative; the last is +Inf
+        self.seconds = 0.0
+
+    def observe(self, status: int, seconds: float) -> None:
+        """Count one answer."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.buckets[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class Connections:
+    """What became of connections; `open` is read from the server's own set."""
+
+    open: int = 0
+    accepted: int = 0
+    refused: int = 0  # over --connections-max
+    header_timeouts: int = 0
+    body_timeouts: int = 0
+    write_timeouts: int = 0  # the client did not read its answer
+    malformed: int = 0  # not HTTP, or a head beyond the limit
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Everything counted at the HTTP door of one app."""
+
+    routes: dict[tuple[str, str], RouteTraffic] = field(default_factory=dict)  # (method, pattern)
+    unmatched: RouteTraffic = field(default_factory=RouteTraffic)  # 404, 405: no pattern to name
+    connections: Connections = field(default_factory=Connections)
+    in_flight: int = 0
+    crashes: int = 0  # answers 500, and streams cut by an error of ours
