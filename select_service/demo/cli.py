@@ -10,28 +10,15 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from select_service.demo.session import Session
     from select_service.demo.view import LiveView, PlainView
 
-__all__ = ["add_parser", "main"]
+__all__ = ["main"]
 
 _FOREIGN_FIRST_WORKER_ID = 990_001  # beside whatever workers a running service has
 _RESTART_EVERY = 200
-
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add `demo` to the command line of the service."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "demo",
-        help="show the service at work: simulated engines, chat traffic, a live table",
-        description=__doc__,
-    )
-    _arguments(parser)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,16 +98,26 @@ def _restart_every(args: argparse.Namespace) -> int | None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    from select_service.demo.client import SelectorRefused  # noqa: PLC0415 - needs the extra
+    import httpx  # noqa: PLC0415 - in the extra, like what the imports below need
+
+    from select_service.demo.client import SelectorRefused  # noqa: PLC0415
     from select_service.demo.service_process import ServiceDidNotStart  # noqa: PLC0415
 
     try:
         async with _service(args.url) as url:
             return await _show(args, url)
-    except* (ServiceDidNotStart, SelectorRefused, OSError) as group:
-        for error in group.exceptions:
-            print(f"demo: {error}", file=sys.stderr)
+    except* (ServiceDidNotStart, SelectorRefused, httpx.TransportError, OSError) as group:
+        for error in _leaves(group):
+            print(f"demo: {str(error) or type(error).__name__}", file=sys.stderr)
     return 1
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 @contextlib.asynccontextmanager

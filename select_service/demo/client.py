@@ -21,7 +21,7 @@ __all__ = ["Booking", "SelectorClient", "SelectorRefused"]
 _TIMEOUT_S = 30.0  # a selection may wait in the service's queue
 
 
-class SelectorRefused(Exception):  # noqa: N818 - an answer of the service
+class SelectorRefused(Exception):
     """The service answered something the demo cannot go on with."""
 
 
@@ -37,10 +37,18 @@ class Booking:
 class SelectorClient:
     """One HTTP connection pool to one service."""
 
-    def __init__(self, url: str, *, model_name: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model_name: str,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.model_name = model_name
         # the demo talks to what it started or was pointed at, never through a proxy
-        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=_TIMEOUT_S, trust_env=False, transport=transport
+        )
 
     async def close(self) -> None:
         """Close the connections."""

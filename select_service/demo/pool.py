@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 
-class RequestOpen(ValueError):  # noqa: N818 - the state that makes it an error
+class RequestOpen(ValueError):
     """(request id): a request of this name is running."""
 
 
-class RequestTooLarge(ValueError):  # noqa: N818
+class RequestTooLarge(ValueError):
     """(request id, blocks needed, blocks of the pool)."""
 
 

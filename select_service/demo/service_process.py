@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ServiceDidNotStart", "ServiceProcess", "free_port"]
 
+_COMMAND = ("-m", "select_service", "--host", "127.0.0.1")
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _LOG_TAIL_CHARS = 2000
 
 
-class ServiceDidNotStart(RuntimeError):  # noqa: N818 - reads as the sentence it is
+class ServiceDidNotStart(RuntimeError):
     """It ended, or did not answer in time; the message carries the end of its log."""
+
+
+class _Ended(Exception):
+    """The process is gone before it answered."""
 
 
 class ServiceProcess:
@@ -37,7 +42,7 @@ class ServiceProcess:
         # a session of its own: Ctrl-C in the terminal ends the demo first, then the service
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "select_service", "--host", "127.0.0.1", "--port", str(self.port)),
+            *(*_COMMAND, "--port", str(self.port)),
             stdout=self._log,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
@@ -47,8 +52,10 @@ class ServiceProcess:
                 await self._wait_healthy()
         except BaseException as error:
             await self._stop()
-            if isinstance(error, TimeoutError):
-                raise ServiceDidNotStart(self._log_tail()) from error
+            words = self._last_words()
+            self._log.close()
+            if isinstance(error, (TimeoutError, _Ended)):
+                raise ServiceDidNotStart(words) from error
             raise
         return self
 
@@ -66,7 +73,7 @@ class ServiceProcess:
         try:
             while not await client.healthy():
                 if self._process.returncode is not None:
-                    raise ServiceDidNotStart(self._log_tail())
+                    raise _Ended
                 await asyncio.sleep(0.05)
         finally:
             await client.close()
@@ -82,7 +89,7 @@ class ServiceProcess:
             self._process.kill()
             await self._process.wait()
 
-    def _log_tail(self) -> str:
+    def _last_words(self) -> str:
         text = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
         return f"the service did not start:\n{text[-_LOG_TAIL_CHARS:]}"
 

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "Settings"]
 
 _ATTEMPTS_MAX = 5
-_RESTART_DOWN_S = 0.7
 _AUDIT_PROMPTS = 48  # most recent ones; older ones are mostly evicted and prove little
-_SETTLE_TIMEOUT_S = 5.0  # for the last events to reach the index
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,8 @@ class Settings:
     engines: int = 4
     seed: int = 1
     restart_every: int | None = None  # requests between two restarts; None: never
+    restart_down_s: float = 0.7
+    settle_timeout_s: float = 5.0  # for the last events to reach the index
     model_name: str = "demo"
     first_worker_id: int = 1
     engine: EngineShape = field(default_factory=EngineShape)
@@ -54,7 +54,7 @@ class Settings:
 class Session:
     """Runs once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, client: SelectorClient | None = None) -> None:
         self.settings = settings
         self.stats = Stats()
         self._rng = Random(settings.seed)  # noqa: S311 - traffic, not secrets
@@ -63,9 +63,10 @@ class Session:
             worker_id: SimulatedWorker(worker_id, settings.engine)
             for worker_id in range(first, first + settings.engines)
         }
-        self._client = SelectorClient(settings.url, model_name=settings.model_name)
+        self._client = client or SelectorClient(settings.url, model_name=settings.model_name)
         self._stop = asyncio.Event()
         self._restart_due = asyncio.Event()
+        self._registered: list[int] = []
         self._loads: dict[int, dict[str, Any]] = {}
         self._prompts: deque[list[int]] = deque(maxlen=_AUDIT_PROMPTS)
         self._started = time.perf_counter()
@@ -206,21 +207,19 @@ class Session:
     ) -> bool:
         """Tell the service every milestone; false when the engine died under the request."""
         while True:
-            match await progress.milestones.get():
-                case Milestone.PREFILLED:
-                    self.stats.prefilled(
-                        worker.worker_id,
-                        prompt=len(job.token_ids) // worker.shape.block_size,
-                        predicted=predicted,
-                        actual=progress.cached_blocks,
-                    )
-                    await self._client.prefill_complete(reservation_id)
-                case Milestone.BLOCK_FILLED:
-                    await self._client.output_block(reservation_id)
-                case Milestone.FINISHED:
-                    return True
-                case Milestone.LOST:
-                    return False
+            milestone = await progress.milestones.get()
+            if milestone is Milestone.PREFILLED:
+                self.stats.prefilled(
+                    worker.worker_id,
+                    prompt=len(job.token_ids) // worker.shape.block_size,
+                    predicted=predicted,
+                    actual=progress.cached_blocks,
+                )
+                await self._client.prefill_complete(reservation_id)
+            elif milestone is Milestone.BLOCK_FILLED:
+                await self._client.output_block(reservation_id)
+            else:
+                return milestone is Milestone.FINISHED
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not beyond the end of the traffic."""
@@ -248,6 +247,7 @@ class Session:
                     "total_kv_blocks": shape.blocks,
                 }
             )
+            self._registered.append(worker.worker_id)
             if lifecycle != "schedulable":
                 reason = f"worker {worker.worker_id} is {lifecycle}"
                 raise SelectorRefused(reason)
@@ -257,7 +257,7 @@ class Session:
             await self._restart_due.wait()
             self._restart_due.clear()
             victim = self._rng.choice(list(self.workers.values()))
-            await victim.restart(_RESTART_DOWN_S)
+            await victim.restart(self.settings.restart_down_s)
 
     async def _watch_loads(self) -> None:
         while True:
@@ -272,7 +272,7 @@ class Session:
     async def _leave(self) -> None:
         """Take the workers out of a service that lives on, and close every socket."""
         try:
-            for worker_id in self.workers:
+            for worker_id in self._registered:
                 await self._client.deregister(worker_id)
         except (SelectorRefused, httpx.HTTPError):
             pass  # the run has its verdict already; a dead service cannot be tidied
@@ -302,7 +302,7 @@ class Session:
         audible = [w for w in self.workers.values() if self._has_spoken(w)]
         suspects: Sequence[list[int]] = list(self._prompts)
         probes = len(suspects) * len(audible)
-        deadline = time.perf_counter() + _SETTLE_TIMEOUT_S
+        deadline = time.perf_counter() + self.settings.settle_timeout_s
         while True:
             wrong: dict[int, int] = {}
             for position, prompt in enumerate(suspects):

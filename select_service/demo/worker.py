@@ -20,7 +20,7 @@ from select_service.demo.publisher import EventPublisher
 __all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
 
 
-class EngineDown(Exception):  # noqa: N818 - a state of the engine, not a fault of the program
+class EngineDown(Exception):
     """The engine is restarting; the request must go elsewhere."""
 
 
@@ -140,11 +140,12 @@ class SimulatedWorker:
     def _settle(self, report: StepReport) -> None:
         # events first: when a caller learns of a block, the service may already know of it
         if report.events:
-            for event in report.events:
-                if isinstance(event, Stored):
-                    self.blocks_stored += len(event.hashes)
-                elif isinstance(event, Removed):
-                    self.blocks_removed += len(event.hashes)
+            self.blocks_stored += sum(
+                len(event.hashes) for event in report.events if isinstance(event, Stored)
+            )
+            self.blocks_removed += sum(
+                len(event.hashes) for event in report.events if isinstance(event, Removed)
+            )
             payload = encode_batch(
                 datetime.now(UTC).timestamp(), report.events, block_size=self.shape.block_size
             )

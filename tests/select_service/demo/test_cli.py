@@ -1,0 +1,110 @@
+"""The command, end to end: with a service of its own, and where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from select_service.demo import service_process
+from select_service.demo.cli import main
+from select_service.demo.client import SelectorClient
+from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess, free_port
+from select_service.demo.view import PlainView
+
+if TYPE_CHECKING:
+    from select_service.demo.view import Board
+
+
+@pytest.mark.e2e
+def test_the_demo_succeeds_against_the_service(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["--requests", "60", "--rate", "60", "--engines", "3", "--plain"])
+    output = capsys.readouterr().out
+    assert status == 0, output
+    assert "60 of 60 finished" in output
+    assert "load           back to zero" in output
+    assert "verdict        ok" in output
+
+
+def test_without_a_service_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert main(["--requests", "1", "--url", url]) == 1
+    assert "demo:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["--requests=0", "--rate=0", "--rate=inf", "--engines=x"])
+def test_bad_numbers_are_usage_errors(argument: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([argument])
+    assert caught.value.code == 2
+
+
+def test_without_its_extra_it_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main([]) == 1
+    assert "select-service[demo]" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_ctrl_c_ends_an_endless_run_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    interrupted: list[bool] = []
+
+    def interrupt(self: PlainView, board: Board) -> None:
+        if board.finished >= 3 and not interrupted:
+            interrupted.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlainView, "show", interrupt)
+        patch.setattr(PlainView, "interval_s", 0.05)
+        status = main(["--rate", "60", "--restart-every", "0", "--plain"])
+    output = capsys.readouterr().out
+    assert status == 0, output
+    assert "restarts       0" in output
+
+
+def test_a_service_that_cannot_start_shows_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_process, "_COMMAND", ("-c", "raise SystemExit('no luck')"))
+
+    async def start() -> None:
+        async with ServiceProcess():
+            raise AssertionError
+
+    with pytest.raises(ServiceDidNotStart, match="no luck"):
+        asyncio.run(start())
+
+
+@pytest.mark.e2e
+def test_a_service_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deaf(self: SelectorClient) -> bool:
+        return False
+
+    monkeypatch.setattr(SelectorClient, "healthy", deaf)
+    monkeypatch.setattr(service_process, "_START_TIMEOUT_S", 0.1)
+
+    async def start() -> None:
+        async with ServiceProcess():
+            raise AssertionError
+
+    with pytest.raises(ServiceDidNotStart):
+        asyncio.run(start())
+
+
+def test_a_service_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not ours: a process that ignores SIGTERM and answers nothing."""
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    monkeypatch.setattr(service_process, "_START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(service_process, "_STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(service_process, "_COMMAND", ("-c", stubborn))
+
+    async def start() -> None:
+        async with ServiceProcess():
+            raise AssertionError
+
+    with pytest.raises(ServiceDidNotStart):
+        asyncio.run(start())

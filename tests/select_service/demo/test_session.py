@@ -1,0 +1,243 @@
+"""Whole runs against a selector that knows the pools, and against ones with faults."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import msgspec
+import pytest
+
+from select_service.demo.chat import ChatShape
+from select_service.demo.client import SelectorClient
+from select_service.demo.session import Session, Settings
+from select_service.demo.worker import EngineShape
+
+if TYPE_CHECKING:
+    from select_service.demo.stats import Summary
+    from select_service.demo.worker import SimulatedWorker
+
+SETTINGS = Settings(
+    url="http://selector",
+    requests=40,
+    rate=400.0,
+    engines=2,
+    restart_down_s=0.02,
+    settle_timeout_s=0.2,
+    engine=EngineShape(blocks=256, step_s=0.001),
+    chat=ChatShape(system_tokens=(32, 64), think_mean_s=0.01),
+)
+
+
+class Selector:
+    """As little of the API as the demo needs; looks into the pools instead of at events."""
+
+    def __init__(self) -> None:
+        self.workers: dict[int, SimulatedWorker] = {}
+        self.registered: set[int] = set()
+        self.live: dict[str, int] = {}
+        self.third_is_freed = asyncio.Event()
+        self.freed = 0
+        self.output_blocks = 0
+        self.prefills = 0
+        self.rng = Random(1)
+        # faults
+        self.lifecycle = "schedulable"
+        self.forgets_to_free = False
+        self.keeps_workers = False
+        self.index_error = 0
+        self.refuse_after: int | None = None
+        self.loads_fail_after: int | None = None
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = msgspec.json.decode(request.content) if request.content else {}
+        head, _, rest = request.url.path.strip("/").partition("/")
+        answer = getattr(self, f"{request.method.lower()}_{head}")(rest, body)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+    def post_workers(self, _: str, body: dict[str, Any]) -> object:
+        self.registered.add(body["worker_id"])
+        return {"lifecycle": self.lifecycle}
+
+    def delete_workers(self, worker_id: str, _: object) -> object:
+        if self.keeps_workers:
+            return httpx.Response(404, json={"error": "no"})
+        self.registered.remove(int(worker_id))
+        return {}
+
+    def post_select_and_reserve(self, _: str, body: dict[str, Any]) -> object:
+        if self.refuse_after is not None:
+            self.refuse_after -= 1
+            if self.refuse_after < 0:
+                return httpx.Response(503, json={"error": "no"})
+        allowed = body.get("allowed_worker_ids", list(self.workers))
+        worker_id = self.rng.choice(allowed)
+        self.live[body["reservation_id"]] = worker_id
+        blocks = self._match(worker_id, body["token_ids"])
+        return {
+            "worker_id": worker_id,
+            "dp_rank": 0,
+            "overlap": {"dp": {"0": 16 * blocks}},
+        }
+
+    def post_reservations(self, rest: str, _: object) -> object:
+        reservation_id, _, verb = rest.partition("/")
+        assert reservation_id in self.live
+        self.prefills += verb == "prefill_complete"
+        self.output_blocks += verb == "output_block"
+        return {}
+
+    def delete_reservations(self, reservation_id: str, _: object) -> object:
+        self.freed += 1
+        if self.freed == 3:
+            self.third_is_freed.set()
+        if not self.forgets_to_free:
+            del self.live[reservation_id]
+        return {}
+
+    def get_loads(self, _: str, __: object) -> object:
+        if self.loads_fail_after is not None:
+            self.loads_fail_after -= 1
+            if self.loads_fail_after < 0 and self.loads_fail_after > -2:
+                return httpx.Response(500, text="broken")
+        counts = [(w, list(self.live.values()).count(w)) for w in self.workers]
+        rows = [
+            {
+                "worker_id": worker_id,
+                "potential_prefill_tokens": 0,
+                "potential_decode_blocks": count,
+                "active_requests": count,
+            }
+            for worker_id, count in counts
+        ]
+        return [{"loads": rows}]
+
+    def post_overlap_scores(self, _: str, body: dict[str, Any]) -> object:
+        rows = [
+            {"worker_id": w, "device_blocks": self._match(w, body["token_ids"])}
+            for w in self.workers
+        ]
+        return {"workers": rows}
+
+    def _match(self, worker_id: int, tokens: list[int]) -> int:
+        return self.workers[worker_id].engine.pool.match(tokens) + self.index_error
+
+
+def run(selector: Selector, settings: Settings = SETTINGS) -> tuple[Session, Summary]:
+    async def main() -> tuple[Session, Summary]:
+        transport = httpx.MockTransport(selector)
+        session = Session(
+            settings, SelectorClient("http://selector", model_name="demo", transport=transport)
+        )
+        selector.workers = session.workers
+        return session, await session.run()
+
+    return asyncio.run(main())
+
+
+def test_a_clean_run() -> None:
+    selector = Selector()
+    session, summary = run(selector)
+    assert summary.problems() == []
+    assert (summary.requests, summary.finished, summary.failed) == (40, 40, 0)
+    assert summary.audit_probes == 2 * 40
+    assert summary.hit_rate_actual > 0
+    assert summary.batches_published > 0
+    assert selector.prefills == 40
+    assert selector.output_blocks > 0
+    assert selector.registered == set()
+    board = session.board()
+    assert [row.worker_id for row in board.rows] == [1, 2]
+    assert all(row.prefill_tokens == 0 for row in board.rows)
+
+
+def test_requests_of_a_restarted_engine_are_placed_again() -> None:
+    selector = Selector()
+    _, summary = run(
+        selector,
+        Settings(
+            url="http://selector",
+            requests=60,
+            rate=600.0,
+            engines=2,
+            restart_every=7,
+            restart_down_s=0.05,
+            settle_timeout_s=0.5,
+            engine=EngineShape(blocks=256, step_s=0.002),
+            chat=ChatShape(system_tokens=(600, 800), think_mean_s=0.01),
+        ),
+    )
+    assert summary.restarts > 0
+    assert summary.lost > 0
+    assert summary.load_left is None
+    assert summary.finished + summary.failed == summary.requests
+
+
+def test_load_that_stays_is_found() -> None:
+    selector = Selector()
+    selector.forgets_to_free = True
+    _, summary = run(selector)
+    assert summary.load_left is not None
+    assert "load did not return to zero" in summary.problems()[0]
+
+
+def test_a_wrong_index_is_found() -> None:
+    selector = Selector()
+    selector.index_error = 1
+    _, summary = run(selector)
+    assert summary.audit_wrong == summary.audit_probes > 0
+
+
+def test_refusals_are_counted_and_end_their_conversation() -> None:
+    selector = Selector()
+    selector.refuse_after = 10
+    _, summary = run(selector)
+    assert summary.failed == summary.requests - 10
+    assert "503" in (summary.first_failure or "")
+
+
+def test_broken_loads_are_a_failure() -> None:
+    selector = Selector()
+    selector.loads_fail_after = 0
+    _, summary = run(selector)
+    assert "GET /loads" in (summary.first_failure or "")
+
+
+def test_a_worker_that_cannot_be_scheduled_ends_the_run() -> None:
+    selector = Selector()
+    selector.lifecycle = "incomplete"
+    with pytest.raises(ExceptionGroup) as caught:
+        run(selector)
+    assert [str(error) for error in caught.value.exceptions] == ["worker 1 is incomplete"]
+    assert selector.registered == set()
+
+
+def test_a_service_that_keeps_its_workers_does_not_spoil_the_run() -> None:
+    selector = Selector()
+    selector.keeps_workers = True
+    _, summary = run(selector)
+    assert summary.problems() == []
+
+
+def test_stop_ends_an_endless_run() -> None:
+    selector = Selector()
+
+    async def main() -> Summary:
+        transport = httpx.MockTransport(selector)
+        client = SelectorClient("http://selector", model_name="demo", transport=transport)
+        session = Session(
+            Settings(url="http://selector", rate=300.0, engines=2, engine=SETTINGS.engine), client
+        )
+        selector.workers = session.workers
+        async with asyncio.TaskGroup() as group:
+            run = group.create_task(session.run())
+            await selector.third_is_freed.wait()
+            session.stop()
+        return run.result()
+
+    summary = asyncio.run(main())
+    assert summary.finished == summary.requests >= 3
+    assert summary.problems() == []
+    assert not selector.live

@@ -1,0 +1,58 @@
+"""Both views of the same picture."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from select_service.demo.stats import Decision
+from select_service.demo.view import Board, BoardRow, LiveView, PlainView
+
+ROW = BoardRow(
+    worker_id=7,
+    up=True,
+    restarts=2,
+    running=3,
+    waiting=1,
+    prefill_tokens=512,
+    decode_blocks=40,
+    blocks_held=100,
+    blocks_capacity=256,
+    hit_rate_predicted=0.41,
+    hit_rate_actual=0.43,
+)
+BOARD = Board(
+    title="a fleet",
+    seconds=12.0,
+    issued=30,
+    finished=28,
+    decisions_per_s=2.5,
+    latency_p50_s=0.0021,
+    rows=[ROW, replace(ROW, worker_id=8, up=False, prefill_tokens=None, decode_blocks=None)],
+    decisions=[Decision("chat-1", 7, 20, 15, 0.003)],
+)
+
+
+def test_plain_is_a_line_per_picture() -> None:
+    lines: list[str] = []
+    with PlainView(lines.append) as view:
+        assert view is not None
+        PlainView(lines.append).show(BOARD)
+    (line,) = lines
+    assert "28/30 done  2.5 decisions/s" in line
+    assert "w7 load=512t/40b held=100/256 hit=43%(said 41%)" in line
+    assert "w8 down load=-t/-b" in line
+
+
+def test_live_shows_fleet_and_decisions() -> None:
+    console = Console(file=io.StringIO(), width=160, force_terminal=True)
+    live = LiveView(console)
+    with live:
+        live.show(BOARD)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    text = output.getvalue()
+    for words in ("a fleet", "100/256", "41%", "43%", "down", "chat-1", "15 blocks"):
+        assert words in text
