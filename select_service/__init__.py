@@ -1,1 +1,82 @@
-"""Which worker gets the request."""
+"""Which worker gets the request: the shop window.
+
+Names are imported when they are first asked for, so that a client that needs only one of them does
+not load the server.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from select_service.version import __version__
+
+if TYPE_CHECKING:
+    from select_service.edge.embedded import SelectionService
+    from select_service.errors import (
+        InvalidRequest,
+        NoEligibleWorker,
+        NoSchedulableWorker,
+        QueueFull,
+        RankNotFound,
+        ReservationConflict,
+        ReservationNotFound,
+        ServiceError,
+        WorkerNotFound,
+    )
+    from select_service.types import (
+        CoreLimits,
+        OverlapScoresRequest,
+        PinnedWorker,
+        PotentialLoadsRequest,
+        ReservationRequest,
+        RouterConfig,
+        RouterConfigOverride,
+        RoutingConstraints,
+        SelectAndReserveRequest,
+        Selection,
+        SelectRequest,
+        WorkerPatch,
+        WorkerRecord,
+        WorkerSpec,
+    )
+
+__all__ = [
+    "CoreLimits",
+    "InvalidRequest",
+    "NoEligibleWorker",
+    "NoSchedulableWorker",
+    "OverlapScoresRequest",
+    "PinnedWorker",
+    "PotentialLoadsRequest",
+    "QueueFull",
+    "RankNotFound",
+    "ReservationConflict",
+    "ReservationNotFound",
+    "ReservationRequest",
+    "RouterConfig",
+    "RouterConfigOverride",
+    "RoutingConstraints",
+    "SelectAndReserveRequest",
+    "SelectRequest",
+    "Selection",
+    "SelectionService",
+    "ServiceError",
+    "WorkerNotFound",
+    "WorkerPatch",
+    "WorkerRecord",
+    "WorkerSpec",
+    "__version__",
+]
+
+_ROOMS: Final = ("select_service.types", "select_service.errors", "select_service.edge.embedded")
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        for room in _ROOMS:
+            found = getattr(import_module(room), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
