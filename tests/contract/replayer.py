@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.contract import selection_log
 from tests.contract.comparison import mismatch
 from tests.contract.transcript import Difference, Transcript
 from tests.live.engine import FakeEngine
@@ -58,6 +59,7 @@ class Replayer:
     reference: bool = False
     _parked: dict[int, Parked] = field(default_factory=dict)
     _event_seen: bool = False
+    _has_differed: bool = False
     _step: Mapping[str, Any] = field(default_factory=dict)
 
     def play(self) -> None:
@@ -115,6 +117,7 @@ class Replayer:
     def _difference(self, step: Mapping[str, Any]) -> Difference | None:
         differing = self.transcript.differences.get(step["step"])
         if not self.reference or differing is None:
+            self._has_differed |= differing is not None and differing.responses is not None
             return differing
         random_there = differing.any_body or differing.reason in RACY_ON_REFERENCE
         return Difference(differing.reason, any_body=True) if random_there else None
@@ -170,8 +173,19 @@ class Replayer:
 
     # -- the line in the log -------------------------------------------------------------------
 
-    def _check_log(self, expected: Mapping[str, str]) -> None:
-        """Hook: a service that logs its selections comparably is compared here."""
+    def _check_log(self, expected: dict[str, str]) -> None:
+        """The cost of the selection before; after a listed difference loads are others as well."""
+        if self._has_differed:
+            return
+        deadline = time.monotonic() + READ_DEADLINE_S
+        while True:
+            lines = selection_log.selections(self.server.log_path.read_text("utf-8", "replace"))
+            problem = selection_log.mismatch(expected, lines[-1]) if lines else "nothing logged"
+            if problem is None:
+                return
+            if time.monotonic() > deadline:
+                raise self._failure(problem)
+            time.sleep(POLL_S)
 
     def _failure(self, problem: str, answer: Answer | None = None) -> StepFailedError:
         step = self._step

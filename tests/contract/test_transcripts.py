@@ -11,9 +11,10 @@ from tests.contract import transcript as transcripts
 from tests.contract.replayer import Replayer
 from tests.live.engine import FakeEngine
 from tests.live.ports import free_base
-from tests.live.server import Server
+from tests.live.server import OURS_EXTRA, Server
 
 HTTP_PORT = 20  # 18120 in the recordings
+LOGGED = ("--log-format", "json", "--log-level", "debug")  # each selection with its cost
 
 SCENARIOS = [
     pytest.param(name, marks=pytest.mark.skip(reason=transcripts.NOT_YET[name]))
@@ -33,7 +34,7 @@ def test_transcript(name: str, tmp_path: Path) -> None:
         server = stack.enter_context(
             Server(
                 tmp_path / "service.log",
-                args=(*Server.args, *transcript.args),
+                args=(*OURS_EXTRA, *LOGGED, *transcript.args),
                 env=transcript.env,
                 port=base + HTTP_PORT,
             )
