@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 U64_MASK: Final = (1 << 64) - 1
 
 PackedHashes = bytes
@@ -60,3 +62,59 @@ class EventLossPolicy(Enum):
 
     KEEP = "keep"  # keep crediting what is known, mark the rank uncertain
     DROP = "drop"  # strict truth: forget the rank's blocks
+
+
+class StreamLimits(Struct, frozen=True, kw_only=True):
+    """Budgets of the event streams; the defaults suit engines with their own default settings."""
+
+    replay_silence_s: float = 1.0
+    """Longest wait for the next useful reply. The publishing thread answers between two messages,
+    after at most 100 ms when idle; a second leaves room for a busy machine."""
+
+    replay_deadline_s: float = 30.0
+    """Longest replay altogether. 10,000 batches, a default buffer, take about one second."""
+
+    replay_attempts_max: int = 2
+    """Requests in a row that may bring nothing new before the missing batches count as lost."""
+
+    replay_replies_max: int = 200_000
+    """Replies to one replay, twenty default buffers."""
+
+    replay_bytes_max: int = 1 << 30
+    """Bytes of replies to one replay."""
+
+    replay_useless_max: int = 2_000
+    """Replies that are garbled or out of place: twice what an old reply socket can hold."""
+
+    replay_backoff_s: float = 5.0
+    replay_backoff_max_s: float = 60.0
+    """A mute endpoint is left alone for that long, doubled each time up to the second number."""
+
+    backlog_batches_max: int = 20_000
+    backlog_bytes_max: int = 64 << 20
+    """Live batches that wait for a replay to finish; when they are more, it is given up."""
+
+    poll_after_s: float = 10.0
+    """Silence after which a replay is asked for, in case the last batches got lost; 0: never."""
+
+    blocks_per_turn: int = 512
+    """Blocks applied before others get their turn, about a quarter of a millisecond."""
+
+    messages_per_turn: int = 64
+    """Messages taken from one socket before the next socket's turn."""
+
+    turn_s: float = 0.0005
+    """Time for all sockets together before the event loop may serve requests again."""
+
+    receive_messages_max: int = 200_000
+    """Live messages libzmq holds for us (R39); its own default of 1,000 loses bursts. A message of
+    one block takes 0.3 KB, so a full queue is some 60 MB, and only of a worker that floods."""
+
+    message_bytes_max: int = 64 << 20
+    """Longest message; a million tokens make 5 MB. libzmq drops the connection of a longer one."""
+
+    polls_max: int = 64
+    """Replays at one time that only look for lost last batches; each takes a socket."""
+
+    tick_s: float = 0.1
+    """How often silence is looked for: the grain of every wait above."""

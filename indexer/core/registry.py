@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indexer.core.index import KvIndex
-from indexer.core.replay import StreamLimits
 from indexer.core.stream import EventStream
 from indexer.core.tallies import Tallies
 from indexer.errors import ScopeConflict
-from indexer.types import EventLossPolicy, Scope, WorkerRank
+from indexer.types import EventLossPolicy, Scope, StreamLimits, WorkerRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

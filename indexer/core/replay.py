@@ -7,45 +7,12 @@ endless, garbled or simply wrong; every way it can waste our time has a budget h
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-
-class StreamLimits(Struct, frozen=True, kw_only=True):
-    """Budgets of a stream; `config` explains how to choose others."""
-
-    replay_silence_s: float = 1.0
-    """Longest wait for the next useful reply. The publishing thread answers between two messages,
-    after at most 100 ms when idle; a second leaves room for a busy machine."""
-
-    replay_deadline_s: float = 30.0
-    """Longest replay altogether. 10,000 batches, a default buffer, take about one second."""
-
-    replay_attempts_max: int = 2
-    """Requests in a row that may bring nothing new before the missing batches count as lost."""
-
-    replay_replies_max: int = 200_000
-    """Replies to one replay, twenty default buffers."""
-
-    replay_bytes_max: int = 1 << 30
-    """Bytes of replies to one replay."""
-
-    replay_useless_max: int = 2_000
-    """Replies that are garbled or out of place: twice what an old reply socket can hold."""
-
-    replay_backoff_s: float = 5.0
-    replay_backoff_max_s: float = 60.0
-    """A mute endpoint is left alone for that long, doubled each time up to the second number."""
-
-    backlog_batches_max: int = 20_000
-    backlog_bytes_max: int = 64 << 20
-    """Live batches that wait for a replay to finish; when they are more, it is given up."""
-
-    poll_after_s: float = 10.0
-    """Silence after which a replay is asked for, in case the last batches got lost; 0: never."""
-
-    blocks_per_turn: int = 512
-    """Blocks applied before others get their turn, about a quarter of a millisecond."""
+if TYPE_CHECKING:
+    from indexer.types import StreamLimits
 
 
 class Mode(Enum):

@@ -13,11 +13,11 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.core.backlog import Backlog
 from indexer.core.cursor import Cursor, Verdict
-from indexer.core.replay import Mode, Replay, ReplayRequest, StreamLimits
+from indexer.core.replay import Mode, Replay, ReplayRequest
 from indexer.core.tallies import Tallies
 from indexer.core.wire import BatchDecoder
 from indexer.core.writer import IndexWriter
-from indexer.types import EventLossPolicy
+from indexer.types import EventLossPolicy, StreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -92,10 +92,10 @@ class IndexWriter:
         if name is not None and name != rank.dp_rank:
             if name in worker_ranks:
                 rank = WorkerRank(rank.worker_id, name)
-                self._index.attach(rank)
                 self._written.add(rank)
             else:  # a global rank, say: the listener knows better (R40)
                 self._tallies.foreign_ranks += 1
+        self._index.attach(rank)  # costs nothing, and a detached rank may still have a listener
         self._batch, self._rank, self._next = batch, rank, 0
 
     def work(self, budget: int) -> int:
@@ -189,8 +189,9 @@ class IndexWriter:
             local_hashes = self._local_hashes(event, namespace)
         except ValueError:  # a token beyond 32 bits
             return "malformed"
+        stored = self._tallies.blocks_stored
         self._slice = self._write_slice(Slice(event, namespace, local_hashes))
-        return APPLIED
+        return APPLIED if self._tallies.blocks_stored > stored else "duplicate_hash"
 
     def _remove(self, event: BlockRemoved) -> str:
         refusal = self._why_elsewhere(event)
@@ -229,10 +230,9 @@ class IndexWriter:
             return "other_block_size"
         if len(event.token_ids) != blocks * event.block_size:
             return "token_count"
-        names = set(event.block_hashes)
-        if len(names) != blocks or event.parent in names:
-            return "duplicate_hash"
-        return None
+        # the index refuses names that repeat, but sees a long event in slices only
+        is_long = blocks > SLICE_BLOCKS
+        return "duplicate_hash" if is_long and _repeats(event) else None
 
     def _namespace(self, event: BlockStored) -> Namespace:
         """Adapter and salt of the blocks; later events leave it to their parent to say."""
@@ -258,6 +258,11 @@ class IndexWriter:
             mm_hashes=event.mm_hashes,
         )
         return unmatchable(local, event.opaque) if event.opaque else local
+
+
+def _repeats(event: BlockStored) -> bool:
+    names = set(event.block_hashes)
+    return len(names) < len(event.block_hashes) or event.parent in names
 
 
 def _windows_of_pairs(pairs: list[tuple[int, int]], block_size: int) -> list[int]:

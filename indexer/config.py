@@ -1,0 +1,5 @@
+"""Settings of the index, as its owners set them; the command line and the edge read them here."""
+
+from indexer.types import EventLossPolicy, StreamLimits
+
+__all__ = ["EventLossPolicy", "StreamLimits"]

@@ -1,0 +1,206 @@
+"""Feeds every stream from its sockets: a bounded slice of work per turn of the event loop.
+
+One subscriber per stream, one short-lived dealer per replay, no thread and no task for either:
+sockets wake the loop through their file descriptors, and one callback works through those that
+have something, in turn. What the messages mean is `core/stream`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from indexer.edge.sockets import Receiver, Sockets
+from indexer.errors import EndpointRefused
+from indexer.types import StreamLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indexer.core.registry import Registry
+    from indexer.core.replay import ReplayRequest
+    from indexer.core.stream import EventStream
+
+
+class _Feed:
+    """One stream and its sockets."""
+
+    __slots__ = ("dealer", "is_queued", "replay_endpoint", "request", "stream", "subscriber")
+
+    def __init__(
+        self, stream: EventStream, subscriber: Receiver, replay_endpoint: str | None
+    ) -> None:
+        self.stream = stream
+        self.subscriber = subscriber
+        self.replay_endpoint = replay_endpoint
+        self.dealer: Receiver | None = None
+        self.request: ReplayRequest | None = None  # the one `dealer` was opened for
+        self.is_queued = False
+
+
+class Listeners:
+    """All event sockets of the process; lives on the loop it is used from.
+
+    Attributes:
+        faults: Messages whose handling raised, which is a bug; the message is lost, the stream
+            goes on.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        self._clock = clock
+        self._limits = limits or registry.limits
+        self._sockets = Sockets(self._limits)
+        self._feeds: dict[int, _Feed] = {}  # by identity of the stream
+        self._ready: deque[_Feed] = deque()
+        self._turn_handle: asyncio.Handle | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._dealers = 0
+        self.faults = 0
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    # -- verbs -------------------------------------------------------------------------------------
+
+    def start(self, stream: EventStream, endpoint: str, replay_endpoint: str | None) -> None:
+        """Follow a stream's endpoint from now on.
+
+        Raises:
+            EndpointRefused: libzmq will not connect to one of the two.
+        """
+        assert id(stream) not in self._feeds
+        if replay_endpoint is not None:
+            self._sockets.try_connect(replay_endpoint)
+        feed = _Feed(stream, self._sockets.subscribe(endpoint), replay_endpoint)
+        self._feeds[id(stream)] = feed
+        asyncio.get_running_loop().add_reader(feed.subscriber.fd, self._queue, feed)
+        self._queue(feed)  # the descriptor tells of changes only, and one may be over already
+        if self._tick_handle is None:
+            self._tick()
+
+    def stop(self, stream: EventStream) -> None:
+        """Close a stream's sockets; unread messages are lost. Idempotent."""
+        feed = self._feeds.pop(id(stream), None)
+        if feed is not None:
+            self._close_dealer(feed)
+            asyncio.get_running_loop().remove_reader(feed.subscriber.fd)
+            feed.subscriber.close()
+
+    async def close(self) -> None:
+        """Close everything. Idempotent."""
+        for feed in list(self._feeds.values()):
+            self.stop(feed.stream)
+        for handle in (self._turn_handle, self._tick_handle):
+            if handle is not None:
+                handle.cancel()
+        self._turn_handle = self._tick_handle = None
+        self._ready.clear()
+        self._sockets.close()
+
+    # -- turns -------------------------------------------------------------------------------------
+
+    def _queue(self, feed: _Feed) -> None:
+        if not feed.is_queued:
+            feed.is_queued = True
+            self._ready.append(feed)
+            if self._turn_handle is None:
+                self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Serve those who have something, each a little, until the turn's time is up."""
+        end = self._clock() + self._limits.turn_s
+        while self._ready:
+            feed = self._ready.popleft()
+            if self._feeds.get(id(feed.stream)) is not feed:
+                continue  # stopped while it waited
+            if self._serve(feed, end):
+                self._ready.append(feed)
+            else:
+                feed.is_queued = False
+            if self._clock() >= end:
+                break
+        self._turn_handle = None
+        if self._ready:
+            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _serve(self, feed: _Feed, end: float) -> bool:
+        """Read and work; False when both sockets are empty and nothing is pending."""
+        stream = feed.stream
+        for _ in range(self._limits.messages_per_turn):
+            now = self._clock()
+            try:
+                is_idle = self._step(feed, now)
+            except Exception as error:  # noqa: BLE001 - a bug must not end the listener
+                self._report(error)
+                is_idle = False
+            if stream.request is not feed.request:
+                self._sync(feed)
+            elif is_idle:
+                return False
+            if now >= end:
+                break
+        return True
+
+    def _step(self, feed: _Feed, now: float) -> bool:
+        """Do one piece of work; True if there was none."""
+        stream = feed.stream
+        if stream.is_busy:
+            stream.resume(now)
+            return False
+        reply = None if feed.dealer is None else feed.dealer.receive()
+        if reply is not None:
+            stream.on_replay(reply, now)
+        # live messages are read beside the replies: a long replay must not fill the other queue
+        message = feed.subscriber.receive()
+        if message is not None:
+            stream.on_live(message, now)
+        return reply is None and message is None
+
+    def _tick(self) -> None:
+        """Let every stream notice silence."""
+        now = self._clock()
+        for feed in list(self._feeds.values()):
+            feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)
+            if feed.stream.request is not feed.request:
+                self._sync(feed)
+            if feed.stream.is_busy:
+                self._queue(feed)
+        loop = asyncio.get_running_loop()
+        self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
+
+    # -- replays -----------------------------------------------------------------------------------
+
+    def _sync(self, feed: _Feed) -> None:
+        """Open or close the dealer as the stream wishes; a new request gets a new socket."""
+        self._close_dealer(feed)
+        request = feed.request = feed.stream.request
+        if request is None or feed.replay_endpoint is None:
+            return
+        try:
+            feed.dealer = self._sockets.ask_replay(feed.replay_endpoint, request.start)
+        except EndpointRefused:  # no descriptors left: the stream takes it for a mute endpoint
+            return
+        self._dealers += 1
+        asyncio.get_running_loop().add_reader(feed.dealer.fd, self._queue, feed)
+        self._queue(feed)
+
+    def _close_dealer(self, feed: _Feed) -> None:
+        if feed.dealer is not None:
+            asyncio.get_running_loop().remove_reader(feed.dealer.fd)
+            feed.dealer.close()
+            feed.dealer = None
+            self._dealers -= 1
+
+    def _report(self, error: Exception) -> None:
+        self.faults += 1
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "handling an event message failed", "exception": error}
+        )

@@ -1,0 +1,173 @@
+"""The only file that opens ZMQ sockets, and sets every limit they have.
+
+Three kinds: a subscriber to an engine's events, a dealer for one replay, a publisher for the
+service's own events. All are used without blocking; their file descriptors are edge-triggered, so
+whoever waits on one must read until nothing comes before waiting again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from indexer.errors import EndpointRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indexer.types import StreamLimits
+
+SOCKETS_MAX: Final = 65_535
+"""libzmq's own bound; its default of 1,023 is fewer than a large fleet has workers."""
+
+IO_THREADS: Final = 2
+"""Threads of libzmq for all sockets together; one resolves names while the other moves bytes."""
+
+RECONNECT_MS: Final = 100
+RECONNECT_MAX_MS: Final = 5_000
+"""Waits between attempts to reach an engine that is down, growing from the first to the second."""
+
+HEARTBEAT_MS: Final = 10_000
+HEARTBEAT_TIMEOUT_MS: Final = 30_000
+"""A peer that vanished without a word (a pulled cable) is noticed after the second."""
+
+KEEPALIVE_IDLE_S: Final = 60
+REPLAY_MESSAGES_MAX: Final = 200_000
+"""Replies held for us; engines before vLLM 0.33 lose what exceeds their own 1,000 anyway."""
+
+PUBLISHED_MESSAGES_MAX: Final = 10_000
+"""Messages held per slow subscriber of ours before it loses some."""
+
+_DELIMITER: Final = b""
+
+
+class Receiver:
+    """A connected socket that is read without waiting."""
+
+    __slots__ = ("_socket", "fd")
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self.fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
+
+    def receive(self) -> list[bytes] | None:
+        """The frames of the next message, None when there is none."""
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.ZMQError:  # Again, mostly; a socket in trouble has no message either
+            return None
+
+    def close(self) -> None:
+        """Close and drop what was not read."""
+        self._socket.close(linger=0)
+
+
+class Publisher:
+    """A bound socket whose subscribers lose messages rather than slow us down."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        self._context = context
+        self._socket = socket
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """Send one message; False if it could not even be queued."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close; what is queued is dropped."""
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+class Sockets:
+    """The receiving sockets of one process, behind one libzmq context."""
+
+    def __init__(self, limits: StreamLimits) -> None:
+        self._limits = limits
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+
+    def subscribe(self, endpoint: str) -> Receiver:
+        """Connect to a publisher and subscribe to everything it says.
+
+        Raises:
+            EndpointRefused: libzmq will not connect there.
+        """
+        hwm = self._limits.receive_messages_max
+        return Receiver(self._connect(zmq.SUB, endpoint, {zmq.SUBSCRIBE: b"", zmq.RCVHWM: hwm}))
+
+    def ask_replay(self, endpoint: str, start: int) -> Receiver:
+        """Connect a fresh socket and ask for every batch from `start` on.
+
+        Raises:
+            EndpointRefused: libzmq will not connect there.
+        """
+        socket = self._connect(zmq.DEALER, endpoint, {zmq.RCVHWM: REPLAY_MESSAGES_MAX})
+        # the empty frame first: without it engines do not answer
+        socket.send_multipart([_DELIMITER, start.to_bytes(8, "big")], zmq.NOBLOCK)
+        return Receiver(socket)
+
+    def try_connect(self, endpoint: str) -> None:
+        """See whether libzmq would connect there; nothing is sent.
+
+        Raises:
+            EndpointRefused: It would not.
+        """
+        self._connect(zmq.DEALER, endpoint, {}).close(linger=0)
+
+    def close(self) -> None:
+        """Close the context; every socket must be closed before."""
+        self._context.term()
+
+    def _connect(
+        self, kind: int, endpoint: str, options: dict[int, int | bytes]
+    ) -> zmq.Socket[bytes]:
+        try:
+            socket = self._context.socket(kind)
+        except zmq.ZMQError as error:  # out of file descriptors
+            raise EndpointRefused(endpoint, str(error)) from error
+        try:
+            for option, value in {**self._common(endpoint), **options}.items():
+                socket.setsockopt(option, value)
+            socket.connect(endpoint)
+        except (zmq.ZMQError, ValueError) as error:
+            socket.close(linger=0)
+            raise EndpointRefused(endpoint, str(error)) from error
+        return socket
+
+    def _common(self, endpoint: str) -> dict[int, int | bytes]:
+        return {
+            zmq.LINGER: 0,
+            zmq.MAXMSGSIZE: self._limits.message_bytes_max,
+            zmq.RECONNECT_IVL: RECONNECT_MS,
+            zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_S,
+            zmq.IPV6: int("[" in endpoint),  # only where asked for: names keep resolving to IPv4
+        }
+
+
+def open_publisher(endpoint: str) -> Publisher:
+    """Bind a publisher.
+
+    Raises:
+        EndpointRefused: The address is taken, or is none.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PUB)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, PUBLISHED_MESSAGES_MAX)
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        context.term()
+        raise EndpointRefused(endpoint, str(error)) from error
+    return Publisher(context, socket)
