@@ -1,0 +1,225 @@
+"""The index as a portable list of events, in the reference's shape (contract 7.1).
+
+Device first and parents before children, one event per run and rank; then the lower tiers, one
+event per block. The walk is lazy and the index may change between two events: each node is read
+once, in one go, and its parts are immutable values. Reading events back is `KvIndex.load`.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from indexer.core.node import Node, OrphanRoot, bits, leading_run
+from indexer.types import HASH_BYTES, Namespace, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indexer.core.holder import Holder
+    from indexer.core.radix_tree import RadixTree
+
+_NULL: Final = Raw(b"null")
+
+
+class DumpBlock(Struct, frozen=True):
+    """One block: what its engine calls it and the hash of its content."""
+
+    block_hash: int
+    tokens_hash: int
+    mm_extra_info: Raw = _NULL  # media are part of tokens_hash already
+
+
+class DumpStored(Struct, frozen=True):
+    """Consecutive blocks behind `parent_hash`.
+
+    The namespace is ours (importers ignore unknown keys): it is written where there is one, so
+    that children announced later are hashed like their parents.
+    """
+
+    blocks: list[DumpBlock]
+    parent_hash: int | None = None
+    start_position: Raw = _NULL
+    lora_name: str | UnsetType = UNSET
+    cache_salt: str | UnsetType = UNSET
+
+
+class DumpRemoved(Struct, frozen=True):
+    """Blocks that are gone; never dumped, but importers accept it."""
+
+    block_hashes: list[int]
+
+
+class DumpChange(Struct, frozen=True):
+    """Exactly one of both."""
+
+    stored: DumpStored | UnsetType = UNSET
+    removed: DumpRemoved | UnsetType = UNSET
+
+
+class DumpKvEvent(Struct, frozen=True):
+    """The event as its rank would have sent it."""
+
+    data: DumpChange | Literal["cleared"]
+    event_id: int = 0
+
+
+class DumpEvent(Struct, frozen=True):
+    """One element of `events` in GET /dump."""
+
+    worker_id: int
+    event: DumpKvEvent
+    storage_tier: Literal["device", "host_pinned", "disk", "external"] = "device"
+    dp_rank: int = 0
+
+
+_TIER_NAMES: Final[tuple[Literal["device", "host_pinned", "disk", "external"], ...]] = (
+    "device",
+    "host_pinned",
+    "disk",
+    "external",
+)
+TIER_OF: Final = {name: Tier(number) for number, name in enumerate(_TIER_NAMES)}
+
+_Run = tuple[int | None, list[DumpBlock]]
+
+
+class _View(NamedTuple):
+    """One holder's share of one node, frozen."""
+
+    holder: Holder
+    namespace: Namespace
+    edge: bytes
+    run: bytes
+    on_tier: int  # positions held on the tier being dumped
+    known: int  # positions held on any tier
+    aliases: dict[int, list[tuple[int, int]]]
+    at_root: bool
+    before: int | None  # name of the block before the first one, None: unknown or root
+
+    def names(self, position: int, tier: Tier) -> list[int]:
+        """Return the names under which the tier holds a position."""
+        if position in self.aliases:
+            return [name for name, tiers in self.aliases[position] if tiers >> tier & 1]
+        return [_hash_at(self.run, position)]
+
+    def parents(self, position: int) -> list[int | None]:
+        """Return the parent of a position as a list of one; empty if it cannot be told."""
+        if not position:
+            if self.at_root:
+                return [None]
+            return [] if self.before is None else [self.before]
+        position -= 1
+        if position in self.aliases:
+            return [self.aliases[position][0][0]]
+        name = _hash_at(self.run, position)
+        if self.known >> position & 1 or (name and name not in self.holder.where):
+            return [name]
+        return []
+
+    def block(self, position: int, name: int) -> DumpBlock:
+        """Return a block as it is dumped."""
+        return DumpBlock(block_hash=name, tokens_hash=_hash_at(self.edge, position))
+
+
+def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent]:
+    """Yield the events of one tier.
+
+    A block that stays where it is all the time is told exactly once. Left out, because nothing
+    can match them: device blocks behind a hole, and blocks whose parent's name is lost.
+    """
+    event_ids = count()
+    views = _device_views(tree) if tier is Tier.DEVICE else _lower_views(tree, tier)
+    for view in views:
+        runs = _device_runs(view) if tier is Tier.DEVICE else _single_blocks(view, tier)
+        for parent, blocks in runs:
+            if not tree.live & view.holder.bit:
+                break
+            stored = DumpStored(
+                blocks=blocks,
+                parent_hash=parent,
+                lora_name=view.namespace.lora_name or UNSET,
+                cache_salt=view.namespace.cache_salt or UNSET,
+            )
+            yield DumpEvent(
+                worker_id=view.holder.rank.worker_id,
+                event=DumpKvEvent(data=DumpChange(stored=stored), event_id=next(event_ids)),
+                storage_tier=_TIER_NAMES[tier],
+                dp_rank=view.holder.rank.dp_rank,
+            )
+
+
+def _device_views(tree: RadixTree) -> Iterator[_View]:
+    pending = [(child, tree.live) for child in tree.root.children.values()]
+    while pending:
+        node, alive = pending.pop()
+        if node.parent is None:
+            continue  # pruned since it was noted down
+        here = [_view(tree, i, node, Tier.DEVICE) for i in bits(alive & tree.live & node.members)]
+        alive &= node.full
+        if alive:
+            pending.extend((child, alive) for child in node.children.values())
+        yield from here
+
+
+def _lower_views(tree: RadixTree, tier: Tier) -> Iterator[_View]:
+    pending: list[Node] = [*tree.root.children.values()]
+    for root in tree.orphan_roots:
+        pending.extend(root.children.values())
+    while pending:
+        node = pending.pop()
+        if node.parent is None:
+            continue
+        coverage = node.coverage(tier)
+        holders = 0 if coverage is None else coverage.everyone() & tree.live
+        here = [_view(tree, holder_id, node, tier) for holder_id in bits(holders)]
+        pending.extend(node.children.values())
+        yield from here
+
+
+def _view(tree: RadixTree, holder_id: int, node: Node, tier: Tier) -> _View:
+    holder = tree.holder(holder_id)
+    parent = node.parent
+    assert parent is not None, "roots hold nothing"
+    if isinstance(parent, OrphanRoot):
+        before: int | None = parent.parent_hash
+    else:
+        before = holder.name_at(parent, parent.size - 1) if parent.edge else None
+    places = node.names_at(holder_id) or {}
+    return _View(
+        holder=holder,
+        namespace=node.namespace,
+        edge=node.edge,
+        run=holder.runs[node],
+        on_tier=node.held_on(holder_id, tier),
+        known=node.held_anywhere(holder_id),
+        aliases={position: list(names.items()) for position, names in places.items()},
+        at_root=parent is tree.root,
+        before=before,
+    )
+
+
+def _device_runs(view: _View) -> Iterator[_Run]:
+    """Yield the blocks before the first hole as one run, further names of a block one by one."""
+    positions = range(leading_run(view.on_tier))
+    for parent in view.parents(0) if positions else ():
+        names = [view.names(position, Tier.DEVICE) for position in positions]
+        yield parent, [view.block(position, names[position][0]) for position in positions]
+    for position in sorted(view.aliases):
+        for name in view.names(position, Tier.DEVICE)[1:] if position in positions else ():
+            for parent in view.parents(position):
+                yield parent, [view.block(position, name)]
+
+
+def _single_blocks(view: _View, tier: Tier) -> Iterator[_Run]:
+    for position in bits(view.on_tier):
+        for parent in view.parents(position):
+            for name in view.names(position, tier):
+                yield parent, [view.block(position, name)]
+
+
+def _hash_at(packed: bytes, position: int) -> int:
+    start = position * HASH_BYTES
+    return int.from_bytes(packed[start : start + HASH_BYTES], "little")

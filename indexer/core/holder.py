@@ -1,0 +1,230 @@
+"""What one rank calls its blocks, where they are in the tree, and how often it holds them.
+
+The holder keeps names and counts; who covers which position is written in the nodes. It never
+changes the shape of the tree: that is `radix_tree.py`, which tells holders when nodes move.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from indexer.core.node import all_ones
+from indexer.types import HASH_BYTES, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from indexer.core.node import Node, OrphanRoot
+    from indexer.types import WorkerRank
+
+_pack_one: Final = Struct("<Q").pack
+
+UNDECIDED_GROUP: Final = -1
+"""Home group of blocks out of a dump, which names no group; the first live event decides."""
+
+
+def unpack_names(packed: bytes) -> tuple[int, ...]:
+    """Return the engine hashes of a run."""
+    return Struct(f"<{len(packed) // HASH_BYTES}Q").unpack(packed)
+
+
+class Counts:
+    """How often the blocks of one (rank, tier) are held, where that is not simply once.
+
+    A held block has `1 + copies.get(hash, 0)` references in the holder's home group and
+    `foreign[hash][group]` in others. Nearly every block is in neither dict.
+    """
+
+    __slots__ = ("copies", "foreign")
+
+    def __init__(self) -> None:
+        self.copies: dict[int, int] = {}
+        self.foreign: dict[int, dict[int, int]] = {}
+
+    def first(self, name: int, group: int) -> None:
+        """A block arrives in a group that is not the home group."""
+        self.copies[name] = -1
+        self.foreign[name] = {group: 1}
+
+    def again(self, name: int, group: int, home: int | None) -> None:
+        """One more reference to a held block."""
+        if group != home:
+            groups = self.foreign.setdefault(name, {})
+            groups[group] = groups.get(group, 0) + 1
+            return
+        more = self.copies.get(name, 0) + 1
+        if more:
+            self.copies[name] = more
+        else:
+            del self.copies[name]
+
+    def drop(self, name: int, group: int, home: int | None) -> tuple[bool, bool]:
+        """Drop one reference; return (there was one, it was the last of all groups)."""
+        if group != home:
+            return self._drop_foreign(name, group)
+        copies = self.copies.get(name, 0)
+        if copies < 0:
+            return False, False
+        if copies or name in self.foreign:
+            if copies == 1:
+                del self.copies[name]
+            else:
+                self.copies[name] = copies - 1
+            return True, False
+        return True, True
+
+    def _drop_foreign(self, name: int, group: int) -> tuple[bool, bool]:
+        groups = self.foreign.get(name)
+        if groups is None or group not in groups:
+            return False, False
+        groups[group] -= 1
+        if groups[group] == 0:
+            del groups[group]
+        if groups:
+            return True, False
+        del self.foreign[name]
+        if self.copies.get(name, 0) < 0:
+            del self.copies[name]
+            return True, True
+        return True, False
+
+    def forget(self, name: int) -> None:
+        """Drop all references."""
+        self.copies.pop(name, None)
+        self.foreign.pop(name, None)
+
+
+class Holder:
+    """One rank from its attachment, or its last clear, to the next clear."""
+
+    __slots__ = (
+        "bit",
+        "blocks",
+        "counts",
+        "holder_id",
+        "home",
+        "rank",
+        "runs",
+        "slot",
+        "waiting",
+        "where",
+    )
+
+    def __init__(self, rank: WorkerRank, slot: int, holder_id: int) -> None:
+        self.rank = rank
+        self.slot = slot
+        self.holder_id = holder_id
+        self.bit = 1 << holder_id
+        self.home: int | None = None  # group whose references are the plain ones
+        # engine hash → the node of its one content position, whatever the tier
+        self.where: dict[int, Node] = {}
+        # node → this rank's engine hashes of it, aligned with the edge's start. Beyond the held
+        # positions it keeps the last name a position had (0: none): a dump needs it to say where
+        # a block below a hole belongs.
+        self.runs: dict[Node, bytes] = {}
+        self.counts: list[Counts | None] = [None] * len(Tier)
+        self.blocks = [0] * len(Tier)  # held positions per tier
+        self.waiting: dict[int, OrphanRoot] = {}  # engine hash nobody announced → its orphans
+
+    def locate(self, node: Node, name: int) -> int:
+        """Return the position inside `node` of a block that `where` says is there.
+
+        O(1) for the last block of the run, else a search at C speed over ≤ 4 KiB.
+        """
+        run = self.runs[node]
+        key = _pack_one(name)
+        aliases = node.names_at(self.holder_id)
+        if aliases is not None:
+            for position, names in aliases.items():
+                if name in names:
+                    return position
+        held = -1 if node.full & self.bit else node.held_anywhere(self.holder_id)
+        at = len(run) - HASH_BYTES if run.endswith(key) else run.rfind(key)
+        while at >= 0:
+            position = at // HASH_BYTES
+            # What is not held is an old name, and off the grid there is only coincidence.
+            if (
+                not at % HASH_BYTES
+                and held >> position & 1
+                and (aliases is None or position not in aliases)
+            ):
+                return position
+            at = run.rfind(key, 0, at + HASH_BYTES - 1)
+        raise AssertionError(f"engine hash {name} is not in the run it is filed under")
+
+    def write(self, node: Node, position: int, packed: bytes) -> None:
+        """Name the positions of `node` from `position` on."""
+        run = self.runs.get(node, b"")
+        start = position * HASH_BYTES
+        end = start + len(packed)
+        if len(run) == start:
+            self.runs[node] = run + packed if run else packed
+        else:
+            self.runs[node] = run[:start].ljust(start, b"\0") + packed + run[end:]
+        node.members |= self.bit
+
+    def names_held(self, node: Node, positions: int) -> Iterable[int]:
+        """Return every engine hash filed for the held ones among `positions`, aliases included."""
+        names = unpack_names(self.runs[node])
+        aliases = node.names_at(self.holder_id) or {}
+        held = positions & node.held_anywhere(self.holder_id)
+        if not aliases and held == all_ones(len(names)):
+            return names
+        found = [
+            name
+            for position, name in enumerate(names)
+            if held >> position & 1 and position not in aliases
+        ]
+        for position, several in aliases.items():
+            if positions >> position & 1:
+                found.extend(several)
+        return found
+
+    def refile(self, names: Iterable[int], node: Node) -> None:
+        """The blocks with these names are in `node` now."""
+        self.where.update(dict.fromkeys(names, node))
+
+    def name_at(self, node: Node, position: int) -> int | None:
+        """Return what this rank calls a position; for one it lost the last name, None if unknown.
+
+        A lost name that means another block by now is not given out.
+        """
+        aliases = node.names_at(self.holder_id)
+        if aliases is not None and position in aliases:
+            return next(iter(aliases[position]))
+        run = self.runs.get(node, b"")
+        start = position * HASH_BYTES
+        if len(run) <= start:
+            return None
+        name = int.from_bytes(run[start : start + HASH_BYTES], "little")
+        if node.held_anywhere(self.holder_id) >> position & 1:
+            return name
+        return name if name and name not in self.where else None
+
+    def drop_reference(self, tier: int, name: int, group: int) -> tuple[bool, bool]:
+        """Drop one reference to a held block; return (there was one, it was the last)."""
+        counts = self.counts[tier]
+        if counts is None:
+            mine = group == self.home
+            return mine, mine
+        return counts.drop(name, group, self.home)
+
+    def counts_for_change(self, tier: int) -> Counts:
+        """Return the tier's counts, made on demand."""
+        counts = self.counts[tier]
+        if counts is None:
+            counts = self.counts[tier] = Counts()
+        return counts
+
+    def group_of_store(self, group: int) -> int:
+        """Return the group to count a store in, and let an empty holder make it its home."""
+        if not self.where or self.home is None or self.home == UNDECIDED_GROUP:
+            self.home = group if group != UNDECIDED_GROUP or self.home is None else self.home
+        return self.home if group == UNDECIDED_GROUP else group
+
+    def group_of_removal(self, group: int) -> int:
+        """Return the group to count a removal in; it decides the home of blocks out of a dump."""
+        if self.home == UNDECIDED_GROUP:
+            self.home = group
+        return self.home if group == UNDECIDED_GROUP and self.home is not None else group

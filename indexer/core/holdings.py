@@ -1,0 +1,262 @@
+"""Putting blocks under a holder's name and taking them off again.
+
+Between the verbs of `index.py` and the tree: each function here leaves the books of holder and
+nodes in step (who covers which position, what it is called, how often it is held).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from indexer.core.node import all_ones, bits
+from indexer.types import BASE_NAMESPACE, HASH_BYTES, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indexer.core.holder import Holder
+    from indexer.core.node import Node, OrphanRoot
+    from indexer.core.radix_tree import RadixTree
+
+pack_name: Final = Struct("<Q").pack
+
+
+def mark(holder: Holder, tier: int, node: Node, span: int) -> None:
+    """Cover positions on a tier."""
+    coverage = node.coverage_for_change(tier)
+    ones = all_ones(node.size)
+    old = coverage.held(holder.holder_id, ones)
+    new = old | span
+    if new != old:
+        coverage.put(holder.holder_id, new, ones)
+        holder.blocks[tier] += (new ^ old).bit_count()
+
+
+def cover_run(
+    holder: Holder, tier: int, group: int, place: tuple[Node, int], names: Sequence[int]
+) -> None:
+    """Hold consecutive blocks of one node from a position on, one more reference each.
+
+    The caller made sure that no name is filed for another position. Runs that are entirely new
+    to the rank, or known to it under the same names, cost no loop over the blocks.
+    """
+    node, position = place
+    count = len(names)
+    span = all_ones(count) << position
+    held = node.held_anywhere(holder.holder_id) if node.members & holder.bit else 0
+    packed = Struct(f"<{count}Q").pack(*names)
+    start = position * HASH_BYTES
+    if not held & span and holder.where.keys().isdisjoint(names):
+        holder.write(node, position, packed)
+        holder.where.update(dict.fromkeys(names, node))
+        mark(holder, tier, node, span)
+        if group != holder.home:
+            counts = holder.counts_for_change(tier)
+            for name in names:
+                counts.first(name, group)
+    elif (
+        held & span == span
+        and node.names_at(holder.holder_id) is None
+        and holder.runs[node].startswith(packed, start)
+    ):
+        _cover_known(holder, tier, group, place, names)
+    else:
+        for i, name in enumerate(names):
+            cover_block(holder, tier, group, (node, position + i), name)
+
+
+def _cover_known(
+    holder: Holder, tier: int, group: int, place: tuple[Node, int], names: Sequence[int]
+) -> None:
+    node, position = place
+    span = all_ones(len(names)) << position
+    again = node.held_on(holder.holder_id, tier) & span
+    mark(holder, tier, node, span)
+    if again:
+        counts = holder.counts_for_change(tier)
+        for at in bits(again):
+            counts.again(names[at - position], group, holder.home)
+    if group != holder.home:
+        counts = holder.counts_for_change(tier)
+        for at in bits(span & ~again):
+            counts.first(names[at - position], group)
+
+
+def cover_block(holder: Holder, tier: int, group: int, place: tuple[Node, int], name: int) -> None:
+    """Hold one block, one more reference."""
+    if attach_name(holder, tier, place, name):
+        if group != holder.home:
+            holder.counts_for_change(tier).first(name, group)
+    else:
+        holder.counts_for_change(tier).again(name, group, holder.home)
+
+
+def attach_name(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:
+    """File a block under a name on a tier; return whether the name is new there."""
+    node, position = place
+    bit = 1 << position
+    places = node.names_at(holder.holder_id)
+    names = None if places is None else places.get(position)
+    if name not in holder.where:
+        if names is None and node.held_anywhere(holder.holder_id) & bit:
+            names = _begin_alias(holder, place)
+        if names is None:
+            holder.write(node, position, pack_name(name))
+        else:
+            names[name] = 0
+        holder.where[name] = node
+    if names is None:
+        new = not node.held_on(holder.holder_id, tier) & bit
+    else:
+        new = not names[name] >> tier & 1
+        names[name] |= 1 << tier
+    if new:
+        mark(holder, tier, node, bit)
+    return new
+
+
+def _begin_alias(holder: Holder, place: tuple[Node, int]) -> dict[int, int]:
+    """List the names of a position that is about to get its second one."""
+    node, position = place
+    start = position * HASH_BYTES
+    first = int.from_bytes(holder.runs[node][start : start + HASH_BYTES], "little")
+    tiers = sum(1 << tier for tier in Tier if node.held_on(holder.holder_id, tier) >> position & 1)
+    if node.aliases is None:
+        node.aliases = {}
+    names = {first: tiers}
+    node.aliases.setdefault(holder.holder_id, {})[position] = names
+    return names
+
+
+def holds(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:
+    """Say whether a block is held on a tier under this very name."""
+    node, position = place
+    places = node.names_at(holder.holder_id)
+    if places is not None and position in places:
+        return bool(places[position][name] >> tier & 1)
+    return bool(node.held_on(holder.holder_id, tier) >> position & 1)
+
+
+def uncover(tree: RadixTree, holder: Holder, tier: int, place: tuple[Node, int], name: int) -> None:
+    """Take a block that is held on a tier under this name off it, with all that falls empty."""
+    node, position = place
+    places = node.names_at(holder.holder_id)
+    if places is not None and position in places:
+        if _drop_alias(holder, tier, place, name):
+            return
+        aliased = True
+    else:
+        aliased = False
+    coverage = node.coverage_for_change(tier)
+    ones = all_ones(node.size)
+    coverage.put(holder.holder_id, coverage.held(holder.holder_id, ones) & ~(1 << position), ones)
+    holder.blocks[tier] -= 1
+    if tier:
+        node.drop_empty_tiers()
+    held = node.held_anywhere(holder.holder_id)
+    if not aliased and not held >> position & 1:
+        del holder.where[name]
+    if not held:
+        tree.left(holder, node)
+        tree.tidy(node)
+    elif not node.children:
+        tree.tidy(node)
+
+
+def _drop_alias(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:
+    """Drop a name's tier; return whether another name still holds the position there."""
+    node, position = place
+    assert node.aliases is not None, "the caller saw an alias"
+    places = node.aliases[holder.holder_id]
+    names = places[position]
+    names[name] ^= 1 << tier
+    if not names[name]:
+        del names[name]
+        del holder.where[name]
+    still = any(tiers >> tier & 1 for tiers in names.values())
+    if len(names) == 1:
+        holder.write(node, position, pack_name(next(iter(names))))
+        del places[position]
+        if not places:
+            del node.aliases[holder.holder_id]
+            node.aliases = node.aliases or None
+    return still
+
+
+def forget(tree: RadixTree, holder: Holder, name: int) -> None:
+    """Let go of a name on every tier, however often it is held."""
+    node = holder.where[name]
+    place = (node, holder.locate(node, name))
+    for tier in [tier for tier in Tier if holds(holder, tier, place, name)]:
+        counts = holder.counts[tier]
+        if counts is not None:
+            counts.forget(name)
+        uncover(tree, holder, tier, place, name)
+
+
+def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
+    """Move what waits behind a block to that block, now that the rank announced it.
+
+    Reference counts go by name and stay as they are. Nothing happens when the block itself waits
+    behind `root`: such a circle has no beginning.
+    """
+    target = holder.where[root.parent_hash]
+    top = target
+    while top.parent is not None:
+        top = top.parent
+    if top is root:
+        return
+    del tree.orphan_roots[root]
+    del holder.waiting[root.parent_hash]
+    start = (target, holder.locate(target, root.parent_hash) + 1)
+    pending = [(child, start) for child in root.children.values()]
+    while pending:
+        # Depth first: a sibling's path may split nodes only where this subtree is done with.
+        orphan, place = pending.pop()
+        children = list(orphan.children.values())
+        place = _transplant(tree, holder, orphan, place)
+        pending.extend((child, place) for child in children)
+
+
+def _transplant(
+    tree: RadixTree, holder: Holder, orphan: Node, place: tuple[Node, int]
+) -> tuple[Node, int]:
+    """Move one orphaned node behind `place`; return the place behind its last block."""
+    me = holder.holder_id
+    names_of: list[dict[int, int]] = [{} for _ in range(orphan.size)]
+    aliases = orphan.names_at(me) or {}
+    for position in range(orphan.size):
+        if position in aliases:
+            names_of[position] = aliases[position]
+            continue
+        tiers = sum(1 << tier for tier in Tier if orphan.held_on(me, tier) >> position & 1)
+        name = holder.name_at(orphan, position)
+        if name is not None:
+            names_of[position] = {name: tiers}
+    for tier in Tier:
+        holder.blocks[tier] -= orphan.held_on(me, tier).bit_count()
+    for names in names_of:
+        for name in names:
+            holder.where.pop(name, None)
+    del holder.runs[orphan]
+    tree.dissolve(orphan)
+    segments = tree.make_path(*place, orphan.edge, BASE_NAMESPACE, holder)
+    done = 0
+    for node, position, count in segments:
+        for i in range(count):
+            _settle(holder, (node, position + i), names_of[done + i])
+        done += count
+        place = (node, position + count)
+    return place
+
+
+def _settle(holder: Holder, place: tuple[Node, int], names: dict[int, int]) -> None:
+    node, position = place
+    if not node.members & holder.bit:
+        holder.write(node, position, b"")
+    for name, tiers in names.items():
+        if not tiers and not node.held_anywhere(holder.holder_id) >> position & 1:
+            holder.write(node, position, pack_name(name))  # an old name, see `Holder.runs`
+        for tier in bits(tiers):
+            attach_name(holder, tier, place, name)

@@ -1,0 +1,439 @@
+"""KvIndex: which rank holds which block of one partition, on which tier.
+
+Here stores, removals and clears get their meaning: reference counts, names that change their
+content, runs whose parent nobody announced. The tree below knows contents and positions only;
+the registry above feeds decoded events in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from struct import Struct
+from sys import getsizeof
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from indexer.core import holdings
+from indexer.core.audit import audit
+from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
+from indexer.core.holder import UNDECIDED_GROUP, Holder
+from indexer.core.node import OrphanRoot
+from indexer.core.radix_tree import RadixTree
+from indexer.core.tiers import Matches, SlotTable, continue_below
+from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, Tier, WorkerRank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from indexer.core.node import Node
+    from indexer.types import PackedHashes
+
+ORPHAN_BLOCKS_MAX: Final = 65_536
+"""Blocks of all ranks that may wait for a parent: orphans need a lost batch or a rare tier order,
+so a few thousand are many; at some 400 bytes each in the worst shape this stays below 30 MB."""
+
+_NAMES_PER_VISIT: Final = 64
+"""Names a sweep forgets for the price of one node: about as long as one node visit takes."""
+
+_NODE_BYTES: Final = 420  # node, child dict and key, head of the edge; measured
+_RUN_BYTES: Final = 40  # head of a run of names
+_NAME_BYTES: Final = 48  # an engine hash as a Python int
+
+
+class IndexStats(NamedTuple):
+    """Counters of one index, read at scrape time."""
+
+    nodes: int
+    blocks: int  # distinct contents with their place in a prompt
+    holdings: tuple[int, int, int, int]  # (rank, block) pairs per tier
+    orphan_blocks: int  # waiting for their parent, part of `blocks`
+    orphan_blocks_dropped: int  # gave way because too many waited
+    events_refused: int  # a hash twice in one store, or equal to its parent
+    unswept: int  # what `sweep` has left to do
+    bytes: int  # estimate
+
+
+class KvIndex:
+    """The blocks of all ranks of one partition.
+
+    A rank must be attached before it stores. Engine hashes are names within one rank: a name
+    stands for one content position, the latest announced. If a rank announces a name for another
+    position, everything it held under the name at the old place is forgotten, on every tier:
+    it cannot be told what the engine still has there.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        is_eagle: bool = False,
+        orphan_blocks_max: int = ORPHAN_BLOCKS_MAX,
+    ) -> None:
+        self.block_size = block_size
+        self.is_eagle = is_eagle
+        self.orphan_blocks_max = orphan_blocks_max
+        self.capacity = 0
+        """Slots ever given out: the length that columns by slot must have."""
+        self.tree = RadixTree()
+        self._ranks: dict[WorkerRank, Holder] = {}
+        self._rank_of: dict[int, WorkerRank] = {}
+        self._table = SlotTable()
+        self._free_slots: list[int] = []
+        self._free_ids: list[int] = []
+        self._spent_ids: list[int] = []  # swept; in no mask any more, unless a dump keeps one
+        self._below = 0  # mask of holders that ever held a block below the device
+        self._retired: deque[Holder] = deque()
+        self._dumps = 0  # dumps in progress; they want ids and nodes to keep their identity
+        self._orphan_blocks_dropped = 0
+        self._events_refused = 0
+
+    # ---- ranks
+
+    def attach(self, rank: WorkerRank) -> int:
+        """Make room for a rank and return its slot; repeating it changes nothing."""
+        holder = self._ranks.get(rank)
+        if holder is None:
+            if self._free_slots:
+                slot = heappop(self._free_slots)
+            else:
+                slot, self.capacity = self.capacity, self.capacity + 1
+            holder = self._enter(rank, slot)
+            self._rank_of[slot] = rank
+        return holder.slot
+
+    def detach(self, rank: WorkerRank) -> None:
+        """Forget a rank. O(1): answers do not name it any more, `sweep` gives the memory back."""
+        holder = self._ranks.pop(rank, None)
+        if holder is not None:
+            self._retire(holder)
+            del self._rank_of[holder.slot]
+            heappush(self._free_slots, holder.slot)
+
+    def clear(self, rank: WorkerRank) -> None:
+        """Forget all blocks, counts and orphans of a rank on every tier. O(1), see `detach`."""
+        holder = self._ranks.get(rank)
+        if holder is not None and (holder.where or holder.waiting):
+            self._retire(holder)
+            self._enter(rank, holder.slot)
+
+    def slot_of(self, rank: WorkerRank) -> int | None:
+        """Return the row of a rank in columns by slot."""
+        holder = self._ranks.get(rank)
+        return None if holder is None else holder.slot
+
+    def rank_of(self, slot: int) -> WorkerRank | None:
+        """Return the rank behind a slot."""
+        return self._rank_of.get(slot)
+
+    def _enter(self, rank: WorkerRank, slot: int) -> Holder:
+        holders = self.tree.holders
+        if not self._dumps:
+            while self._spent_ids:
+                heappush(self._free_ids, self._spent_ids.pop())
+        if self._free_ids:
+            holder_id = heappop(self._free_ids)
+        else:
+            holder_id = len(holders)
+            holders.append(None)
+        holder = holders[holder_id] = self._ranks[rank] = Holder(rank, slot, holder_id)
+        self._table.assign(holder_id, slot)
+        self.tree.live |= holder.bit
+        return holder
+
+    def _retire(self, holder: Holder) -> None:
+        self.tree.live &= ~holder.bit
+        self._below &= ~holder.bit
+        self._retired.append(holder)
+
+    # ---- events
+
+    def store(  # noqa: PLR0913 - the fields of the event
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        parent: int | None,
+        engine_hashes: Sequence[int],
+        local_hashes: PackedHashes,
+        *,
+        namespace: Namespace = BASE_NAMESPACE,
+        group: int = 0,
+    ) -> int:
+        """Hold consecutive blocks behind `parent` (None: at the root), one more reference each.
+
+        Blocks behind a parent that the rank never announced, or lost on every tier, wait for it
+        and match nothing. `namespace` matters for blocks that do not inherit one from a parent.
+        Returns the number of blocks accepted: all or, for a refused event, none.
+
+        Raises:
+            KeyError: the rank is not attached.
+            ValueError: there are not as many local hashes as engine hashes.
+        """
+        holder = self._ranks[rank]
+        if len(local_hashes) != len(engine_hashes) * HASH_BYTES:
+            raise ValueError("a block needs one engine hash and one local hash")
+        names = dict.fromkeys(engine_hashes)
+        if len(names) != len(engine_hashes) or parent in names:
+            self._events_refused += 1
+            return 0
+        live = group != UNDECIDED_GROUP
+        if group != holder.home:
+            group = holder.group_of_store(group)
+        origin = self._origin(holder, parent)
+        if not holder.where.keys().isdisjoint(names):
+            self._forget_moved(holder, origin, engine_hashes, local_hashes)
+            origin = self._origin(holder, parent)
+        if origin is None:
+            assert parent is not None, "the root is always there"
+            origin = self._expect(holder, parent, namespace)
+        if names:
+            self._hold(holder, tier, group, origin, names, local_hashes, namespace)
+        if self.tree.orphan_blocks > self.orphan_blocks_max and live:
+            self._drop_old_orphans()
+        return len(names)
+
+    def _origin(self, holder: Holder, parent: int | None) -> tuple[Node, int] | None:
+        """Return the place behind `parent`; None if the rank knows no such block."""
+        if parent is None:
+            return self.tree.root, 0
+        node = holder.where.get(parent)
+        if node is not None:
+            return node, holder.locate(node, parent) + 1
+        root = holder.waiting.get(parent)
+        return None if root is None else (root, 0)
+
+    def _expect(self, holder: Holder, parent: int, namespace: Namespace) -> tuple[Node, int]:
+        root = OrphanRoot(holder.holder_id, parent, namespace)
+        holder.waiting[parent] = root
+        self.tree.orphan_roots[root] = None
+        return root, 0
+
+    def _forget_moved(
+        self,
+        holder: Holder,
+        origin: tuple[Node, int] | None,
+        engine_hashes: Sequence[int],
+        local_hashes: PackedHashes,
+    ) -> None:
+        """Let go of names that are filed for another position than they are announced at now."""
+        segments = [] if origin is None else self.tree.follow(*origin, local_hashes)[0]
+        places = [(node, at + i) for node, at, size in segments for i in range(size)]
+        moved: list[int] = []
+        for i, name in enumerate(engine_hashes):
+            node = holder.where.get(name)
+            if node is not None and (
+                i >= len(places) or places[i] != (node, holder.locate(node, name))
+            ):
+                moved.append(name)
+        for name in moved:
+            holdings.forget(self.tree, holder, name)
+
+    def _hold(  # noqa: PLR0913, PLR0917 - the fields of the event
+        self,
+        holder: Holder,
+        tier: Tier,
+        group: int,
+        origin: tuple[Node, int],
+        names: dict[int, None],
+        local_hashes: PackedHashes,
+        namespace: Namespace,
+    ) -> None:
+        tree = self.tree
+        if tier:
+            self._below |= holder.bit
+        segments = tree.make_path(*origin, local_hashes, namespace, holder)
+        if len(segments) == 1:
+            holdings.cover_run(holder, tier, group, segments[0][:2], list(names))
+        else:
+            ordered, done = list(names), 0
+            for node, position, size in segments:
+                chunk = ordered[done : done + size]
+                holdings.cover_run(holder, tier, group, (node, position), chunk)
+                done += size
+        for node, _, _ in segments:
+            tree.note_dust(node)
+        if holder.waiting:
+            for name in names:
+                root = holder.waiting.get(name)
+                if root is not None:
+                    holdings.graft(tree, holder, root)
+
+    def _drop_old_orphans(self) -> None:
+        while self.tree.orphan_blocks > self.orphan_blocks_max:
+            oldest = next(iter(self.tree.orphan_roots))
+            self._orphan_blocks_dropped += self.tree.drop_orphans(oldest)
+
+    def remove(
+        self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
+    ) -> int:
+        """Drop one reference per block on one tier; return how many there were to drop.
+
+        A block goes with its last reference of all groups. What follows it stays held and matches
+        again once the block is stored again.
+        """
+        holder = self._ranks.get(rank)
+        if holder is None:
+            return 0
+        if group != holder.home:
+            group = holder.group_of_removal(group)
+        found = 0
+        for name in engine_hashes:
+            node = holder.where.get(name)
+            if node is None:
+                continue
+            place = (node, holder.locate(node, name))
+            if not holdings.holds(holder, tier, place, name):
+                continue
+            dropped, last = holder.drop_reference(tier, name, group)
+            found += dropped
+            if last:
+                holdings.uncover(self.tree, holder, tier, place, name)
+        return found
+
+    def mark_on_tier(
+        self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
+    ) -> int:
+        """Hold blocks that the rank knows already on `tier` as well; return how many it knew.
+
+        The meaning of an offload placeholder (R28); counts as a store, so it needs its removal.
+        """
+        holder = self._ranks[rank]
+        if group != holder.home:
+            group = holder.group_of_store(group)
+        known = 0
+        for name in engine_hashes:
+            node = holder.where.get(name)
+            if node is not None:
+                place = (node, holder.locate(node, name))
+                holdings.cover_block(holder, tier, group, place, name)
+                known += 1
+        if tier and known:
+            self._below |= holder.bit
+        return known
+
+    def namespace_of(self, rank: WorkerRank, engine_hash: int) -> Namespace | None:
+        """Return the namespace that a child of this block inherits; None: unknown block."""
+        holder = self._ranks.get(rank)
+        node = None if holder is None else holder.where.get(engine_hash)
+        return None if node is None else node.namespace
+
+    # ---- answers
+
+    def find_matches(self, hashes: PackedHashes) -> Matches:
+        """Return how far each rank holds a prompt, per tier.
+
+        O(nodes on the path) while all is on the device; ranks with lower tiers go on in groups.
+        """
+        groups, path = self.tree.find(hashes, self.tree.live)
+        below = self._below
+        if not below or not path:
+            return Matches(self._table, groups, [], [])
+        return Matches(self._table, groups, *continue_below(groups, path, below))
+
+    # ---- upkeep
+
+    def sweep(self, budget: int) -> int:
+        """Give back the memory of ranks that left and merge nodes; visit about `budget` nodes.
+
+        Returns how much is left, 0 when clean. To be called between other work: nothing else
+        frees what `clear` and `detach` put aside.
+        """
+        while budget > 0 and self._retired:
+            budget -= self._sweep_retired(self._retired[0])
+        if not self._dumps:
+            while budget > 0 and self.tree.dust:
+                budget -= self.tree.merge_dust()
+        return self._unswept()
+
+    def _sweep_retired(self, holder: Holder) -> int:
+        if holder.runs:
+            node, _ = holder.runs.popitem()
+            self.tree.expel(holder, node)
+        elif holder.where:
+            for _ in range(min(_NAMES_PER_VISIT, len(holder.where))):
+                holder.where.popitem()
+        else:
+            self._retired.popleft()
+            self.tree.holders[holder.holder_id] = None
+            self._spent_ids.append(holder.holder_id)
+        return 1
+
+    def _unswept(self) -> int:
+        left = sum(
+            1 + len(holder.runs) + len(holder.where) // _NAMES_PER_VISIT for holder in self._retired
+        )
+        return left if self._dumps else left + len(self.tree.dust)
+
+    def dump(self) -> Iterator[DumpEvent]:
+        """Yield the index as events, see `dump.py`. The index may change between two events."""
+        self._dumps += 1
+        try:
+            for tier in Tier:
+                yield from dump_tier(self.tree, tier)
+        finally:
+            self._dumps -= 1
+
+    def load(self, event: DumpEvent) -> int:
+        """Apply an event of a dump, ours or the reference's; return the blocks it changed.
+
+        Ranks are attached as needed. Events come in any order: what is early waits as orphan, and
+        the limit on orphans only takes hold again with the next live store.
+        """
+        rank = WorkerRank(event.worker_id, event.dp_rank)
+        tier = TIER_OF[event.storage_tier]
+        self.attach(rank)
+        change = event.event.data
+        if change == "cleared":
+            self.clear(rank)
+            return 0
+        if change.removed:
+            names = [name & U64_MASK for name in change.removed.block_hashes]
+            return self.remove(rank, tier, names, group=UNDECIDED_GROUP)
+        if not change.stored:
+            return 0
+        stored = change.stored
+        local = [block.tokens_hash & U64_MASK for block in stored.blocks]
+        return self.store(
+            rank,
+            tier,
+            None if stored.parent_hash is None else stored.parent_hash & U64_MASK,
+            [block.block_hash & U64_MASK for block in stored.blocks],
+            Struct(f"<{len(local)}Q").pack(*local),
+            namespace=Namespace(stored.lora_name or "", stored.cache_salt or ""),
+            group=UNDECIDED_GROUP,
+        )
+
+    @property
+    def stats(self) -> IndexStats:
+        """Counters; O(ranks)."""
+        tree = self.tree
+        device, host, disk, external = (
+            sum(holder.blocks[tier] for holder in self._ranks.values()) for tier in Tier
+        )
+        size = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
+        for holder in (*self._ranks.values(), *self._retired):
+            size += getsizeof(holder.where) + len(holder.where) * (_NAME_BYTES + HASH_BYTES)
+            size += getsizeof(holder.runs) + len(holder.runs) * _RUN_BYTES
+        return IndexStats(
+            nodes=tree.nodes,
+            blocks=tree.blocks,
+            holdings=(device, host, disk, external),
+            orphan_blocks=tree.orphan_blocks,
+            orphan_blocks_dropped=self._orphan_blocks_dropped,
+            events_refused=self._events_refused,
+            unswept=self._unswept(),
+            bytes=size,
+        )
+
+    def check(self) -> None:
+        """Assert every promise of the index. O(everything)."""
+        audit(self.tree, [*self._ranks.values()], [*self._retired])
+        assert self.tree.live == sum(h.bit for h in self._ranks.values()), (
+            "exactly the attached ranks are live"
+        )
+        assert {slot: rank for rank, h in self._ranks.items() for slot in [h.slot]} == (
+            self._rank_of
+        ), "each rank has one slot and each slot one rank"
+        for holder in self._ranks.values():
+            assert not any(holder.blocks[1:]) or self._below & holder.bit, (
+                "whoever holds something below the device is asked there"
+            )

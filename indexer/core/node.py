@@ -1,0 +1,245 @@
+"""One node of the radix tree: a run of blocks and who holds which of them.
+
+Bits only: sets of holders and sets of positions are Python ints. What a holder's engine calls the
+blocks is in `holder.py`, how nodes hang together in `radix_tree.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from indexer.types import HASH_BYTES, Namespace, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EDGE_BLOCKS_MAX: Final = 512
+"""Longest edge: keeps position masks at 64 bytes and an append's copy at 4 KiB."""
+
+LOWER_TIERS: Final = (Tier.HOST_PINNED, Tier.DISK, Tier.EXTERNAL)
+
+
+def all_ones(count: int) -> int:
+    """Return the mask of the first `count` positions."""
+    return (1 << count) - 1
+
+
+def leading_run(positions: int) -> int:
+    """Return how many positions from 0 on are set without a hole."""
+    free = ~positions
+    return (free & -free).bit_length() - 1
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the numbers of the set bits, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Coverage:
+    """Which holders hold which positions of a node on one tier.
+
+    `full` is the mask of holders that hold every position. The rest is kept twice: `partial`
+    answers for one holder, `patterns` lets a walk treat equal holders as one (a system prompt
+    that a thousand ranks hold up to the same block is one entry). Both are None when empty.
+    """
+
+    __slots__ = ("full", "partial", "patterns")
+
+    def __init__(self) -> None:
+        self.full = 0
+        self.partial: dict[int, int] | None = None  # holder id → positions
+        self.patterns: dict[int, int] | None = None  # positions → mask of holders
+
+    def held(self, holder_id: int, ones: int) -> int:
+        """Return the positions that the holder holds; `ones` are all positions of the node."""
+        if self.full >> holder_id & 1:
+            return ones
+        return 0 if self.partial is None else self.partial.get(holder_id, 0)
+
+    def put(self, holder_id: int, positions: int, ones: int) -> None:
+        """Make `positions` what the holder holds."""
+        bit = 1 << holder_id
+        self._forget_partial(holder_id, bit)
+        if positions == ones:
+            self.full |= bit
+            return
+        if self.full & bit:
+            self.full ^= bit
+        if positions:
+            if self.partial is None or self.patterns is None:
+                self.partial, self.patterns = {}, {}
+            self.partial[holder_id] = positions
+            self.patterns[positions] = self.patterns.get(positions, 0) | bit
+
+    def _forget_partial(self, holder_id: int, bit: int) -> None:
+        if self.partial is None or self.patterns is None:
+            return
+        old = self.partial.pop(holder_id, 0)
+        if old:
+            rest = self.patterns[old] ^ bit
+            if rest:
+                self.patterns[old] = rest
+            else:
+                del self.patterns[old]
+                if not self.patterns:
+                    self.partial = self.patterns = None
+
+    def everyone(self) -> int:
+        """Return the mask of holders of at least one position."""
+        mask = self.full
+        if self.patterns is not None:
+            for holders in self.patterns.values():
+                mask |= holders
+        return mask
+
+    def reach(self, ones: int) -> int:
+        """Return the number of positions up to the last one that anybody holds."""
+        if self.full:
+            return ones.bit_length()
+        return max(self.patterns or (0,)).bit_length()
+
+    def lengthen(self, ones: int) -> None:
+        """The node grew: who held all of `ones` now holds a part."""
+        full, self.full = self.full, 0
+        if full:
+            if self.partial is None or self.patterns is None:
+                self.partial, self.patterns = {}, {}
+            self.patterns[ones] = self.patterns.get(ones, 0) | full
+            for holder_id in bits(full):
+                self.partial[holder_id] = ones
+
+    def shorten(self, ones: int) -> None:
+        """The node lost its unheld tail: who holds all that is left holds it in full."""
+        if self.partial is None or self.patterns is None:
+            return
+        whole = self.patterns.pop(ones, 0)
+        if whole:
+            self.full |= whole
+            for holder_id in bits(whole):
+                del self.partial[holder_id]
+            if not self.patterns:
+                self.partial = self.patterns = None
+
+    def split(self, at: int, count: int, lower: Coverage) -> None:
+        """Keep the first `at` of `count` positions; `lower`, empty so far, takes the rest."""
+        lower.full = self.full
+        partial, self.partial, self.patterns = self.partial, None, None
+        upper_ones, lower_ones = all_ones(at), all_ones(count - at)
+        for holder_id, positions in (partial or {}).items():
+            self.put(holder_id, positions & upper_ones, upper_ones)
+            lower.put(holder_id, positions >> at, lower_ones)
+
+    def same_all_over(self, other: Coverage) -> bool:
+        """Say whether both nodes are held by the same holders, and by these entirely."""
+        return self.full == other.full and self.partial is None and other.partial is None
+
+
+class Node(Coverage):
+    """A run of blocks without a branch; it is itself the coverage of its device tier.
+
+    Other tiers are rarer and hang in `lower`. `members` are the holders that have engine hashes
+    for this node (see `Holder.runs`). A node that left the tree has no parent and no members.
+    """
+
+    __slots__ = (
+        "aliases",
+        "children",
+        "edge",
+        "lower",
+        "members",
+        "namespace",
+        "orphaned",
+        "parent",
+    )
+
+    def __init__(self, edge: bytes, parent: Node | None, namespace: Namespace) -> None:
+        super().__init__()
+        self.edge = edge
+        self.parent = parent
+        self.namespace = namespace
+        self.children: dict[bytes, Node] = NO_CHILDREN
+        self.lower: tuple[Coverage, Coverage, Coverage] | None = None
+        self.members = 0
+        # holder id → position → engine hash → mask of tiers, where a rank has several names for
+        # one position; all names of such a position are listed.
+        self.aliases: dict[int, dict[int, dict[int, int]]] | None = None
+        self.orphaned: bool = parent is not None and parent.orphaned
+
+    @property
+    def size(self) -> int:
+        """Blocks on the edge."""
+        return len(self.edge) // HASH_BYTES
+
+    def coverage(self, tier: int) -> Coverage | None:
+        """Return the tier's coverage; None when nobody holds anything there."""
+        if not tier:
+            return self
+        return None if self.lower is None else self.lower[tier - 1]
+
+    def coverage_for_change(self, tier: int) -> Coverage:
+        """Return the tier's coverage, made on demand."""
+        if not tier:
+            return self
+        if self.lower is None:
+            self.lower = (Coverage(), Coverage(), Coverage())
+        return self.lower[tier - 1]
+
+    def tiers(self) -> tuple[Coverage, ...]:
+        """Return the coverages that exist, device first."""
+        return (self,) if self.lower is None else (self, *self.lower)
+
+    def held_on(self, holder_id: int, tier: int) -> int:
+        """Return the positions that the holder holds on one tier."""
+        coverage = self.coverage(tier)
+        return 0 if coverage is None else coverage.held(holder_id, all_ones(self.size))
+
+    def held_anywhere(self, holder_id: int) -> int:
+        """Return the positions that the holder holds on at least one tier."""
+        ones = all_ones(len(self.edge) // HASH_BYTES)
+        positions = self.held(holder_id, ones)
+        if self.lower is not None:
+            for coverage in self.lower:
+                positions |= coverage.held(holder_id, ones)
+        return positions
+
+    def drop_empty_tiers(self) -> None:
+        """Give the lower tiers' memory back once nobody is left there."""
+        if self.lower is not None and not any(c.full or c.partial for c in self.lower):
+            self.lower = None
+
+    def adopt(self, child: Node) -> None:
+        """Hang `child` below this node."""
+        if self.children is NO_CHILDREN:
+            self.children = {}
+        self.children[child.edge[:HASH_BYTES]] = child
+        child.parent = self
+
+    def disown(self, child: Node) -> None:
+        """Unhook `child`."""
+        del self.children[child.edge[:HASH_BYTES]]
+        if not self.children:
+            self.children = NO_CHILDREN
+        child.parent = None
+
+    def names_at(self, holder_id: int) -> dict[int, dict[int, int]] | None:
+        """Return the holder's positions that have several engine hashes, if any."""
+        return None if self.aliases is None else self.aliases.get(holder_id)
+
+
+class OrphanRoot(Node):
+    """Stands for a block nobody announced; the runs stored behind it wait here for it."""
+
+    __slots__ = ("holder_id", "parent_hash")
+
+    def __init__(self, holder_id: int, parent_hash: int, namespace: Namespace) -> None:
+        super().__init__(b"", None, namespace)
+        self.holder_id = holder_id
+        self.parent_hash = parent_hash
+        self.orphaned = True
+
+
+NO_CHILDREN: Final[dict[bytes, Node]] = {}
+"""Shared by all leaves, never written."""

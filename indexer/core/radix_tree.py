@@ -1,0 +1,413 @@
+"""The path-compressed tree of block contents: find, make a path, split, tidy up, merge.
+
+It moves runs of blocks and keeps every holder's books in step (`Holder.where`, `Holder.runs`).
+What a store or a removal means is decided in `index.py`; tiers below the device are matched in
+`tiers.py`, on the path that `find` returns.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from indexer.core.holder import Holder
+from indexer.core.node import (
+    EDGE_BLOCKS_MAX,
+    NO_CHILDREN,
+    Coverage,
+    Node,
+    OrphanRoot,
+    all_ones,
+    bits,
+    leading_run,
+)
+from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, PackedHashes
+
+Segment = tuple[Node, int, int]
+"""A stretch of a path: node, first position in it, number of blocks."""
+
+Group = tuple[int, int]
+"""Matched blocks, mask of the holders that have them."""
+
+_EDGE_BYTES_MAX: Final = EDGE_BLOCKS_MAX * HASH_BYTES
+
+
+def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
+    """Return how many blocks agree from byte `at` of `edge` and byte `start` of `hashes` on.
+
+    One comparison when all agree, else a bisection: O(log n) comparisons of slices.
+    """
+    low, high = 0, min(len(edge) - at, len(hashes) - start) // HASH_BYTES
+    if hashes.startswith(edge[at : at + high * HASH_BYTES], start):
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        offset = low * HASH_BYTES
+        if hashes.startswith(edge[at + offset : at + middle * HASH_BYTES], start + offset):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class RadixTree:
+    """The contents of all namespaces, ranks and tiers of one index."""
+
+    def __init__(self) -> None:
+        self.root = Node(b"", None, BASE_NAMESPACE)
+        self.holders: list[Holder | None] = []  # by holder id
+        self.live = 0  # mask of the holders that count in answers
+        self.orphan_roots: OrderedDict[OrphanRoot, None] = OrderedDict()  # oldest first
+        self.dust: dict[Node, None] = {}  # nodes that may merge with their only child
+        self.nodes = 0
+        self.blocks = 0
+        self.orphan_blocks = 0
+
+    # ---- reading
+
+    def find(self, hashes: PackedHashes, alive: int) -> tuple[list[Group], list[Segment]]:
+        """Return the device groups among `alive` (blocks > 0) and the path walked.
+
+        One dict look-up and one comparison per node, none per block.
+        """
+        groups: list[Group] = []
+        path: list[Segment] = []
+        node, at, end = self.root, 0, len(hashes)
+        while at < end:
+            child = node.children.get(hashes[at : at + HASH_BYTES])
+            if child is None:
+                break
+            edge = child.edge
+            if hashes.startswith(edge, at):
+                size = len(edge)
+            else:
+                size = common_blocks(edge, 0, hashes, at) * HASH_BYTES
+            path.append((child, at // HASH_BYTES, size // HASH_BYTES))
+            leaving = alive & ~child.full
+            if leaving:
+                alive ^= leaving
+                _leave(child, leaving, at // HASH_BYTES, size // HASH_BYTES, groups)
+            at += size
+            if size < len(edge):
+                break
+            node = child
+        if alive and at:
+            groups.append((at // HASH_BYTES, alive))
+        return groups, path
+
+    def follow(
+        self, node: Node, offset: int, hashes: PackedHashes
+    ) -> tuple[list[Segment], Node, int, int]:
+        """Walk from a position as far as the content is known.
+
+        Returns the segments, the node and position where the walk ended, and the bytes consumed.
+        """
+        segments: list[Segment] = []
+        at, end = 0, len(hashes)
+        while at < end:
+            start = offset * HASH_BYTES
+            if start == len(node.edge):
+                child = node.children.get(hashes[at : at + HASH_BYTES])
+                if child is None:
+                    break
+                node, offset = child, 0
+                continue
+            count = common_blocks(node.edge, start, hashes, at)
+            if not count:
+                break
+            segments.append((node, offset, count))
+            offset += count
+            at += count * HASH_BYTES
+        return segments, node, offset, at
+
+    # ---- growing
+
+    def make_path(
+        self, node: Node, offset: int, hashes: PackedHashes, namespace: Namespace, holder: Holder
+    ) -> list[Segment]:
+        """Walk from a position, adding what is missing, and return where the blocks lie.
+
+        What was added is held by nobody yet: the caller covers it before anything else happens.
+        """
+        segments, node, offset, done = self.follow(node, offset, hashes)
+        if done < len(hashes):
+            if offset < node.size:
+                self.split(node, offset)
+            rest = hashes[done:] if done else hashes
+            self._append(segments, node, rest, namespace, holder)
+        return segments
+
+    def _append(
+        self,
+        segments: list[Segment],
+        node: Node,
+        hashes: PackedHashes,
+        namespace: Namespace,
+        holder: Holder,
+    ) -> None:
+        done = 0
+        if self.is_own_leaf(node, holder) and len(node.edge) < _EDGE_BYTES_MAX:
+            size = node.size
+            grown = hashes[: _EDGE_BYTES_MAX - len(node.edge)]
+            for coverage in node.tiers():
+                coverage.lengthen(all_ones(size))
+            self.lengthen(node, grown)
+            done = len(grown)
+            segments.append((node, size, done // HASH_BYTES))
+        if node.edge:
+            namespace = node.namespace
+        while done < len(hashes):
+            edge = hashes[done : done + _EDGE_BYTES_MAX]
+            child = Node(edge, node, namespace)
+            node.adopt(child)
+            self.nodes += 1
+            self._count_blocks(child, len(edge) // HASH_BYTES)
+            segments.append((child, 0, len(edge) // HASH_BYTES))
+            done += len(edge)
+            node = child
+
+    @staticmethod
+    def is_own_leaf(node: Node, holder: Holder) -> bool:
+        """Say whether the node may grow in place: nobody else would notice."""
+        return node.children is NO_CHILDREN and node.members == holder.bit and bool(node.edge)
+
+    def lengthen(self, node: Node, hashes: PackedHashes) -> None:
+        """Add blocks to an edge; the caller keeps the coverage right."""
+        node.edge += hashes
+        self._count_blocks(node, len(hashes) // HASH_BYTES)
+
+    def _count_blocks(self, node: Node, count: int) -> None:
+        self.blocks += count
+        if node.orphaned:
+            self.orphan_blocks += count
+
+    def split(self, node: Node, at: int) -> None:
+        """Cut an edge; the node keeps the upper part.
+
+        The upper part keeps its identity even where the lower one is longer and has more engine
+        hashes to re-file: a dump in progress may hold the node and must meet parents first.
+        """
+        size = node.size
+        lower = Node(node.edge[at * HASH_BYTES :], node, node.namespace)
+        lower.children = node.children
+        for child in lower.children.values():
+            child.parent = lower
+        node.children = NO_CHILDREN
+        node.edge = node.edge[: at * HASH_BYTES]
+        node.adopt(lower)
+        self.nodes += 1
+        Coverage.split(node, at, size, lower)
+        if node.lower is not None:
+            lower.lower = (Coverage(), Coverage(), Coverage())
+            for above, below in zip(node.lower, lower.lower, strict=True):
+                above.split(at, size, below)
+                # An empty tier may be left on either side; the next removal tidies it.
+            node.drop_empty_tiers()
+            lower.drop_empty_tiers()
+        _split_aliases(node, at, lower)
+        for holder_id in bits(node.members):
+            self._split_run(self.holder(holder_id), node, at, lower)
+
+    @staticmethod
+    def _split_run(holder: Holder, node: Node, at: int, lower: Node) -> None:
+        run = holder.runs[node]
+        held = lower.held_anywhere(holder.holder_id)
+        if held or not holder.runs.keys().isdisjoint(lower.children.values()):
+            holder.runs[lower] = run[at * HASH_BYTES :]
+            lower.members |= holder.bit
+            if held:
+                holder.refile(holder.names_held(lower, held), lower)
+        holder.runs[node] = run[: at * HASH_BYTES]
+
+    def holder(self, holder_id: int) -> Holder:
+        """Return the holder behind a bit of a mask."""
+        holder = self.holders[holder_id]
+        assert holder is not None, "masks name only holders that exist"
+        return holder
+
+    # ---- shrinking
+
+    def left(self, holder: Holder, node: Node) -> None:
+        """The holder holds nothing in `node` any more: let its names go where nothing needs them.
+
+        They stay while the holder has blocks right below, whose place in the chain they tell.
+        """
+        current: Node | None = node
+        runs = holder.runs
+        while current is not None and current in runs:
+            if current.held_anywhere(holder.holder_id):
+                return
+            if not runs.keys().isdisjoint(current.children.values()):
+                return
+            del runs[current]
+            current.members ^= holder.bit
+            current = current.parent
+
+    def tidy(self, node: Node) -> None:
+        """Cut the unheld tail of a leaf; cut leaf and parents too when nothing is left."""
+        while node.parent is not None and node.children is NO_CHILDREN:
+            reach = 0
+            for coverage in node.tiers():
+                reach = max(reach, coverage.reach(all_ones(node.size)))
+            if reach:
+                self._trim(node, reach)
+                return
+            node = self._unlink(node)
+        if node.edge and node.parent is not None:
+            self.dust[node] = None
+            if node.parent.edge:
+                self.dust[node.parent] = None
+        elif isinstance(node, OrphanRoot) and not node.children and node in self.orphan_roots:
+            del self.orphan_roots[node]
+            del self.holder(node.holder_id).waiting[node.parent_hash]
+
+    def _trim(self, node: Node, reach: int) -> None:
+        cut = node.size - reach
+        if not cut:
+            return
+        node.edge = node.edge[: reach * HASH_BYTES]
+        self._count_blocks(node, -cut)
+        for coverage in node.tiers():
+            coverage.shorten(all_ones(reach))
+        for holder_id in bits(node.members):
+            runs = self.holder(holder_id).runs
+            runs[node] = runs[node][: reach * HASH_BYTES]
+
+    def _unlink(self, node: Node) -> Node:
+        parent = node.parent
+        assert parent is not None, "a root is never unlinked"
+        self.nodes -= 1
+        self._count_blocks(node, -node.size)
+        parent.disown(node)
+        self.dust.pop(node, None)
+        return parent
+
+    def expel(self, holder: Holder, node: Node) -> None:
+        """Take a holder off a node, whatever it holds there; `Holder.where` stays as it is."""
+        ones = all_ones(node.size)
+        for coverage in node.tiers():
+            coverage.put(holder.holder_id, 0, ones)
+        node.drop_empty_tiers()
+        if node.aliases is not None:
+            node.aliases.pop(holder.holder_id, None)
+            node.aliases = node.aliases or None
+        holder.runs.pop(node, None)
+        node.members &= ~holder.bit
+        if node.parent is not None:
+            self.left(holder, node.parent)
+        self.tidy(node)
+
+    def drop_orphans(self, root: OrphanRoot) -> int:
+        """Forget everything that waits behind `root`; return the number of blocks."""
+        holder = self.holder(root.holder_id)
+        before = self.orphan_blocks
+        while root in self.orphan_roots:
+            node: Node = root
+            while node.children:
+                node = next(iter(node.children.values()))
+            for name in holder.names_held(node, all_ones(node.size)):
+                del holder.where[name]
+                for counts in holder.counts:
+                    if counts is not None:
+                        counts.forget(name)
+            for tier in range(len(holder.blocks)):
+                holder.blocks[tier] -= node.held_on(holder.holder_id, tier).bit_count()
+            self.expel(holder, node)
+        return before - self.orphan_blocks
+
+    def dissolve(self, node: Node) -> None:
+        """Take a node out of the books without looking at its neighbours (they go as well)."""
+        self.nodes -= 1
+        self._count_blocks(node, -node.size)
+        self.dust.pop(node, None)
+        node.parent, node.members = None, 0
+
+    # ---- merging
+
+    def note_dust(self, node: Node) -> None:
+        """Remember a node that looks like the rest of its only neighbour above."""
+        above = node.parent
+        if (
+            above is not None
+            and len(above.children) == 1
+            and above.full == node.full
+            and len(above.edge) + len(node.edge) <= _EDGE_BYTES_MAX
+            and above.edge
+        ):
+            self.dust[above] = None
+
+    def merge_dust(self) -> int:
+        """Merge a node with its only child if all hold both alike; return the cost in nodes."""
+        node, _ = self.dust.popitem()
+        if node.parent is None or len(node.children) != 1:
+            return 1
+        child = next(iter(node.children.values()))
+        if len(node.edge) + len(child.edge) > _EDGE_BYTES_MAX or not _held_alike(node, child):
+            return 1
+        size = node.size
+        node.children = child.children
+        for grandchild in node.children.values():
+            grandchild.parent = node
+        node.edge += child.edge
+        _merge_aliases(node, size, child)
+        for holder_id in bits(child.members):
+            holder = self.holder(holder_id)
+            run = holder.runs.pop(child)
+            holder.write(node, size, run)
+            self._refile_merged(holder, node, size)
+        cost = 1 + child.members.bit_count()
+        child.parent, child.members, child.children = None, 0, NO_CHILDREN
+        self.dust.pop(child, None)
+        self.dust[node] = None
+        self.nodes -= 1
+        return cost
+
+    @staticmethod
+    def _refile_merged(holder: Holder, node: Node, size: int) -> None:
+        below = all_ones(node.size) ^ all_ones(size)
+        holder.refile(holder.names_held(node, below), node)
+
+
+def _leave(node: Node, leaving: int, depth: int, size: int, groups: list[Group]) -> None:
+    """Note how far the holders came that do not hold the whole node."""
+    if node.patterns is not None:
+        for positions, holders in node.patterns.items():
+            some = leaving & holders
+            if some:
+                matched = depth + min(leading_run(positions), size)
+                if matched:
+                    groups.append((matched, some))
+                leaving ^= some
+    if leaving and depth:
+        groups.append((depth, leaving))
+
+
+def _held_alike(node: Node, child: Node) -> bool:
+    if node.members != child.members or (node.lower is None) != (child.lower is None):
+        return False
+    return all(a.same_all_over(b) for a, b in zip(node.tiers(), child.tiers(), strict=True))
+
+
+def _split_aliases(node: Node, at: int, lower: Node) -> None:
+    if node.aliases is None:
+        return
+    upper_part: dict[int, dict[int, dict[int, int]]] = {}
+    lower_part: dict[int, dict[int, dict[int, int]]] = {}
+    for holder_id, places in node.aliases.items():
+        for position, names in places.items():
+            if position < at:
+                upper_part.setdefault(holder_id, {})[position] = names
+            else:
+                lower_part.setdefault(holder_id, {})[position - at] = names
+    node.aliases, lower.aliases = upper_part or None, lower_part or None
+
+
+def _merge_aliases(node: Node, size: int, child: Node) -> None:
+    if child.aliases is None:
+        return
+    if node.aliases is None:
+        node.aliases = {}
+    for holder_id, places in child.aliases.items():
+        mine = node.aliases.setdefault(holder_id, {})
+        for position, names in places.items():
+            mine[position + size] = names
