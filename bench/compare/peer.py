@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _ASK_VERSION = f"from importlib.metadata import version; print(version({_PACKAGE!r}))"
 
 
-class PeerMissing(RuntimeError):  # noqa: N818 - names what is missing
+class PeerMissing(RuntimeError):
     """The package cannot be installed or imported here."""
 
 

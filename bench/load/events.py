@@ -31,7 +31,7 @@ _VLLM_FIELDS = {
 }
 
 
-class SubscriptionMissing(RuntimeError):  # noqa: N818 - names what is missing
+class SubscriptionMissing(RuntimeError):
     """The service did not subscribe in time."""
 
 

@@ -24,7 +24,7 @@ Operation = tuple[bytes, ...]
 """The requests of one operation, to be sent one after the other on one connection."""
 
 
-class BadAnswer(RuntimeError):  # noqa: N818 - it is about the answer
+class BadAnswer(RuntimeError):
     """The server answered something else than the workload expects, or not at all."""
 
 

@@ -175,6 +175,24 @@ def test_requests_of_a_restarted_engine_are_placed_again() -> None:
     assert summary.finished + summary.failed == summary.requests
 
 
+def test_a_request_that_finds_no_engine_up_is_given_up_and_freed() -> None:
+    selector = Selector()
+
+    async def main() -> Summary:
+        transport = httpx.MockTransport(selector)
+        client = SelectorClient("http://selector", model_name="demo", transport=transport)
+        session = Session(SETTINGS, client)
+        selector.workers = session.workers
+        for worker in session.workers.values():
+            worker.up = False
+        return await session.run()
+
+    summary = asyncio.run(main())
+    assert summary.failed == summary.requests == 40
+    assert "lost 5 engines" in (summary.first_failure or "")
+    assert summary.load_left is None
+
+
 def test_load_that_stays_is_found() -> None:
     selector = Selector()
     selector.forgets_to_free = True
