@@ -1,0 +1,109 @@
+"""A dumb twin of KvIndex: dictionaries and loops, the rules of events.md word by word."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Chain = tuple[bytes, ...]  # local hashes from the root on: what a block is
+
+
+class NaiveIndex:
+    """Answers what `KvIndex` answers, slowly."""
+
+    def __init__(self, block_size: int, *, is_eagle: bool = False) -> None:
+        self.block_size = block_size
+        self.is_eagle = is_eagle
+        self.slots: dict[WorkerRank, int] = {}
+        self.chains: dict[WorkerRank, dict[int, Chain]] = {}
+        self.namespaces: dict[WorkerRank, dict[int, Namespace]] = {}
+        self.counts: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}
+
+    def attach(self, rank: WorkerRank) -> int:
+        if rank not in self.slots:
+            self.slots[rank] = len(self.slots)
+            self.clear(rank)
+        return self.slots[rank]
+
+    def slot_of(self, rank: WorkerRank) -> int | None:
+        return self.slots.get(rank)
+
+    def clear(self, rank: WorkerRank) -> None:
+        self.chains[rank] = {}
+        self.namespaces[rank] = {}
+        self.counts[rank] = Counter()
+
+    def namespace_of(self, rank: WorkerRank, engine_hash: int) -> Namespace | None:
+        return self.namespaces[rank].get(engine_hash)
+
+    def store(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        parent: int | None,
+        engine_hashes: Sequence[int],
+        local_hashes: bytes,
+        *,
+        namespace: Namespace = BASE_NAMESPACE,
+        group: int = 0,
+    ) -> int:
+        names = set(engine_hashes)
+        if len(names) < len(engine_hashes) or parent in names:
+            return 0
+        chain = () if parent is None else self.chains[rank].get(parent)
+        if chain is None:
+            return len(engine_hashes)  # an orphan: left out
+        for at, name in enumerate(engine_hashes):
+            chain = (*chain, local_hashes[8 * at : 8 * at + 8])
+            self.chains[rank][name] = chain
+            self.namespaces[rank][name] = namespace
+            self.counts[rank][tier, group, name] += 1
+        return len(engine_hashes)
+
+    def remove(
+        self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
+    ) -> int:
+        found = 0
+        for name in engine_hashes:
+            if self.counts[rank][tier, group, name] > 0:
+                self.counts[rank][tier, group, name] -= 1
+                found += 1
+        return found
+
+    def mark_on_tier(
+        self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
+    ) -> int:
+        known = [name for name in engine_hashes if name in self.chains[rank]]
+        for name in known:
+            self.counts[rank][tier, group, name] += 1
+        return len(known)
+
+    def held(self, rank: WorkerRank, tier: Tier) -> set[Chain]:
+        return {
+            self.chains[rank][name]
+            for (t, _, name), count in self.counts[rank].items()
+            if count > 0 and t is tier
+        }
+
+    def row(self, rank: WorkerRank, local_hashes: bytes) -> tuple[int, int, int]:
+        """device, host and disk blocks, cumulative, as /overlap_scores prints them."""
+        blocks = [local_hashes[at : at + 8] for at in range(0, len(local_hashes), 8)]
+        depth, depths = 0, []
+        for tier in Tier:
+            held = self.held(rank, tier)
+            while depth < len(blocks) and tuple(blocks[: depth + 1]) in held:
+                depth += 1
+            depths.append(depth)
+        device, host, _, external = depths
+        return device, host, external
+
+    def sweep(self, budget: int) -> int:
+        return 0
+
+    def check(self) -> None:
+        assert all(count >= 0 for counts in self.counts.values() for count in counts.values())
