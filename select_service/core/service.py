@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from indexer.core.hashing import unpack_i64
-from select_service.core.catalog import Catalog
+from select_service.core.catalog import Catalog, reconciliation_failed
 from select_service.core.counters import Counters
 from select_service.core.desk import Claim, Desk, fingerprint_of
 from select_service.core.effects import NOTHING, Effects
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import random
 
     from indexer.core.registry import Registry
-    from indexer.types import Scope
+    from indexer.types import Scope, WorkerRank
     from select_service.core.catalog import Worker
     from select_service.core.columns import Rows
     from select_service.core.partition import Partition, Placement
@@ -155,6 +155,32 @@ class SelectionCore:
         self.catalog.put(worker)
         self._recount()
         return self._record(worker), effects
+
+    def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
+        """Put a worker out of service whose event source cannot be listened to.
+
+        Args:
+            rank: whose source it is.
+            why: what the socket said.
+            now: monotonic seconds.
+        """
+        effects = Effects()
+        old = self.catalog.get(rank.worker_id)
+        worker = self.catalog.admit(old.spec)
+        where = f"worker {rank.worker_id} dp_rank {rank.dp_rank}"
+        worker.reasons = [reconciliation_failed(f"event source of {where}: {why}")]
+        self.desk.dropped(self.membership.replace(old, worker, effects), now)
+        self.catalog.put(worker)
+        self._recount()
+        return effects
+
+    def worker(self, worker_id: int) -> WorkerRecord:
+        """Return one record.
+
+        Raises:
+            WorkerNotFound: no such id.
+        """
+        return self._record(self.catalog.get(worker_id))
 
     def _recount(self) -> None:
         self._schedulable = sum(worker.lifecycle == "schedulable" for worker in self.catalog)
@@ -521,11 +547,10 @@ class SelectionCore:
 
     def _recheck_due(self, now: float) -> bool:
         """Waiting requests are looked at again every so often, whatever did not happen."""
-        last, every = self._rechecked_at, self.limits.queue_recheck_s
-        if last is not None and now - last < every:
-            return False
-        self._rechecked_at = now
-        return True
+        last = now if self._rechecked_at is None else self._rechecked_at
+        due = now - last >= self.limits.queue_recheck_s
+        self._rechecked_at = now if due else last
+        return due
 
     def check(self) -> None:
         """State every promise of the whole service."""

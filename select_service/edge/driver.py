@@ -16,6 +16,7 @@ import msgspec
 
 from indexer.core.registry import Registry
 from indexer.edge.listener import Listeners
+from indexer.errors import EndpointRefused
 from indexer.types import EventLossPolicy
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
@@ -26,8 +27,8 @@ from select_service.types import RouterConfig, Selection
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from indexer.config import StreamLimits
-    from select_service.core.effects import Effects
+    from indexer.types import StreamLimits
+    from select_service.core.effects import Effects, Listen
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.types import (
@@ -157,13 +158,18 @@ class Driver:
     def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
         """POST /workers."""
         record, effects = self.core.upsert_worker(spec, self._clock())
-        self._carry_out(effects)
-        return record
+        return self._listened(record, effects)
 
     def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """PATCH /workers/{id}."""
         record, effects = self.core.patch_worker(worker_id, patch, self._clock())
+        return self._listened(record, effects)
+
+    def _listened(self, record: WorkerRecord, effects: Effects) -> WorkerRecord:
+        """Follow the worker's event sources; a source ZMQ will not connect to puts it out again."""
         self._carry_out(effects)
+        if effects.listen:
+            record = self.core.worker(record.worker_id)
         return record
 
     def delete_worker(self, worker_id: int) -> WorkerRecord:
@@ -307,7 +313,7 @@ class Driver:
             for stream in effects.unlisten:
                 self._listeners.stop(stream)
             for listen in effects.listen:
-                self._listeners.start(listen.stream, listen.endpoint, listen.replay_endpoint)
+                self._listen(self._listeners, listen)
         for ticket in effects.answered:
             for future in self._waiting.pop(ticket, ()):
                 _resolve(future, ticket.answer)
@@ -316,6 +322,16 @@ class Driver:
                 self.replica_publisher.publish(envelope)
         for placement in effects.decided:
             _log.debug("Selected worker", extra=_decision_facts(placement))
+
+    def _listen(self, listeners: Listeners, listen: Listen) -> None:
+        if listen.stream.closed:  # a sibling's source was refused a moment ago
+            return
+        try:
+            listeners.start(listen.stream, listen.endpoint, listen.replay_endpoint)
+        except EndpointRefused as error:
+            rank = listen.stream.rank
+            _log.warning("event source refused: %s (worker %d)", error, rank.worker_id)
+            self._carry_out(self.core.refuse_source(rank, str(error), self._clock()))
 
 
 def _resolve(future: asyncio.Future[Selection], answer: Selection | ServiceError | None) -> None:

@@ -207,7 +207,7 @@ def test_removed_workers_leave_no_memory_behind(fleet: Fleet) -> None:
     fleet.delete(1)
     fleet.delete(2)
     fleet.tick(1.0)
-    assert index.nodes == 0
+    assert index.stats.nodes == 0
     assert fleet.core.partitions[DEFAULT].ledger.live == 0
 
 
@@ -271,12 +271,13 @@ def test_wishes_filter(fleet: Fleet) -> None:
     assert chosen(fleet.select(1, routing_constraints=required)).worker_id == 3
     pinned = PinnedWorker(2, 0)
     assert chosen(fleet.select(1, pinned_worker=pinned)).worker_id == 2
-    for wishes in (
+    hopeless: list[dict[str, Any]] = [
         {"allowed_worker_ids": []},
         {"allowed_worker_ids": [9]},
         {"pinned_worker": PinnedWorker(2, 5)},
         {"pinned_worker": pinned, "routing_constraints": required},
-    ):
+    ]
+    for wishes in hopeless:
         with pytest.raises(NoEligibleWorker, match="no endpoints available to route work"):
             fleet.select(1, **wishes)
     with pytest.raises(
@@ -423,7 +424,7 @@ def test_a_selection_id_is_a_second_name_and_the_first_name_wins(fleet: Fleet) -
 
 def test_a_fraction_outside_the_unit_is_refused_before_the_id(fleet: Fleet) -> None:
     for fraction in (-0.1, 1.5):
-        with pytest.raises(InvalidRequest, match="between 0.0 and 1.0"):
+        with pytest.raises(InvalidRequest, match=r"between 0\.0 and 1\.0"):
             fleet.core.output_block("nope", fraction, 0.0)
     with pytest.raises(ReservationNotFound):
         fleet.core.output_block("nope", 0.5, 0.0)
@@ -432,11 +433,11 @@ def test_a_fraction_outside_the_unit_is_refused_before_the_id(fleet: Fleet) -> N
 def test_silence_ends_a_reservation_and_signs_of_life_do_not(fleet: Fleet) -> None:  # D15
     fleet.book("silent", 1, 1)
     fleet.book("alive", 2, 2)
-    for _ in range(10):
+    for _ in range(8):
         fleet.tick(100.0)
         fleet.core.output_block("alive", None, fleet.now)
     assert fleet.load(1) == (0, 0, 0)
-    assert fleet.load(2) == (16, 11, 1)
+    assert fleet.load(2) == (16, 9, 1)
     assert fleet.core.counters.reservations_expired == 1
     fleet.free("silent")
     fleet.tick(301.0)
@@ -458,6 +459,7 @@ def test_a_ttl_of_zero_never_expires() -> None:
 def busy() -> Fleet:
     """Two workers, both above their threshold of 100 prefill tokens."""
     made = Fleet(RouterConfig(queue_threshold=1.0))
+    made.tick(0.0)
     for worker_id in (1, 2):
         made.worker(worker_id, max_num_batched_tokens=100)
         made.book(f"b{worker_id}", worker_id, isl=101)
