@@ -31,7 +31,18 @@ class ChainNode:
     Splitting keeps the identity of the lower part, so a handle stays valid while it is acquired.
     """
 
-    __slots__ = ("children", "edge", "faded", "mask", "parent", "plain", "refs", "repeats", "total")
+    __slots__ = (
+        "children",
+        "edge",
+        "faded",
+        "mask",
+        "parent",
+        "plain",
+        "refs",
+        "repeats",
+        "total",
+        "values",
+    )
 
     def __init__(self, parent: ChainNode | None, edge: PackedHashes) -> None:
         self.parent = parent
@@ -43,6 +54,7 @@ class ChainNode:
         self.plain = len(edge) // HASH_BYTES  # blocks whose value stands nowhere else
         self.faded: dict[int, float] = {}  # slot → fraction of the plain blocks, when not 1
         self.repeats: set[Repeat] | None = None  # the other values of this edge
+        self.values: list[int] | None = None  # of the whole edge, as long as they are at hand
 
 
 class ActiveBlocks:
@@ -53,7 +65,7 @@ class ActiveBlocks:
 
     def __init__(self, weights: DecodeBlocks) -> None:
         self._weights = weights  # of the same slots; the ledger adds its output blocks there
-        self._root = ChainNode(None, b"")
+        self.root = ChainNode(None, b"")  # the handle of the empty chain
         self._places = BlockPlaces(self._walk)
         self.nodes = 0
         self.blocks = 0  # blocks in the trie, by position
@@ -67,7 +79,7 @@ class ActiveBlocks:
 
     def acquire(self, chain: PackedHashes, slot: int) -> ChainNode:
         """Count one more user of `chain` on `slot`; returns its handle. O(k), plus O(f) in C."""
-        node, position = self._root, 0
+        node, position = self.root, 0
         while position < len(chain):
             child = node.children.get(chain[position : position + HASH_BYTES])
             if child is None:
@@ -104,7 +116,7 @@ class ActiveBlocks:
             number of slots and chains.
         """
         groups: list[tuple[int, int]] = []
-        node, position = self._root, 0
+        node, position = self.root, 0
         while position < len(chain):
             child = node.children.get(chain[position : position + HASH_BYTES])
             if child is None:
@@ -221,7 +233,7 @@ class ActiveBlocks:
     # -- promises ------------------------------------------------------------------------------
 
     def _walk(self) -> Iterator[ChainNode]:
-        stack = list(self._root.children.values())
+        stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
             yield node

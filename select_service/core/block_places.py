@@ -50,7 +50,7 @@ class BlockPlaces:
 
     def enter(self, node: ChainNode) -> None:
         """Add a node that no slot holds yet and that is not in the trie yet."""
-        values = _unpack(node.edge)
+        node.values = values = _unpack(node.edge)
         self._home_dues -= len(values)
         before = len(self._values)
         self._values.update(values)
@@ -78,6 +78,7 @@ class BlockPlaces:
 
     def split(self, upper: ChainNode, lower: ChainNode) -> None:
         """Divide the values of `lower` after its edge was; `upper` is new, with the same slots."""
+        lower.values = None
         if not lower.repeats:
             lower.plain -= upper.plain
         else:
@@ -92,6 +93,7 @@ class BlockPlaces:
     def join(self, upper: ChainNode, lower: ChainNode) -> None:
         """Undo a split; called while `upper` still has its edge, whatever `lower` has."""
         self._rehome(upper, lower)
+        lower.values = None
         lower.plain += upper.plain
         if not upper.repeats:
             return
@@ -179,7 +181,7 @@ class BlockPlaces:
             self._home.update(dict.fromkeys(self._plain_values(source), home or source))
 
     def _plain_values(self, node: ChainNode) -> list[int]:
-        values = _unpack(node.edge)
+        values = node.values or _unpack(node.edge)
         if node.repeats:
             return [value for value in values if value not in self._repeats]
         return values
@@ -191,6 +193,7 @@ class BlockPlaces:
             for value, count in Counter(_unpack(node.edge)).items():
                 homes.setdefault(value, {})[node] = count
             plain = self._plain_values(node)
+            assert node.values is None or node.values == _unpack(node.edge)
             assert node.plain == len(plain), "plain adds up"
             assert len({repeat.value for repeat in node.repeats or ()}) == len(node.repeats or ())
             assert all(self._home is None or self._home[value] is node for value in plain)

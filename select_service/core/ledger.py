@@ -195,6 +195,7 @@ class Ledger:
         reservation.live = False
         reservation.alarm = 0
         self.blocks.release(reservation.chain, slot)
+        reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
         self._drop_outputs(reservation)
         self.requests[slot] = len(of_slot)
         self.decode[slot] = self._weights.count(slot)

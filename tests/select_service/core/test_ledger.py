@@ -12,7 +12,6 @@ from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
     consumes,
-    initialize,
     invariant,
     rule,
 )
@@ -21,7 +20,7 @@ from typing_extensions import override
 from select_service.core.ledger import Ledger, Reservation
 from tests.models.ledger import NaiveLedger, NaiveReservation
 
-SLOTS = 3
+SLOTS = 2
 
 
 def pack(*hashes: int) -> bytes:
@@ -142,93 +141,6 @@ def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) 
     assert ledger.prefill[0] == 0
 
 
-def test_rounding_is_of_the_sum_as_people_read_it(ledger: Ledger) -> None:
-    reservation = book(ledger, "r", 1, 2, 3, 4)
-    ledger.output_block(reservation, 0.3, 0.0)
-    assert ledger.decode[0] == 2, "five blocks of 0.3 are 1.5"
-    ledger.free(reservation)
-    reservation = book(ledger, "r")
-    ledger.output_block(reservation, 0.49999999999999994, 0.0)
-    assert ledger.decode[0] == 0, "a bit less than a half"
-    ledger.output_block(reservation, 5e-324, 0.0)
-    ledger.free(reservation)
-    assert ledger.decode[0] == 0
-
-
-def test_fractions_leave_nothing_behind(ledger: Ledger) -> None:
-    live = [book(ledger, str(i), *range(i, i + 5)) for i in range(20)]
-    for number, reservation in enumerate(live):
-        for fraction in (0.1, number / 21, 1e-300):
-            ledger.output_block(reservation, fraction, 0.0)
-    ledger.check()
-    for reservation in live[::2] + live[1::2]:
-        ledger.free(reservation)
-    ledger.check()
-    assert row(ledger) == (0, 0, 0)
-    assert (ledger.blocks.nodes, ledger.blocks.blocks) == (0, 0)
-
-
-def test_a_fraction_dies_with_its_block_and_not_before(ledger: Ledger) -> None:
-    first = book(ledger, "a", 1, 2, 3, 4)
-    ledger.output_block(first, 0.0, 0.0)
-    second = book(ledger, "b", 1, 2)
-    assert ledger.decode[0] == 0, "now shared, still faded"
-    ledger.free(first)
-    assert ledger.decode[0] == 0
-    ledger.free(second)
-    book(ledger, "c", 1, 2)
-    assert ledger.decode[0] == 2
-
-
-def test_a_long_prompt_forks_and_heals(ledger: Ledger) -> None:
-    prompt = list(range(10_000, 18_192))
-    long = book(ledger, "long", *prompt)
-    for cut in (1, 2, 4095, 4096, 8191):
-        fork = book(ledger, "fork", *prompt[:cut], 7, 8, slot=1)
-        assert ledger.shared_prefix(pack(*prompt)) == [(cut, 0b10), (8192, 0b01)]
-        assert row(ledger, 1) == (0, cut + 2, 1)
-        assert ledger.chain_of(long) == pack(*prompt)
-        assert ledger.chain_of(fork) == pack(*prompt[:cut], 7, 8)
-        ledger.free(fork)
-        assert ledger.blocks.nodes == 1
-    ledger.free(long)
-    ledger.check()
-
-
-def test_a_repeat_is_found_wherever_it_was_first(ledger: Ledger) -> None:
-    forward = book(ledger, "f", *range(100))
-    backward = book(ledger, "b", *reversed(range(100)))
-    assert ledger.decode[0] == 100
-    ledger.output_block(backward, 0.5, 0.0)
-    assert ledger.decode[0] == 101, "all shared, only the new block fades: 100.5"
-    ledger.free(forward)
-    ledger.output_block(backward, 0.5, 0.0)
-    assert ledger.decode[0] == 51
-    both = book(ledger, "2", *range(50), slot=1)
-    assert row(ledger, 1) == (0, 50, 1)
-    ledger.free(backward)
-    assert row(ledger) == (0, 0, 0)
-    ledger.free(both)
-    ledger.check()
-
-
-def test_memory_of_odd_clients_is_given_back_while_others_go_on(ledger: Ledger) -> None:
-    standing = book(ledger, "standing", *range(100, 120))
-    odd = book(ledger, "odd", *range(119, 99, -1))
-    ledger.free(odd)
-    places_kept = [ledger.blocks.indexed]
-    for number in range(40):
-        ledger.free(book(ledger, "even", 1000 + number, 2000 + number))
-        places_kept.append(ledger.blocks.indexed)
-    assert places_kept[0], "the next odd client will want to know again"
-    assert not places_kept[-1]
-    odd = book(ledger, "odd", *range(119, 99, -1))
-    assert row(ledger) == (0, 20, 2)
-    ledger.free(standing)
-    ledger.free(odd)
-    ledger.check()
-
-
 def test_a_vanished_slot_drops_its_reservations(ledger: Ledger) -> None:
     kept = book(ledger, "kept", 1, 2, slot=1, prefill=5)
     gone = [book(ledger, name, 1, 2, 3, prefill=7) for name in "ab"]
@@ -286,32 +198,33 @@ def test_alarms_of_the_freed_do_not_pile_up(ledger: Ledger) -> None:
 
 def test_chains_can_be_read_back(ledger: Ledger) -> None:
     empty, one = book(ledger, "e"), book(ledger, "o", 1, 2, 3)
-    book(ledger, "p", 1, 2, 4, slot=2)
+    book(ledger, "p", 1, 2, 4, slot=1)
     book(ledger, "q", 1)
     assert ledger.chain_of(empty) == b""
     assert ledger.chain_of(one) == pack(1, 2, 3)
 
 
-ANY_HASH = st.integers(0, 7)
+# Few values and few forks, so that prefixes, repeats and collisions are the rule.
+ODD = st.lists(st.integers(0, 2), max_size=4)
 CHAINED = st.builds(  # as honest clients send: the value tells the whole prefix
-    lambda fork, length: [100 + i if i < fork else 200 + fork * 10 + i for i in range(length)],
-    st.integers(0, 6),
-    st.integers(0, 9),
+    lambda fork, length: [10 + i if i < fork else 20 + fork * 10 + i for i in range(length)],
+    st.integers(1, 3),
+    st.integers(0, 5),
 )
 CHAINS = st.one_of(
-    st.lists(ANY_HASH, max_size=6),
+    ODD,
     CHAINED,
-    st.builds(lambda a, b: a + b, CHAINED, st.lists(ANY_HASH, max_size=3)),
-    st.builds(lambda chain, cut: chain[cut:] + chain[:cut], CHAINED, st.integers(0, 5)),
+    st.builds(lambda chained, odd: chained + odd, CHAINED, ODD),
+    st.builds(lambda chained, cut: chained[cut:] + chained[:cut], CHAINED, st.integers(1, 3)),
 )
-FRACTIONS = st.none() | st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.7, 1.0]) | st.floats(0, 1)
+FRACTIONS = st.none() | st.sampled_from([0.0, 0.3, 0.5, 1.0]) | st.floats(0, 1)
 
 
 class AgainstTheTwin(RuleBasedStateMachine):
     live = Bundle("live")
 
-    @initialize()
-    def start(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.now = 0.0
         self.ledger = Ledger()
         self.ledger.ensure(SLOTS)
@@ -411,8 +324,6 @@ class AgainstTheTwin(RuleBasedStateMachine):
 
     @override
     def teardown(self) -> None:
-        if not hasattr(self, "ledger"):
-            return
         for slot in range(SLOTS):
             self.ledger.drop_slot(slot)
         self.ledger.check()
