@@ -82,10 +82,31 @@ class BodyTooLarge(ServiceError):
 
 
 class RequestTimeout(ServiceError):
-    """A body that did not arrive in time."""
+    """A request that did not arrive in time."""
 
     status = 408
     code = "request_timeout"
+
+
+class MalformedHttp(ServiceError):
+    """Bytes that are no HTTP/1.1 request."""
+
+    status = 400
+    code = "malformed_http"
+
+
+class HeadTooLarge(ServiceError):
+    """A request line and headers beyond any use."""
+
+    status = 431
+    code = "head_too_large"
+
+
+class TooManyConnections(ServiceError):
+    """More open connections than `--connections-max`."""
+
+    status = 503
+    code = "too_many_connections"
 
 
 class RouteNotFound(ServiceError):

@@ -7,6 +7,7 @@ has already accepted as JSON of the right shape. `codec.py` stands before it.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ _COLON: Final = ord(":")
 _SPACE: Final = ord(" ")
 _BLANKS: Final = b" \t\r\n"
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b"{}[],"))
+_SHORT_GAP_BYTES: Final = 12
 _STRUCTURE: Final = re.compile(rb",+|[{}\[\]]")
 
 
@@ -69,12 +71,14 @@ def top_level_names(body: bytes, readable: frozenset[str]) -> list[str]:
     levels: list[_Level] = []
     names = []
     for gap, text, is_name in _strings(body):
-        for token in _STRUCTURE.findall(gap.translate(None, _NOT_STRUCTURE)):
+        short = len(gap) <= _SHORT_GAP_BYTES
+        for token in _structure_of_short(gap) if short else _structure(gap):
             _step(levels, token, readable)
         if not is_name:
             continue
         level = levels[-1]
-        level.name = msgspec.json.decode(b'"%s"' % text, type=str)
+        escaped = b"\\" in text
+        level.name = msgspec.json.decode(b'"%s"' % text, type=str) if escaped else text.decode()
         if level.is_read:
             if level.name in level.seen:
                 raise DuplicateMemberError(_path(levels))
@@ -95,6 +99,15 @@ class _Level:
         self.index = 0  # of the element we are in
         self.name = ""  # of the member we are in
         self.seen: set[str] = set()
+
+
+def _structure(gap: bytes) -> list[bytes]:
+    """Return the brackets and runs of commas in the text between two strings."""
+    return _STRUCTURE.findall(gap.translate(None, _NOT_STRUCTURE))
+
+
+_structure_of_short = functools.lru_cache(maxsize=1024)(_structure)
+"""Nearly all gaps are `:`, `,`, `:{` and their like."""
 
 
 def _step(levels: list[_Level], token: bytes, readable: frozenset[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -374,13 +375,12 @@ def test_members_are_found_as_json_sees_them(members: list[tuple[str, Any]], spa
         names[:] = [name for name, _ in pairs]
 
     json.JSONDecoder(object_pairs_hook=seen).decode(body.decode())
-    try:
-        decoded = decoder.decode(body)
-    except InvalidField as refused:
-        assert refused.field in names
-        assert len(set(names)) < len(names)
+    if len(set(names)) < len(names):
+        with pytest.raises(InvalidField) as refused:
+            decoder.decode(body)
+        assert refused.value.field in names
         return
-    assert len(set(names)) == len(names)
+    decoded = decoder.decode(body)
     unknown = [name for name in names if name not in _FIELDS]
     assert bool(unknown) == (decoded.warning is not None)
     assert set(msgspec.json.decode(decoded.unknown or b"{}")) == set(unknown)
@@ -388,7 +388,5 @@ def test_members_are_found_as_json_sees_them(members: list[tuple[str, Any]], spa
 
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 def test_no_bytes_get_past_as_anything_but_a_refusal(body: bytes) -> None:
-    try:
+    with contextlib.suppress(InvalidJson, InvalidField):
         select(body)
-    except ServiceError as refused:
-        assert refused.status in (400, 422)

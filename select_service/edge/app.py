@@ -1,0 +1,208 @@
+"""Puts the edges together: an app for embedding, a server for the command line.
+
+The only file that knows all edges. `serve` binds, starts the service, serves until a signal, and
+ends with exit code 0 within `--shutdown-timeout-s`, whatever clients are doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from typing_extensions import override
+
+from indexer.errors import IndexerError
+from select_service.core.policy import PolicyBook, PolicyError, read_policy
+from select_service.edge import logs
+from select_service.edge.asgi import Door
+from select_service.edge.driver import Driver
+from select_service.edge.http import Api
+from select_service.edge.metrics import Metrics
+from select_service.edge.openapi import describe
+from select_service.edge.protocol import ConnectionLimits, GuardedProtocol, guarded
+from select_service.edge.traffic import Traffic
+from select_service.types import CoreLimits
+from select_service.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from select_service.config import PolicyFile, Settings
+
+__all__ = ["create_app", "create_driver", "serve"]
+
+_log = logging.getLogger("select_service")
+
+_BACKLOG: Final = 2048
+_TICKS_PER_S: Final = 10  # uvicorn's
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def create_driver(settings: Settings) -> Driver:
+    """Build the service from settings; nothing is opened before its `start`."""
+    router = settings.router
+    return Driver(
+        router.config,
+        limits=CoreLimits(reservation_ttl_s=settings.reservation_ttl_s),
+        on_event_loss=settings.on_event_loss,
+        policies=_policies(router.policy, router.config.queue_threshold),
+        replica_sync_port=settings.replica_sync_port,
+    )
+
+
+def create_app(service: Driver, settings: Settings) -> Starlette:
+    """Return the HTTP API over a service that the caller starts and closes."""
+    return _assemble(service, settings)[0]
+
+
+def _assemble(service: Driver, settings: Settings) -> tuple[Starlette, Door, Traffic]:
+    traffic = Traffic()
+    metrics = Metrics(service, traffic, rank_series_max=settings.metrics_rank_series_max)
+    api = Api(
+        service,
+        settings.field_validation,
+        metrics=metrics.render,
+        openapi=functools.cache(describe),
+    )
+    door = Door(
+        api,
+        traffic,
+        max_body_bytes=settings.max_body_bytes,
+        access_log=settings.access_log,
+    )
+    app = Starlette()
+    # Its own matching decodes paths and folds slashes; ours must do neither (contract 0.1).
+    app.router.redirect_slashes = False
+    app.router.default = door
+    return app, door, traffic
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code."""
+    logs.configure(settings.log_format, settings.log_level, access_log=settings.access_log)
+    for warning in settings.router.warnings:
+        _log.warning(warning)
+    try:
+        listener = _bind(settings.host, settings.port)
+    except OSError as error:
+        _log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error)
+        return 1
+    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, listener))
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> int:
+    service = create_driver(settings)
+    server = Server(settings, *_assemble(service, settings))
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    try:
+        await service.start()
+        host, port = listener.getsockname()[:2]
+        _log.info("listening", extra={"host": host, "port": port, "version": __version__})
+        await server.serve(sockets=[listener])
+    except IndexerError as error:
+        _log.error("cannot start: %s", error)
+        return 1
+    finally:
+        await service.close()
+    _log.info("stopped")
+    return 0
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our deadlines on connections and our way of leaving."""
+
+    def __init__(self, settings: Settings, app: Starlette, door: Door, traffic: Traffic) -> None:
+        limits = ConnectionLimits(
+            header_timeout_s=settings.header_timeout_s,
+            body_timeout_s=settings.body_timeout_s,
+            connections_max=settings.connections_max,
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=guarded(limits, traffic.connections),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=settings.keep_alive_timeout_s,
+                timeout_graceful_shutdown=settings.shutdown_timeout_s,
+            )
+        )
+        self._door = door
+        self._counts = traffic.connections
+        shortest_s = min(limits.header_timeout_s, limits.body_timeout_s)
+        self._sweep_every = max(1, min(_TICKS_PER_S // 2, int(shortest_s * _TICKS_PER_S / 4)))
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        connections = self.server_state.connections
+        self._counts.open = len(connections)
+        if counter % self._sweep_every == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(connections):
+                if isinstance(connection, GuardedProtocol):
+                    connection.sweep(now)
+        return await super().on_tick(counter)
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._door.leave()
+        await super().shutdown(sockets)
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # `_serve` listens for signals from before the service starts until after it has closed;
+        # uvicorn would raise them again at the end, and a clean end would not be exit code 0.
+        yield
+
+
+def _policies(file: PolicyFile | None, queue_threshold: float) -> PolicyBook | PolicyError | None:
+    if file is None:
+        return None
+    if file.text is None:
+        return PolicyError(file.error)
+    try:
+        return read_policy(file.text, file.path, queue_threshold)
+    except PolicyError as error:
+        _log.error("%s", error)
+        return error
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Bind, and not yet listen: nobody is let in before the service has started."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
+    return listener
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """Uvloop where it exists: it takes a third off the cost of a request."""
+    try:
+        import uvloop  # noqa: PLC0415
+    except ImportError:
+        return None
+    return uvloop.Loop

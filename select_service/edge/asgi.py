@@ -1,0 +1,257 @@
+"""ASGI in front of the API: reads bodies within their limits, waits with an eye on the client.
+
+Everything about one exchange that is not the route's own business: media type, body limit, HEAD,
+streams, clients that leave, refusals, crashes and their counters. Uvicorn (through `protocol.py`)
+stands before it, the handlers of `http.py` behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from indexer.errors import IndexerError
+from select_service.edge.http import ROUTES, Api, Handler, Request, Response, refusal
+from select_service.edge.routing import Route, Router, is_json
+from select_service.edge.traffic import CLIENT_GONE, RouteTraffic, Traffic
+from select_service.errors import (
+    BodyTooLarge,
+    MethodNotAllowed,
+    ServiceError,
+    ShuttingDown,
+    UnsupportedMediaType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+
+    from starlette.types import Receive, Scope, Send
+
+__all__ = ["Door"]
+
+_log = logging.getLogger("select_service.http")
+_access_log = logging.getLogger("select_service.access")
+
+_BAD_REQUEST: Final = 400
+
+
+class _ClientGoneError(Exception):
+    """The client left; there is nobody to answer."""
+
+
+class Door:
+    """The ASGI application that serves every request of the API."""
+
+    def __init__(
+        self, api: Api, traffic: Traffic, *, max_body_bytes: int, access_log: bool = False
+    ) -> None:
+        self._api = api
+        self._router: Router[Handler] = Router(ROUTES)
+        self._traffic = traffic
+        self._stats = {id(route): _stats_of(traffic, route) for route in ROUTES}
+        self._max_body_bytes = max_body_bytes
+        self._access_log = access_log
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Send waiting requests away and cut streams: the process is about to end."""
+        self._leaving.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"no {scope['type']} here")
+        started = perf_counter()
+        self._traffic.in_flight += 1
+        stats, status = self._traffic.unmatched, CLIENT_GONE
+        try:
+            method, raw_path = scope["method"], scope.get("raw_path") or scope["path"].encode()
+            try:
+                route, params = self._router.match(method, raw_path)
+                stats = self._stats[id(route)]
+                response = await self._handle(route, params, scope, receive)
+            except (ServiceError, IndexerError) as error:
+                response = self._refuse(error, raw_path)
+            except _ClientGoneError:
+                return
+            except Exception:  # noqa: BLE001 - one bad request must not end the process
+                self._traffic.crashes += 1
+                where = {"method": method[:16], "path": _short(raw_path)}
+                _log.exception("request failed", extra=where)
+                response = refusal(ServiceError("internal error"))
+            status = response.status
+            if _body_is_unwelcome(scope, status):
+                response.headers += ((b"connection", b"close"),)
+            await self._respond(response, scope, receive, send)
+        finally:
+            seconds = perf_counter() - started
+            self._traffic.in_flight -= 1
+            stats.observe(status, seconds)
+            if self._access_log:
+                _log_access(scope, status, seconds)
+
+    async def _handle(
+        self, route: Route[Handler], params: tuple[str, ...], scope: Scope, receive: Receive
+    ) -> Response:
+        body = b"" if route.takes is None else await self._read_body(scope, receive)
+        answer = route.handler(self._api, Request(params, scope["query_string"], body))
+        return answer if isinstance(answer, Response) else await self._wait(answer, receive)
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        media_type, length = _content_headers(scope)
+        if not is_json(media_type):
+            raise UnsupportedMediaType("expected `Content-Type: application/json`")
+        limit = self._max_body_bytes
+        if length > limit:
+            raise _too_large(limit)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            pieces = bytearray(body)
+            while message.get("more_body"):
+                if len(pieces) > limit:
+                    raise _too_large(limit)
+                message = await receive()
+                pieces += message.get("body", b"")
+            body = bytes(pieces)
+        if message["type"] != "http.request":
+            raise _ClientGoneError
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
+
+    async def _wait(self, answer: Awaitable[Response], receive: Receive) -> Response:
+        """Wait for an answer until it comes, the client goes, or the process has to end."""
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(_settle(answer))
+            gone = group.create_task(_until_gone(receive))
+            leaving = group.create_task(self._leaving.wait())
+            await asyncio.wait({answering, gone, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            answered = answering.done()
+            client_left = gone.done()
+            for task in (answering, gone, leaving):
+                task.cancel()  # withdraws the request from the queue, where it still is in one
+        if not answered:
+            if client_left:
+                raise _ClientGoneError
+            raise ShuttingDown
+        outcome = answering.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _respond(
+        self, response: Response, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        is_head = scope["method"] == "HEAD"
+        if response.stream is not None and not is_head:
+            await self._stream(response, scope, receive, send)
+            return
+        headers = [*response.headers]
+        if response.stream is None:
+            headers.append((b"content-length", b"%d" % len(response.body)))
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        body = b"" if is_head else response.body
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a stream piece by piece; HTTP/1.0, which has no pieces, gets it whole."""
+        assert response.stream is not None
+        if scope.get("http_version") == "1.0":
+            response.body = b"".join([piece async for piece in response.stream])
+            response.stream = None
+            await self._respond(response, scope, receive, send)
+            return
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": list(response.headers),
+            }
+        )
+        async with asyncio.TaskGroup() as group:
+            gone = group.create_task(_until_gone(receive))
+            complete = await self._pass_on(response.stream, gone, send)
+            gone.cancel()
+        if complete:  # otherwise the missing last piece tells the client that it has not all
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass_on(
+        self, stream: AsyncIterator[bytes], gone: asyncio.Task[None], send: Send
+    ) -> bool:
+        try:
+            async for piece in stream:
+                if self._leaving.is_set() or gone.done():
+                    return False
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except Exception:  # noqa: BLE001 - logged and counted; the client sees a cut stream
+            self._traffic.crashes += 1
+            _log.exception("stream failed")
+            return False
+        return True
+
+    def _refuse(self, error: ServiceError | IndexerError, raw_path: bytes) -> Response:
+        response = refusal(error)
+        if isinstance(error, MethodNotAllowed):
+            response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
+        return response
+
+
+def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
+    return traffic.routes.setdefault((route.method, route.pattern), RouteTraffic())
+
+
+def _content_headers(scope: Scope) -> tuple[bytes | None, int]:
+    """Return the media type and the announced length, 0 when there is none."""
+    media_type, length = None, 0
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            media_type = value
+        elif name == b"content-length":
+            length = int(value)
+    return media_type, length
+
+
+def _body_is_unwelcome(scope: Scope, status: int) -> bool:
+    """Whether the client asked before sending its body and is told no.
+
+    It will not send it now, so what follows on the connection could not be told from the body.
+    """
+    return status >= _BAD_REQUEST and any(name == b"expect" for name, _ in scope["headers"])
+
+
+async def _settle(answer: Awaitable[Response]) -> Response | Exception:
+    """Await, and hand an error back as a value: a TaskGroup would wrap it."""
+    try:
+        return await answer
+    except Exception as error:  # noqa: BLE001 - raised again by who reads it
+        return error
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is longer than {limit} bytes")
+
+
+def _short(raw_path: bytes) -> str:
+    return raw_path[:128].decode("ascii", "backslashreplace")
+
+
+def _log_access(scope: Scope, status: int, seconds: float) -> None:
+    client = scope.get("client")
+    _access_log.info(
+        "request",
+        extra={
+            "method": scope["method"][:16],
+            "path": _short(scope.get("raw_path") or b""),
+            "status": status,
+            "ms": round(seconds * 1e3, 3),
+            "client": client[0] if client else None,
+        },
+    )

@@ -1,0 +1,359 @@
+"""The HTTP API: one table of routes, and a handler of a few lines for each.
+
+Handlers take a neutral request and return a neutral response, so that any carrier can serve them:
+`asgi.py` does, behind it `driver.py` does the work. Refusals of any kind become JSON here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from indexer.errors import IndexerError
+from select_service.core.queue import Ticket
+from select_service.edge.codec import Decoded, RequestDecoder, check_hashes, encode
+from select_service.edge.routing import Route, read_query, read_u64
+from select_service.errors import InvalidField, ReplicaSyncDisabled, ServiceError, problem
+from select_service.types import (
+    LoadRow,
+    OutputBlockRequest,
+    OverlapScores,
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
+    PromptFields,
+    Ready,
+    ReservationAnswer,
+    ReservationRequest,
+    ScopeLoads,
+    SelectAndReserveRequest,
+    Selection,
+    SelectRequest,
+    WorkerPatch,
+    WorkerRecord,
+    WorkerSpec,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from select_service.config import FieldValidation
+    from select_service.edge.driver import Driver
+
+__all__ = ["ROUTES", "Api", "Handler", "Request", "Response", "refusal"]
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+JSON: Final = (b"content-type", b"application/json")
+SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
+
+
+class Request(NamedTuple):
+    """What a handler may know of a request."""
+
+    params: tuple[str, ...]  # decoded path segments, in the order of the pattern
+    query: bytes
+    body: bytes  # b"" unless the route takes one
+
+
+class Response:
+    """An answer: bytes at once, or a stream of them."""
+
+    __slots__ = ("body", "headers", "status", "stream")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        headers: tuple[tuple[bytes, bytes], ...] = (JSON,),
+        stream: AsyncIterator[bytes] | None = None,
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+        self.stream = stream
+
+
+Answer: TypeAlias = "Response | Awaitable[Response]"
+"""An awaitable when the request has to wait for capacity."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The answer of /health and of the lifecycle routes."""
+
+    status: str = "ok"
+
+
+class PeerRequest(msgspec.Struct):
+    """Body of /replica_sync/register_peer and deregister_peer."""
+
+    endpoint: str
+
+
+_OK: Final = encode(Status())
+
+
+def reply(answer: object, status: int = 200, warning: str | None = None) -> Response:
+    """Make an answer JSON."""
+    if warning is None:
+        return Response(status, encode(answer))
+    return Response(status, encode(answer), (JSON, (b"warning", warning.encode())))
+
+
+def refusal(error: ServiceError | IndexerError, warning: str | None = None) -> Response:
+    """Make a refusal JSON (D6)."""
+    if isinstance(error, ServiceError):
+        status, body = problem(error)
+        return reply(body, status, warning)
+    return reply({"error": str(error), "code": error.code}, error.status, warning)
+
+
+class Api:
+    """The handlers. One per app; holds no state of its own."""
+
+    def __init__(
+        self,
+        service: Driver,
+        validation: FieldValidation,
+        *,
+        metrics: Callable[[], tuple[bytes, str]],
+        openapi: Callable[[], bytes],
+    ) -> None:
+        """Bind the handlers.
+
+        Args:
+            service: does the work.
+            validation: what happens to unknown fields.
+            metrics: renders /metrics as (body, content type).
+            openapi: renders /openapi.json.
+        """
+        self._service = service
+        self._metrics = metrics
+        self._openapi = openapi
+        self._worker_spec = RequestDecoder(WorkerSpec, validation)
+        self._worker_patch = RequestDecoder(WorkerPatch, validation)
+        self._select = RequestDecoder(SelectRequest, validation)
+        self._select_and_reserve = RequestDecoder(SelectAndReserveRequest, validation)
+        self._reservation = RequestDecoder(ReservationRequest, validation)
+        self._output_block = RequestDecoder(OutputBlockRequest, validation)
+        self._potential_loads = RequestDecoder(PotentialLoadsRequest, validation)
+        self._overlap_scores = RequestDecoder(OverlapScoresRequest, validation)
+        self._peer = RequestDecoder(PeerRequest, validation)
+
+    # -- state of the process ------------------------------------------------------------------
+
+    def health(self, _: Request) -> Response:
+        """Say that the process is up, and nothing else."""
+        return Response(200, _OK)
+
+    def ready(self, _: Request) -> Response:
+        """Say whether any worker is schedulable: 200 or 503, with the same body."""
+        ready = self._service.ready()
+        return reply(ready, 200 if ready.ready else 503)
+
+    def metrics(self, _: Request) -> Response:
+        """Return counters for Prometheus."""
+        body, media_type = self._metrics()
+        return Response(200, body, ((b"content-type", media_type.encode()),))
+
+    def openapi(self, _: Request) -> Response:
+        """Return this description."""
+        return Response(200, self._openapi())
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def upsert_worker(self, request: Request) -> Answer:
+        """Register a worker, or replace its whole record."""
+        decoded = self._worker_spec.decode(request.body)
+        return _answer(decoded, lambda spec, _: self._service.upsert_worker(spec), 201)
+
+    def patch_worker(self, request: Request) -> Answer:
+        """Merge into a worker's record; null and absent change nothing."""
+        worker_id = read_u64(request.params[0])
+        decoded = self._worker_patch.decode(request.body)
+        return _answer(decoded, lambda patch, _: self._service.patch_worker(worker_id, patch))
+
+    def delete_worker(self, request: Request) -> Response:
+        """Remove a worker with its reservations and its index."""
+        return reply(self._service.delete_worker(read_u64(request.params[0])))
+
+    def workers(self, request: Request) -> Response:
+        """List workers by ascending id."""
+        return reply(self._service.workers(*_read_scope(request.query)))
+
+    # -- selection -----------------------------------------------------------------------------
+
+    def select(self, request: Request) -> Answer:
+        """Choose the worker for a prompt; waits while every eligible rank is busy."""
+        decoded = self._select.decode(request.body)
+        return self._selection(decoded, lambda ask, _: self._service.select_now(ask))
+
+    def select_and_reserve(self, request: Request) -> Answer:
+        """Choose a worker and book it in one step; waits likewise."""
+        decoded = self._select_and_reserve.decode(request.body)
+        return self._selection(decoded, self._service.select_and_reserve_now)
+
+    def _selection(
+        self, decoded: Decoded[R], verb: Callable[[R, bytes], Selection | Ticket]
+    ) -> Answer:
+        try:
+            answer = verb(decoded.request, decoded.unknown)
+        except ServiceError as error:
+            return _refused(decoded, error)
+        if isinstance(answer, Ticket):
+            return self._wait(answer, decoded.warning)
+        return reply(answer, 200, decoded.warning)
+
+    async def _wait(self, ticket: Ticket, warning: str | None) -> Response:
+        try:
+            return reply(await self._service.wait(ticket), 200, warning)
+        except ServiceError as error:
+            return refusal(error, warning)
+
+    # -- reservations --------------------------------------------------------------------------
+
+    def reserve(self, request: Request) -> Answer:
+        """Book a rank of the caller's choice."""
+        return _answer(self._reservation.decode(request.body), self._service.reserve, 201)
+
+    def prefill_complete(self, request: Request) -> Response:
+        """Take a reservation's prefill tokens out of the load: its prompt is computed."""
+        self._service.prefill_complete(request.params[0])
+        return Response(200, _OK)
+
+    def output_block(self, request: Request) -> Answer:
+        """Add one more KV block to a reservation."""
+        decoded = self._output_block.decode(request.body)
+        name = request.params[0]
+
+        def verb(block: OutputBlockRequest, _: bytes) -> Status:
+            self._service.output_block(name, block.decay_fraction)
+            return Status()
+
+        return _answer(decoded, verb)
+
+    def free(self, request: Request) -> Response:
+        """End a reservation. Repeatable."""
+        self._service.free(request.params[0])
+        return Response(200, _OK)
+
+    # -- inspection ----------------------------------------------------------------------------
+
+    def loads(self, request: Request) -> Response:
+        """Return the load of every rank, by scope."""
+        return reply(self._service.loads(*_read_scope(request.query)))
+
+    def potential_loads(self, request: Request) -> Answer:
+        """Return what every rank would carry with this prompt."""
+        decoded = self._potential_loads.decode(request.body)
+        return _answer(decoded, lambda prompt, _: self._service.potential_loads(prompt))
+
+    def overlap_scores(self, request: Request) -> Answer:
+        """Return what every rank holds of this prompt."""
+        decoded = self._overlap_scores.decode(request.body)
+        return _answer(decoded, lambda prompt, _: self._service.overlap_scores(prompt))
+
+    def dump(self, _: Request) -> Response:
+        """Return the whole index, one key `model:tenant` per scope."""
+        return Response(200, b"", stream=self._service.dump())
+
+    # -- replicas ------------------------------------------------------------------------------
+
+    def peers(self, _: Request) -> Response:
+        """List the peers this process listens to."""
+        return reply([])
+
+    def change_peer(self, request: Request) -> Answer:
+        """Start or stop listening to a peer."""
+
+        def verb(_: PeerRequest, __: bytes) -> object:
+            raise ReplicaSyncDisabled
+
+        return _answer(self._peer.decode(request.body), verb)
+
+
+def _answer(decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int = 200) -> Response:
+    try:
+        answer = verb(decoded.request, decoded.unknown)
+    except (ServiceError, IndexerError) as error:
+        return _refused(decoded, error)
+    return reply(answer, status, decoded.warning)
+
+
+def _refused(decoded: Decoded[R], error: ServiceError | IndexerError) -> Response:
+    if isinstance(decoded.request, PromptFields):
+        check_hashes(decoded.request)  # wrong everywhere comes before wrong here
+    return refusal(error, decoded.warning)
+
+
+def _read_scope(query: bytes) -> tuple[str | None, str | None]:
+    values = read_query(query, SCOPE_QUERY)
+    tenant, group = values.get("tenant_id"), values.get("routing_group")
+    if tenant is not None and group is not None and tenant != group:
+        raise InvalidField(
+            "routing_group and tenant_id name the same thing and must be equal",
+            field="routing_group",
+        )
+    return values.get("model_name"), group if tenant is None else tenant
+
+
+Handler: TypeAlias = "Callable[[Api, Request], Answer]"
+
+
+def _route(  # noqa: PLR0913 - the columns of one row
+    method: str,
+    pattern: str,
+    handler: Handler,
+    answers: object,
+    *refusals: int,  # besides those every route may answer
+    takes: type[msgspec.Struct] | None = None,
+    status: int = 200,
+    query: tuple[str, ...] = (),
+) -> Route[Handler]:
+    summary = (handler.__doc__ or "").partition("\n")[0]
+    return Route(method, pattern, handler, takes, answers, status, refusals, query, summary)
+
+
+_get, _post = partial(_route, "GET"), partial(_route, "POST")
+_WORKER: Final = "/workers/{worker_id}"
+_RESERVATION: Final = "/reservations/{reservation_id}"
+
+ROUTES: Final[tuple[Route[Handler], ...]] = (
+    _get("/health", Api.health, Status),
+    _get("/ready", Api.ready, Ready, 503),
+    _get("/metrics", Api.metrics, None),
+    _get("/openapi.json", Api.openapi, dict[str, Any]),
+    # the catalog
+    _post("/workers", Api.upsert_worker, WorkerRecord, takes=WorkerSpec, status=201),
+    _get("/workers", Api.workers, list[WorkerRecord], query=SCOPE_QUERY),
+    _route("PATCH", _WORKER, Api.patch_worker, WorkerRecord, 404, takes=WorkerPatch),
+    _route("DELETE", _WORKER, Api.delete_worker, WorkerRecord, 404),
+    # selection
+    _post("/select", Api.select, Selection, 503, takes=SelectRequest),
+    _post(
+        *("/select_and_reserve", Api.select_and_reserve, Selection, 409, 503),
+        takes=SelectAndReserveRequest,
+    ),
+    # reservations
+    _post(
+        *("/reservations", Api.reserve, ReservationAnswer, 404, 409, 503),
+        takes=ReservationRequest,
+        status=201,
+    ),
+    _post(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+    _post(
+        *(_RESERVATION + "/output_block", Api.output_block, Status, 404),
+        takes=OutputBlockRequest,
+    ),
+    _route("DELETE", _RESERVATION, Api.free, Status, 404),
+    # inspection
+    _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
+    _post("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),
+    _post("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
+    _get("/dump", Api.dump, dict[str, dict[str, Any]]),
+    # replicas
+    _get("/replica_sync/peers", Api.peers, list[str]),
+    _post("/replica_sync/register_peer", Api.change_peer, Status, 409, takes=PeerRequest),
+    _post("/replica_sync/deregister_peer", Api.change_peer, Status, 409, takes=PeerRequest),
+)

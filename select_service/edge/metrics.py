@@ -1,0 +1,328 @@
+"""GET /metrics: plain counters of the core and of the HTTP side, turned into Prometheus text.
+
+Everything is read when somebody scrapes; no request pays for it. Series of a rank or worker exist
+as long as the worker does. Labels are patterns, codes and registered names, never what a request
+says. `app.py` makes one per app, with a registry of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from indexer.types import Tier
+from select_service.edge.traffic import LATENCY_BUCKETS_S
+from select_service.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from indexer.core.stream import EventStream
+    from indexer.core.tallies import Tallies
+    from select_service.edge.driver import Driver
+    from select_service.edge.traffic import RouteTraffic, Traffic
+
+__all__ = ["Metrics"]
+
+PREFIX: Final = "select_service_"
+UNMATCHED: Final = ("other", "other")  # method and route of requests without a route
+SCOPE: Final = ("model_name", "tenant_id")
+RANK: Final = ("worker_id", "dp_rank", *SCOPE)
+_LIFECYCLES: Final = ("incomplete", "schedulable", "draining", "unschedulable")
+_STREAM_STATES: Final = ("silent", "current", "uncertain", "replaying")
+
+_STREAM_COUNTERS: Final = (
+    ("messages", "KV-event messages received live, good or bad."),
+    ("batches", "KV-event batches applied, live or replayed."),
+    ("blocks_stored", "Blocks in store events that were applied."),
+    ("blocks_removed", "Blocks in removals that were applied."),
+    ("stale_batches", "Batches that had been applied before."),
+    ("gaps", "Times sequence numbers were missing."),
+    ("lost_batches", "Batches that were never recovered."),
+    ("restarts", "Engine restarts seen by the sequence number."),
+    ("hidden_restarts", "Engine restarts seen only through a replay."),
+    ("foreign_ranks", "Batches that named a rank the worker does not have."),
+    ("replays_asked", "Replays asked for."),
+    ("replayed_batches", "Batches applied from replays."),
+)
+
+
+class Metrics:
+    """Renders /metrics for one app."""
+
+    def __init__(self, service: Driver, traffic: Traffic, *, rank_series_max: int) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Http(traffic))
+        self._registry.register(_Service(service, rank_series_max))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def render(self) -> tuple[bytes, str]:
+        """Return (text, content type). A few microseconds per series, on the event loop."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+def _counter(name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, text, labels=labels)
+
+
+def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, labels=labels)
+
+
+class _Http(Collector):
+    """Requests and connections."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        labels = ("method", "route")
+        requests = _counter("http_requests", "Requests answered.", (*labels, "status"))
+        latency = HistogramMetricFamily(
+            PREFIX + "http_request_duration_seconds",
+            "From the end of the request head to the answer, waiting in the queue included.",
+            labels=labels,
+        )
+        for names, stats in self._routes():
+            for status, count in sorted(stats.statuses.items()):
+                requests.add_metric([*names, str(status)], count)
+            if stats.statuses:
+                latency.add_metric(names, _cumulated(stats), stats.seconds)
+        yield requests
+        yield latency
+        yield from self._connections()
+
+    def _routes(self) -> Iterator[tuple[tuple[str, str], RouteTraffic]]:
+        yield from self._traffic.routes.items()
+        yield UNMATCHED, self._traffic.unmatched
+
+    def _connections(self) -> Iterator[Metric]:
+        counts = self._traffic.connections
+        in_flight = _gauge("http_requests_in_flight", "Requests under way or waiting.")
+        in_flight.add_metric((), self._traffic.in_flight)
+        yield in_flight
+        crashes = _counter("http_crashes", "Requests that failed through an error of ours.")
+        crashes.add_metric((), self._traffic.crashes)
+        yield crashes
+        connections = _gauge("http_connections", "Open connections.")
+        connections.add_metric((), counts.open)
+        yield connections
+        accepted = _counter("http_connections_accepted", "Connections accepted.")
+        accepted.add_metric((), counts.accepted)
+        yield accepted
+        cut = _counter("http_connections_cut", "Connections closed for a fault.", ("reason",))
+        for reason in (
+            "refused",
+            "header_timeouts",
+            "body_timeouts",
+            "write_timeouts",
+            "malformed",
+        ):
+            cut.add_metric([reason.removesuffix("s")], getattr(counts, reason))
+        yield cut
+
+
+def _cumulated(stats: RouteTraffic) -> list[tuple[str, float]]:
+    bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, stats.buckets, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
+
+
+class _Service(Collector):
+    """Catalog, load, index and event streams."""
+
+    def __init__(self, service: Driver, rank_series_max: int) -> None:
+        self._service = service
+        self._rank_series_max = rank_series_max
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        build = _gauge("build_info", "Which build this is.", ("version",))
+        build.add_metric([__version__], 1)
+        yield build
+        yield from self._catalog()
+        yield from self._selections()
+        yield from self._reservations()
+        yield from self._ranks()
+        yield from self._indexes()
+        yield from self._streams()
+        yield from self._events()
+        yield from self._replicas()
+
+    def _catalog(self) -> Iterator[Metric]:
+        workers = _gauge("workers", "Registered workers.", ("lifecycle",))
+        lifecycles = [worker.lifecycle for worker in self._service.core.catalog]
+        for lifecycle in _LIFECYCLES:
+            workers.add_metric([lifecycle], lifecycles.count(lifecycle))
+        yield workers
+
+    def _selections(self) -> Iterator[Metric]:
+        counters = self._service.core.counters
+        selections = _counter("selections", "Selections answered with a worker.")
+        selections.add_metric((), counters.selections)
+        yield selections
+        waited = _counter("selections_queued", "Selections that had to wait for capacity.")
+        waited.add_metric((), counters.selections_waited)
+        yield waited
+        withdrawn = _counter("selections_withdrawn", "Waiting selections whose client went.")
+        withdrawn.add_metric((), counters.selections_withdrawn)
+        yield withdrawn
+        failed = _counter("selections_failed", "Selections that were refused.", ("code",))
+        for code, count in sorted(counters.selections_failed.items()):
+            failed.add_metric([code], count)
+        yield failed
+        pending = _gauge("pending_requests", "Selections waiting for capacity.", SCOPE)
+        tokens = _gauge("pending_isl_tokens", "Prompt tokens of waiting selections.", SCOPE)
+        for scope, partition in self._service.core.partitions.items():
+            pending.add_metric(scope, partition.pending_count)
+            tokens.add_metric(scope, partition.pending_isl_tokens)
+        yield pending
+        yield tokens
+
+    def _reservations(self) -> Iterator[Metric]:
+        core = self._service.core
+        live = _gauge("reservations", "Live reservations.", ("state", *SCOPE))
+        states = {
+            (state, *scope): 0 for scope in core.partitions for state in ("prefill", "decode")
+        }
+        for booking in core.desk.bookings:
+            state = "decode" if booking.reservation.prefill_done else "prefill"
+            states[(state, *booking.partition.scope)] += 1
+        for labels, count in states.items():
+            live.add_metric(labels, count)
+        yield live
+        freed = _gauge("freed_reservation_ids", "Ids of ended reservations still remembered.")
+        freed.add_metric((), core.desk.bookings.freed_count)
+        yield freed
+        counters = core.counters
+        ends = _counter("reservation_events", "What happened to reservations.", ("event",))
+        for event in ("booked", "repeated", "conflicting", "freed", "expired", "dropped"):
+            ends.add_metric([event], getattr(counters, f"reservations_{event}"))
+        yield ends
+
+    def _ranks(self) -> Iterator[Metric]:
+        prefill = _gauge("rank_prefill_tokens", "Active prefill tokens of a rank.", RANK)
+        decode = _gauge("rank_decode_blocks", "Active KV blocks of a rank.", RANK)
+        requests = _gauge("rank_requests", "Live reservations of a rank.", RANK)
+        ranks = 0
+        for scope, partition in self._service.core.partitions.items():
+            ledger = partition.ledger
+            for rank, slot in partition.seats():
+                ranks += 1
+                if ranks > self._rank_series_max:
+                    continue
+                labels = (str(rank.worker_id), str(rank.dp_rank), *scope)
+                prefill.add_metric(labels, float(ledger.prefill[slot]))
+                decode.add_metric(labels, float(ledger.decode[slot]))
+                requests.add_metric(labels, float(ledger.requests[slot]))
+        yield from (prefill, decode, requests)
+        seats = _gauge("ranks", "Ranks of schedulable workers.")
+        seats.add_metric((), ranks)
+        yield seats
+        unlisted = _gauge("ranks_unlisted", "Ranks without series of their own: too many.")
+        unlisted.add_metric((), max(0, ranks - self._rank_series_max))
+        yield unlisted
+
+    def _indexes(self) -> Iterator[Metric]:
+        nodes = _gauge("index_nodes", "Nodes of the radix tree.", SCOPE)
+        blocks = _gauge("index_blocks", "Distinct blocks in the index.", SCOPE)
+        holdings = _gauge("index_holdings", "(rank, block) pairs held.", (*SCOPE, "tier"))
+        size = _gauge("index_bytes", "Memory of the index, estimated.", SCOPE)
+        unswept = _gauge("index_unswept", "Removals put off and not done yet.", SCOPE)
+        orphans = _gauge("index_orphan_blocks", "Blocks that wait for their parent.", SCOPE)
+        dropped = _counter("index_orphan_blocks_dropped", "Orphans that gave way.", SCOPE)
+        refused = _counter("index_events_refused", "Stores that contradict themselves.", SCOPE)
+        for scope, index in self._service.core.registry.indexes():
+            stats = index.stats
+            nodes.add_metric(scope, stats.nodes)
+            blocks.add_metric(scope, stats.blocks)
+            size.add_metric(scope, stats.bytes)
+            unswept.add_metric(scope, stats.unswept)
+            orphans.add_metric(scope, stats.orphan_blocks)
+            dropped.add_metric(scope, stats.orphan_blocks_dropped)
+            refused.add_metric(scope, stats.events_refused)
+            for tier in Tier:
+                holdings.add_metric([*scope, tier.wire_name], stats.holdings[tier])
+        yield from (nodes, blocks, holdings, size, unswept, orphans, dropped, refused)
+
+    def _streams(self) -> Iterator[Metric]:
+        by_state = _gauge("kv_listeners", "KV-event listeners.", ("state",))
+        streams = self._service.core.registry.streams()
+        states = [_state(stream) for stream in streams]
+        for state in _STREAM_STATES:
+            by_state.add_metric([state], states.count(state))
+        yield by_state
+        listener = _gauge("kv_listener_state", "1 for the state it is in.", (*RANK, "state"))
+        lag = _gauge(
+            "kv_listener_lag_seconds", "Age of the last KV event, by the engine's clock.", RANK
+        )
+        wall_now = time.time()  # noqa: TID251 - compared with the engines' wall clocks
+        for stream, state in islice(zip(streams, states, strict=True), self._rank_series_max):
+            labels = (str(stream.rank.worker_id), str(stream.rank.dp_rank), *stream.scope)
+            listener.add_metric([*labels, state], 1)
+            seconds = stream.lag(wall_now)
+            if seconds is not None:
+                lag.add_metric(labels, seconds)
+        yield listener
+        yield lag
+
+    def _events(self) -> Iterator[Metric]:
+        registry = self._service.core.registry
+        tallies = [(scope, registry.tallies(scope)) for scope, _ in registry.indexes()]
+        for name, text in _STREAM_COUNTERS:
+            family = _counter(f"kv_{name}", text, SCOPE)
+            for scope, tally in tallies:
+                family.add_metric(scope, getattr(tally, name))
+            yield family
+        yield _labelled("kv_events", "KV events.", ("kind", "dialect", "outcome"), tallies)
+        yield _labelled("kv_bad_messages", "Messages that are no batch.", ("reason",), tallies)
+        yield _labelled("kv_replays", "Replays that have ended.", ("outcome",), tallies)
+
+    def _replicas(self) -> Iterator[Metric]:
+        publisher = self._service.replica_publisher
+        if publisher is None:
+            return
+        published = _counter("replica_events", "Bookings told to replicas.", ("outcome",))
+        published.add_metric(["sent"], publisher.sent)
+        published.add_metric(["dropped"], publisher.dropped)
+        yield published
+
+
+def _state(stream: EventStream) -> str:
+    if stream.is_replaying:
+        return "replaying"
+    if stream.kv_state == "uncertain":
+        return "uncertain"
+    return "silent" if stream.last_event_at is None else "current"
+
+
+def _labelled(
+    name: str, text: str, labels: Sequence[str], tallies: Iterable[tuple[Sequence[str], Tallies]]
+) -> Metric:
+    """Turn one dict of every tally into a family; its keys are label values."""
+    family = _counter(name, text, (*SCOPE, *labels))
+    for scope, tally in tallies:
+        counts: dict[str | tuple[str, ...], int] = getattr(tally, name.removeprefix("kv_"))
+        for key, count in sorted(counts.items(), key=str):
+            values = (key,) if isinstance(key, str) else key
+            family.add_metric([*scope, *values], count)
+    return family

@@ -1,0 +1,145 @@
+"""GET /openapi.json: the route table and the types that validate, as OpenAPI 3.1.
+
+Generated, so it cannot disagree with the service about fields, types and ranges. What JSON Schema
+has no word for (u64, duplicate keys) is in the descriptions.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from select_service.edge.codec import encode
+from select_service.edge.http import ROUTES
+from select_service.version import __version__
+
+if TYPE_CHECKING:
+    from select_service.edge.http import Handler
+    from select_service.edge.routing import Route
+
+__all__ = ["Problem", "describe"]
+
+_PARAM: Final = re.compile(r"\{(\w+)\}")
+_REF: Final = "#/components/schemas/{name}"
+_U64_MAX: Final = (1 << 64) - 1
+_EVERYWHERE: Final = {500: "An error of this service."}
+_WITH_PARAMS: Final = {400: "The path cannot be read."}
+_WITH_QUERY: Final = {400: "A key comes twice in the query."}
+_WITH_BODY: Final = {
+    400: "Not JSON, or it means nothing we can serve.",
+    408: "The body did not arrive in time.",
+    413: "The body is too long.",
+    415: "The body does not claim to be JSON.",
+    422: "JSON of the wrong shape; `field` says where.",
+}
+_TEXTS: Final = {
+    404: "No such worker, rank or reservation.",
+    409: "The id is live with another body or in another scope; or replica sync is off.",
+    503: "Nothing can serve this now.",
+}
+
+
+class Problem(msgspec.Struct):
+    """Every answer of status 400 and above."""
+
+    error: str
+    code: str
+    field: str | msgspec.UnsetType = msgspec.UNSET
+    details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+def describe() -> bytes:
+    """Render the document."""
+    described = [kind for route in ROUTES for kind in (route.takes, route.answers) if kind]
+    shapes, components = msgspec.json.schema_components([Problem, *described], ref_template=_REF)
+    _bound(components)
+    schema_of = dict(zip(map(repr, [Problem, *described]), shapes, strict=True))
+    paths: dict[str, dict[str, object]] = {}
+    for route in ROUTES:
+        operation = _operation(route, schema_of)
+        paths.setdefault(route.pattern, {})[route.method.lower()] = operation
+    return encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "select-service",
+                "version": __version__,
+                "description": "Decides which LLM inference worker serves a request. Integers are"
+                " up to 64 bits wide: worker ids and token counts are unsigned, hashes may be"
+                " written signed or unsigned. A float is never an integer. A key that comes twice"
+                " in an object is refused.",
+                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            },
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+    )
+
+
+def _bound(schema: object) -> None:
+    """Write down the upper bound of 64-bit integers, which msgspec cannot carry as a range."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "integer" and "minimum" in schema:
+            schema.setdefault("maximum", _U64_MAX)
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _bound(part)
+
+
+def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+    operation: dict[str, object] = {
+        "summary": route.summary,
+        "operationId": _PARAM.sub("", f"{route.method}{route.pattern}")
+        .strip("/")
+        .lower()
+        .replace("/", "_")
+        .replace("__", "_"),
+        "responses": _responses(route, schema_of),
+    }
+    parameters = [_path_parameter(name) for name in _PARAM.findall(route.pattern)]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        for name in route.query
+    ]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.takes is not None:
+        content = {"application/json": {"schema": schema_of[repr(route.takes)]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _path_parameter(name: str) -> dict[str, object]:
+    number = {"type": "integer", "minimum": 0, "maximum": _U64_MAX}
+    schema = number if name == "worker_id" else {"type": "string"}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+    problem = {"application/json": {"schema": schema_of[repr(Problem)]}}
+    if route.answers is None:
+        content: dict[str, object] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": {"schema": schema_of[repr(route.answers)]}}
+    texts = dict(_EVERYWHERE)
+    if "{" in route.pattern:
+        texts |= _WITH_PARAMS
+    if route.query:
+        texts |= _WITH_QUERY | {422: _WITH_BODY[422]}
+    if route.takes is not None:
+        texts |= _WITH_BODY
+    texts |= {status: _TEXTS[status] for status in route.refusals}
+    responses: dict[str, object] = {
+        str(status): {"description": text, "content": problem}
+        for status, text in sorted(texts.items())
+    }
+    if route.pattern == "/ready":  # its 503 has the ordinary body
+        responses["503"] = {"description": "No worker is schedulable.", "content": content}
+    done = {"description": "Done."} | {"content": content}
+    if route.takes is not None:
+        text = '`299 - "unknown field: ..."` when the body has fields nobody knows.'
+        done["headers"] = {"Warning": {"description": text, "schema": {"type": "string"}}}
+    return {str(route.status): done} | responses

@@ -1,0 +1,230 @@
+"""HTTP/1.1 on a socket, with a deadline for everything a client may leave unfinished.
+
+Uvicorn's httptools protocol serves requests but waits for ever for their bytes. Added here: limits
+on the number of connections, on the length of a head, and on how long a head, a body or the reading
+of an answer may take. There are no timers per request: a connection notes since when it has been in
+its phase, and the server's tick (`app.py`) sweeps over all connections a few times per second.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+import httptools
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from select_service.edge.codec import encode
+from select_service.errors import (
+    HeadTooLarge,
+    MalformedHttp,
+    RequestTimeout,
+    ServiceError,
+    TooManyConnections,
+    problem,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from select_service.edge.traffic import Connections
+
+__all__ = ["ConnectionLimits", "GuardedProtocol", "guarded"]
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Request line and headers: what common proxies allow at most, several times over."""
+
+_REFUSAL_HEAD: Final = (
+    b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+)
+
+_PROBE_AFTER_S: Final = 60
+_PROBES: Final = 4
+"""A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
+place in the queue."""
+_PROBE_EVERY_S: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Deadlines in seconds, and how many connections may be open."""
+
+    header_timeout_s: float
+    body_timeout_s: float
+    connections_max: int
+
+
+class _Phase(Enum):
+    """What a connection is in the middle of."""
+
+    HEAD = 0  # also before the first byte
+    BODY = 1
+    REST = 2  # a whole request has arrived: we owe an answer, or the client is idle
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. Made through `guarded`, which sets `limits` and `counts`."""
+
+    limits: ConnectionLimits
+    counts: Connections
+
+    _phase = _Phase.HEAD
+    _stamped: _Phase | None = None  # the phase `_since` belongs to
+    _since = 0.0  # loop time
+    _head_bytes = 0  # of the head that is incomplete
+    _stalled_since: float | None = None  # the client does not read
+    _refused = False
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.counts.accepted += 1
+        self._stamp()
+        _probe_when_silent(transport)
+        if len(self.connections) > self.limits.connections_max:
+            self.counts.refused += 1
+            self._turn_away(TooManyConnections("too many open connections"))
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Answered as plain HTTP/1.1; the parser will not read another request after this.
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError as error:
+            self.counts.malformed += 1
+            self._turn_away(MalformedHttp(f"invalid HTTP request: {error}"))
+            return
+        if self._phase is not self._stamped:
+            self._stamp()
+        if self._phase is _Phase.HEAD:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.counts.malformed += 1
+                self._turn_away(HeadTooLarge("the request head is too long"))
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled_since = self.loop.time()
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stalled_since = None
+
+    # -- httptools -----------------------------------------------------------------------------
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = _Phase.HEAD
+        self._stamped = None
+
+    @override
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # may raise: then the head is still what is wrong
+        self._phase = _Phase.BODY
+        self._head_bytes = 0
+
+    @override
+    def on_message_complete(self) -> None:
+        self._phase = _Phase.REST
+        super().on_message_complete()
+
+    # -- deadlines -----------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if it has been too long in its phase. Called a few times a second.
+
+        Args:
+            now: loop time.
+        """
+        if self.transport.is_closing():
+            return
+        if self._stalled_since is not None:
+            if now - self._stalled_since > self.limits.body_timeout_s:
+                self.counts.write_timeouts += 1
+                self.transport.abort()
+        elif self.flow.read_paused:
+            self._since = now  # it is us who do not read
+        elif self._phase is _Phase.HEAD:
+            self._sweep_head(now)
+        elif self._phase is _Phase.BODY and now - self._since > self.limits.body_timeout_s:
+            self.counts.body_timeouts += 1
+            self._turn_away(RequestTimeout("the request body did not arrive in time"))
+
+    def _sweep_head(self, now: float) -> None:
+        if self._unanswered() is not None:
+            self._since = now  # the head of a request behind one that we have yet to answer
+        elif now - self._since > self.limits.header_timeout_s:
+            self.counts.header_timeouts += 1
+            if self._head_bytes:
+                self._turn_away(RequestTimeout("the request head did not arrive in time"))
+            else:
+                self.transport.close()
+
+    def _stamp(self) -> None:
+        self._stamped = self._phase
+        self._since = self.loop.time()
+
+    def _unanswered(self) -> RequestResponseCycle | None:
+        """The request we have yet to answer; uvicorn's type hides that there may be none."""
+        cycle: object = self.cycle
+        if isinstance(cycle, RequestResponseCycle) and not cycle.response_complete:
+            return cycle
+        return None
+
+    def _turn_away(self, error: ServiceError) -> None:
+        """Answer in place of the app where an answer is due, and close."""
+        self._refused = True
+        cycle = self._unanswered()
+        if cycle is None:
+            due = self._phase is not _Phase.BODY  # else answered before its body had arrived
+        else:
+            due = self._phase is _Phase.BODY and not cycle.response_started
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if due:
+            status, body = problem(error)
+            content = encode(body)
+            self.transport.write(STATUS_LINE[status] + _REFUSAL_HEAD % len(content) + content)
+        self.transport.close()
+
+
+def guarded(limits: ConnectionLimits, counts: Connections) -> type[GuardedProtocol]:
+    """Return the protocol class for one server: uvicorn makes the instances itself."""
+
+    class Guarded(GuardedProtocol):
+        pass
+
+    Guarded.limits, Guarded.counts = limits, counts
+    return Guarded
+
+
+def _probe_when_silent(transport: asyncio.Transport) -> None:
+    """Let the kernel find out whether a silent peer still exists."""
+    sock: Any = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _PROBE_AFTER_S),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
+        ("TCP_KEEPCNT", _PROBES),
+    ):
+        if hasattr(socket, option):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
