@@ -175,6 +175,8 @@ class KvIndex:
         if len(names) != len(engine_hashes) or parent in names:
             self._events_refused += 1
             return 0
+        if not names:
+            return 0
         live = group != UNDECIDED_GROUP
         if group != holder.home:
             group = holder.group_of_store(group)
@@ -185,8 +187,7 @@ class KvIndex:
         if origin is None:
             assert parent is not None, "the root is always there"
             origin = self._expect(holder, parent, namespace)
-        if names:
-            self._hold(holder, tier, group, origin, names, local_hashes, namespace)
+        self._hold(holder, tier, group, origin, names, local_hashes, namespace)
         if self.tree.orphan_blocks > self.orphan_blocks_max and live:
             self._drop_old_orphans()
         return len(names)

@@ -1,0 +1,248 @@
+"""The index against its naive twin, step by step, with `check()` after each step."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import indexer.core.radix_tree as tree_module
+from indexer.core.dump import TIER_OF, DumpEvent
+from indexer.core.index import KvIndex
+from indexer.types import Tier, WorkerRank
+from tests.models.index_twin import Content, IndexTwin, RankTwin
+
+RANKS = [WorkerRank(1, 0), WorkerRank(1, 1), WorkerRank(2, 0)]
+ranks = st.sampled_from(RANKS)
+tiers = st.sampled_from([Tier.DEVICE, Tier.DEVICE, *Tier])
+groups = st.sampled_from([0, 0, 0, 1])
+names = st.integers(0, 14)
+locals_ = st.integers(1, 2)
+
+
+def pack(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    edge_blocks_max = 512
+
+    @initialize()
+    def begin(self) -> None:
+        self.before = tree_module._EDGE_BYTES_MAX
+        tree_module._EDGE_BYTES_MAX = self.edge_blocks_max * 8
+        self.index = KvIndex(16)
+        self.twin = IndexTwin()
+        for rank in RANKS:
+            self.index.attach(rank)
+            self.twin.ranks[rank] = RankTwin()
+        self.dump: Iterator[DumpEvent] | None = None
+        self.seen: Counter[tuple[WorkerRank, Tier, int]] = Counter()
+        self.stayed: set[tuple[WorkerRank, Tier, int, Content]] = set()
+        self.ever: set[tuple[WorkerRank, Tier, int]] = set()
+
+    def teardown(self) -> None:
+        if hasattr(self, "before"):
+            tree_module._EDGE_BYTES_MAX = self.before
+
+    # ---- events
+
+    def _store(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        parent: int | None,
+        run: list[tuple[int, int]],
+        group: int,
+    ) -> None:
+        own = [name for name, _ in run]
+        local = [block for _, block in run]
+        expected = self.twin.ranks[rank].store(tier, parent, own, local, group)
+        assert self.index.store(rank, tier, parent, own, pack(local), group=group) == expected
+
+    @rule(
+        rank=ranks,
+        tier=tiers,
+        parent=st.none() | names,
+        run=st.lists(st.tuples(names, locals_), max_size=6),
+        group=groups,
+    )
+    def store_anything(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        parent: int | None,
+        run: list[tuple[int, int]],
+        group: int,
+    ) -> None:
+        self._store(rank, tier, parent, run, group)
+
+    @rule(rank=ranks, tier=tiers, length=st.integers(1, 9), start=st.integers(0, 8), group=groups)
+    def store_as_an_engine_would(
+        self, rank: WorkerRank, tier: Tier, length: int, start: int, group: int
+    ) -> None:
+        """One long sequence under the names 100…: prefixes, suffixes, gaps, copies on tiers."""
+        run = [(100 + i, 1 + i % 2) for i in range(start, start + length)]
+        self._store(rank, tier, 99 + start if start else None, run, group)
+
+    @rule(rank=ranks, tier=tiers, at=st.integers(0, 5), length=st.integers(1, 4))
+    def branch(self, rank: WorkerRank, tier: Tier, at: int, length: int) -> None:
+        run = [(200 + 10 * at + i, 2 - i % 2 + 1) for i in range(length)]
+        self._store(rank, tier, 100 + at, run, 0)
+
+    @rule(rank=ranks, data=st.data())
+    def append(self, rank: WorkerRank, data: st.DataObject) -> None:
+        known = sorted(self.twin.ranks[rank].content)
+        if known:
+            parent = data.draw(st.sampled_from(known))
+            self._store(rank, data.draw(tiers), parent, [(parent + 1000, data.draw(locals_))], 0)
+
+    @rule(rank=ranks, tier=tiers, group=groups, data=st.data())
+    def remove(self, rank: WorkerRank, tier: Tier, group: int, data: st.DataObject) -> None:
+        twin = self.twin.ranks[rank]
+        pool = sorted(twin.names(tier)) or [0]
+        chosen = data.draw(st.lists(st.sampled_from(pool) | names, max_size=6))
+        expected = twin.remove(tier, chosen, group)
+        assert self.index.remove(rank, tier, chosen, group=group) == expected
+
+    @rule(rank=ranks, tier=tiers)
+    def evict_tier_leaf_first(self, rank: WorkerRank, tier: Tier) -> None:
+        twin = self.twin.ranks[rank]
+        chosen = sorted(twin.names(tier), key=lambda name: -len(twin.content[name]))[:5]
+        assert self.index.remove(rank, tier, chosen) == twin.remove(tier, chosen, 0)
+
+    @rule(rank=ranks, tier=tiers, chosen=st.lists(names | st.integers(100, 108), max_size=4))
+    def mark(self, rank: WorkerRank, tier: Tier, chosen: list[int]) -> None:
+        expected = self.twin.ranks[rank].mark(tier, chosen, 0)
+        assert self.index.mark_on_tier(rank, tier, chosen) == expected
+
+    @rule(rank=ranks)
+    def clear(self, rank: WorkerRank) -> None:
+        self.index.clear(rank)
+        self.twin.ranks[rank] = RankTwin()
+
+    @rule(rank=ranks)
+    def come_and_go(self, rank: WorkerRank) -> None:
+        self.index.detach(rank)
+        assert self.index.slot_of(rank) is None
+        self.index.attach(rank)
+        self.twin.ranks[rank] = RankTwin()
+
+    # ---- upkeep
+
+    @rule(budget=st.integers(1, 5))
+    def sweep(self, budget: int) -> None:
+        self.index.sweep(budget)
+
+    @rule()
+    def sweep_all(self) -> None:
+        while self.index.sweep(100):
+            pass
+
+    # ---- dumps
+
+    @rule()
+    def dump_and_load(self) -> None:
+        copy = KvIndex(16)
+        for event in self.index.dump():
+            copy.load(event)
+        copy.check()
+        for prompt in self.twin.prompts():
+            assert self._rows(copy, prompt) == self.twin.rows(prompt)
+
+    @precondition(lambda self: self.dump is None)
+    @rule()
+    def begin_dump(self) -> None:
+        self.dump = self.index.dump()
+        self.seen.clear()
+        self.stayed = self.twin.dumpable()
+        self.ever = set()
+
+    @precondition(lambda self: self.dump is not None)
+    @rule(events=st.integers(1, 4))
+    def go_on_dumping(self, events: int) -> None:
+        assert self.dump is not None
+        for _ in range(events):
+            event = next(self.dump, None)
+            if event is None:
+                self._end_of_dump()
+                return
+            self._note(event)
+
+    @precondition(lambda self: self.dump is not None)
+    @rule()
+    def abandon_dump(self) -> None:
+        self.dump = None
+
+    def _note(self, event: DumpEvent) -> None:
+        rank = WorkerRank(event.worker_id, event.dp_rank)
+        change = event.event.data
+        assert change != "cleared"
+        assert change.stored
+        for block in change.stored.blocks:
+            self.seen[rank, TIER_OF[event.storage_tier], block.block_hash] += 1
+
+    def _end_of_dump(self) -> None:
+        self.dump = None
+        for rank, tier, name, _ in self.stayed:
+            assert self.seen[rank, tier, name] == 1, "a block that stayed is told once"
+        assert set(self.seen) <= self.ever, "nothing is told that was never held"
+
+    # ---- comparison
+
+    @staticmethod
+    def _rows(index: KvIndex, prompt: list[int]) -> dict[WorkerRank | None, tuple[int, int, int]]:
+        matches = index.find_matches(pack(prompt))
+        rows = matches.rows()
+        assert matches.empty == (not rows)
+        return {index.rank_of(slot): row for slot, row in rows.items()}
+
+    @invariant()
+    def promises_hold(self) -> None:
+        if hasattr(self, "index"):
+            self.index.check()
+
+    @invariant()
+    def answers_agree(self) -> None:
+        if not hasattr(self, "index"):
+            return
+        for prompt in [*self.twin.prompts(), [1, 2] * 6, [2] * 3]:
+            assert self._rows(self.index, prompt) == self.twin.rows(prompt)
+            assert self._rows(self.index, [*prompt, 1]) == self.twin.rows([*prompt, 1])
+        for tier in Tier:
+            expected = sum(len(twin.on_tier(tier)) for twin in self.twin.ranks.values())
+            assert self.index.stats.holdings[tier] == expected
+
+    @invariant()
+    def dump_is_watched(self) -> None:
+        if getattr(self, "dump", None) is not None:
+            self.stayed &= self.twin.dumpable()
+            for rank, twin in self.twin.ranks.items():
+                self.ever |= {(rank, tier, name) for tier, _, name in twin.held}
+
+
+class ShortEdgeMachine(IndexMachine):
+    """The same with edges of at most three blocks: caps, chains and merges all the time."""
+
+    edge_blocks_max = 3
+
+
+TestIndex = IndexMachine.TestCase
+TestShortEdges = ShortEdgeMachine.TestCase
+TestIndex.settings = settings(max_examples=40, stateful_step_count=40)
+TestShortEdges.settings = settings(max_examples=40, stateful_step_count=40)
+
+
+@pytest.mark.slow
+def test_longer_runs() -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    for machine in (IndexMachine, ShortEdgeMachine):
+        run_state_machine_as_test(
+            machine, settings=settings(max_examples=2_000, stateful_step_count=60)
+        )

@@ -1,0 +1,128 @@
+"""The index the slow and obvious way: a dict of names, a counter of references, a loop per prompt.
+
+Knows nothing of trees. A block's content is the tuple of everything before it: "root", or the
+engine hash that nobody announced, then one local hash per block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from indexer.types import Tier, WorkerRank
+
+Content = tuple[object, ...]
+ROOT: Content = ("root",)
+
+
+def missing(name: int) -> Content:
+    return (("behind", name),)
+
+
+@dataclass
+class RankTwin:
+    content: dict[int, Content] = field(default_factory=dict)  # engine hash → what it stands for
+    held: Counter[tuple[Tier, int, int]] = field(default_factory=Counter)  # tier, group, hash
+
+    def on_tier(self, tier: Tier) -> set[Content]:
+        return {self.content[name] for at, _, name in self.held if at is tier}
+
+    def names(self, tier: Tier) -> set[int]:
+        return {name for at, _, name in self.held if at is tier}
+
+    def forget(self, name: int) -> None:
+        del self.content[name]
+        for key in [key for key in self.held if key[2] == name]:
+            del self.held[key]
+
+    def store(
+        self, tier: Tier, parent: int | None, names: list[int], local: list[int], group: int
+    ) -> int:
+        if len(set(names)) < len(names) or parent in names:
+            return 0
+        if parent is None:
+            before = ROOT
+        else:
+            before = self.content.get(parent, missing(parent))
+        announced: dict[int, Content] = {}
+        for name, block in zip(names, local, strict=True):
+            before = announced[name] = (*before, block)
+        for name, content in announced.items():
+            if self.content.get(name, content) != content:
+                self.forget(name)
+            self.content[name] = content
+            self.held[tier, group, name] += 1
+        for name in names:
+            self._arrived(name)
+        return len(names)
+
+    def _arrived(self, name: int) -> None:
+        """What waited behind this block is no orphan any more (unless it comes after itself)."""
+        gap = missing(name)
+        if self.content[name][:1] == gap:
+            return
+        for other, content in self.content.items():
+            if content[:1] == gap:
+                self.content[other] = self.content[name] + content[1:]
+
+    def remove(self, tier: Tier, names: list[int], group: int) -> int:
+        found = 0
+        for name in names:
+            key = (tier, group, name)
+            if key not in self.held:
+                continue
+            found += 1
+            self.held[key] -= 1
+            if not self.held[key]:
+                del self.held[key]
+            if not any(other == name for _, _, other in self.held):
+                del self.content[name]
+        return found
+
+    def mark(self, tier: Tier, names: list[int], group: int) -> int:
+        known = [name for name in names if name in self.content]
+        for name in known:
+            self.held[tier, group, name] += 1
+        return len(known)
+
+    def matches(self, local: list[int]) -> tuple[int, int, int]:
+        ends = []
+        depth = 0
+        for tier in Tier:
+            held = self.on_tier(tier)
+            while depth < len(local) and (*ROOT, *local[: depth + 1]) in held:
+                depth += 1
+            ends.append(depth)
+        return ends[0], ends[1] - ends[0], ends[3] - ends[1]
+
+
+@dataclass
+class IndexTwin:
+    ranks: dict[WorkerRank, RankTwin] = field(default_factory=dict)
+
+    def rows(self, local: list[int]) -> dict[WorkerRank, tuple[int, int, int]]:
+        rows = {rank: twin.matches(local) for rank, twin in self.ranks.items()}
+        return {rank: row for rank, row in rows.items() if any(row)}
+
+    def prompts(self) -> list[list[int]]:
+        """Every content that somebody has, as a prompt (orphans as well: they must not match)."""
+        contents = {c for twin in self.ranks.values() for c in twin.content.values()}
+        return [[block for block in c[1:] if isinstance(block, int)] for c in sorted(contents, key=str)]
+
+    def dumpable(self) -> set[tuple[WorkerRank, Tier, int, Content]]:
+        """Blocks whose place can be told: their own content and their parent's name are known."""
+        found = set()
+        for rank, twin in self.ranks.items():
+            known = set(twin.content.values())
+            device = twin.on_tier(Tier.DEVICE)
+            for tier in Tier:
+                for name in twin.names(tier):
+                    content = twin.content[name]
+                    if tier is Tier.DEVICE:
+                        prefixes = {content[:end] for end in range(2, len(content))}
+                        told = content[:1] == ROOT and prefixes <= device
+                    else:
+                        told = len(content) == 2 or content[:-1] in known
+                    if told:
+                        found.add((rank, tier, name, content))
+        return found
