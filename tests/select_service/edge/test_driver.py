@@ -1,0 +1,244 @@
+"""The driver: waiting callers, effects on sockets, the sliced dump."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import zmq
+
+from select_service.core.queue import Ticket
+from select_service.core.replica_events import TOPIC
+from select_service.edge.driver import Driver
+from select_service.edge.embedded import SelectionService
+from select_service.errors import ShuttingDown
+from select_service.types import (
+    PotentialLoadsRequest,
+    ReservationRequest,
+    RouterConfig,
+    SelectAndReserveRequest,
+    SelectRequest,
+    WorkerPatch,
+    WorkerSpec,
+)
+from tests.live.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine the way the process does: on a loop of its own."""
+
+    async def timed() -> None:
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(timed())
+
+
+@contextlib.asynccontextmanager
+async def driver(**settings: object) -> AsyncIterator[Driver]:
+    made = Driver(RouterConfig(queue_threshold=0.0), seed=1, **settings)  # type: ignore[arg-type]
+    await made.start()
+    try:
+        made.upsert_worker(spec(1))
+        yield made
+    finally:
+        await made.close()
+        made.core.check()
+
+
+def spec(worker_id: int, **record: object) -> WorkerSpec:
+    base: dict[str, object] = {
+        "endpoint": "h",
+        "block_size": 16,
+        "max_num_batched_tokens": 100,
+        "kv_events_endpoint": "tcp://127.0.0.1:1",
+    }
+    return WorkerSpec(worker_id=worker_id, **(base | record))  # type: ignore[arg-type]
+
+
+def prompt(reservation_id: str | None = None) -> SelectAndReserveRequest:
+    return SelectAndReserveRequest(
+        reservation_id=reservation_id, block_hashes=[1], sequence_hashes=[1], isl_tokens=16
+    )
+
+
+async def waits(task: asyncio.Task[object], service: Driver, count: int) -> None:
+    """Let the task run until it waits in the queue."""
+    while service.loads()[0].pending_count != count:
+        assert not task.done()
+        await asyncio.sleep(0)
+
+
+def test_a_waiting_caller_is_answered_by_the_free_that_makes_room() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            first = await service.select_and_reserve(prompt("a"))
+            task = asyncio.create_task(service.select_and_reserve(prompt("b")))
+            await waits(task, service, 1)
+            service.free("a")
+            second = await task
+            assert (first.worker_id, second.reservation_id) == (1, "b")
+            service.free("b")
+
+    run(scene)
+
+
+def test_a_caller_that_goes_away_leaves_no_trace() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            await service.select_and_reserve(prompt("a"))
+            task = asyncio.create_task(service.select_and_reserve(prompt("b")))
+            await waits(task, service, 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert service.loads()[0].pending_count == 0
+            service.free("a")
+            assert service.loads()[0].loads[0].active_requests == 0
+
+    run(scene)
+
+
+def test_a_caller_that_goes_in_the_turn_of_its_answer_keeps_nothing_booked() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            await service.select_and_reserve(prompt("a"))
+            for answer_first in (True, False):
+                task = asyncio.create_task(service.select_and_reserve(prompt("b")))
+                await waits(task, service, 1)
+                if answer_first:
+                    service.prefill_complete("a")
+                    task.cancel()
+                else:
+                    task.cancel()
+                    service.prefill_complete("a")
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert service.loads()[0].loads[0].active_requests == 1
+                service.free("a")
+                await service.select_and_reserve(prompt("a"))
+            service.free("a")
+
+    run(scene)
+
+
+def test_callers_of_one_request_share_its_place_and_its_answer() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            await service.select_and_reserve(prompt("a"))
+            tasks = [asyncio.create_task(service.select_and_reserve(prompt("b"))) for _ in "123"]
+            await waits(tasks[0], service, 1)
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+            await asyncio.sleep(0)
+            assert service.loads()[0].pending_count == 1
+            service.free("a")
+            answers = await asyncio.gather(*tasks[1:])
+            assert msgspec.json.encode(answers[0]) == msgspec.json.encode(answers[1])
+            assert service.loads()[0].loads[0].active_requests == 1
+            service.free("b")
+
+    run(scene)
+
+
+def test_closing_sends_waiting_callers_away() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            await service.select_and_reserve(prompt("a"))
+            task = asyncio.create_task(service.select(SelectRequest(token_ids=[1])))
+            await waits(task, service, 1)
+            await service.close()
+            with pytest.raises(ShuttingDown):
+                await task
+            ticket = service.select_now(SelectRequest(token_ids=[1]))
+            assert isinstance(ticket, Ticket)
+            with pytest.raises(ShuttingDown):
+                await service.wait(ticket)
+            service.free("a")
+
+    run(scene)
+
+
+def test_a_source_zmq_will_not_connect_to_puts_the_worker_out() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            record = service.upsert_worker(spec(2, kv_events_endpoint="tcp://*:7"))
+            assert record.lifecycle == "incomplete"
+            assert isinstance(record.not_schedulable_reasons, list)
+            (reason,) = record.not_schedulable_reasons
+            assert reason.startswith("reconciliation failed: event source of worker 2 dp_rank 0:")
+            assert service.ready().schedulable_workers == 1
+            fine = service.patch_worker(2, WorkerPatch(kv_events_endpoint="tcp://127.0.0.1:2"))
+            assert fine.lifecycle == "schedulable"
+
+    run(scene)
+
+
+def test_bookings_reach_a_subscriber_of_the_replica_plane() -> None:
+    port = free_port()
+
+    async def scene() -> None:
+        async with driver(replica_sync_port=port) as service:
+            with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+                subscriber.setsockopt(zmq.SUBSCRIBE, TOPIC)
+                subscriber.connect(f"tcp://127.0.0.1:{port}")
+                number = 0
+                while not subscriber.poll(20):  # until the subscription has arrived
+                    number += 1
+                    await service.select_and_reserve(prompt(f"r{number}"))
+                    service.free(f"r{number}")
+                topic, payload = subscriber.recv_multipart()
+                assert topic == TOPIC
+                envelope = msgspec.msgpack.decode(payload)
+                assert envelope["tenant_id"] == envelope["routing_group"] == "default"
+                assert envelope["event"]["router_id"] != 0
+
+    run(scene)
+
+
+def test_the_dump_is_one_json_object_whatever_the_slices() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            empty = b"".join([piece async for piece in service.dump()])
+            assert msgspec.json.decode(empty) == {
+                "default:default": {"block_size": 16, "events": []}
+            }
+            service.upsert_worker(spec(2, model_name="m:1", block_size=4))
+            both = b"".join([piece async for piece in service.dump()])
+            assert sorted(msgspec.json.decode(both)) == ["default:default", "m:1:default"]
+        nobody = Driver()
+        assert [piece async for piece in nobody.dump()] == [b"{}"]
+
+    run(scene)
+
+
+def test_the_embedded_service_mirrors_the_routes() -> None:
+    async def scene() -> None:
+        async with SelectionService(seed=1) as service:
+            await service.upsert_worker(spec(1))
+            await service.patch_worker(1, WorkerPatch(taints=["t"]))
+            assert (await service.ready()).ready
+            assert [one.taints for one in await service.workers()] == [["t"]]
+            assert (await service.select(SelectRequest(token_ids=[1]))).worker_id == 1
+            assert (await service.select_and_reserve(prompt("a"))).reservation_id == "a"
+            booking = ReservationRequest(
+                reservation_id="b", worker_id=1, sequence_hashes=[4], isl_tokens=16
+            )
+            assert (await service.reserve(booking)).endpoint == "h"
+            await service.prefill_complete("a")
+            await service.output_block("a", 0.5)
+            (scope,) = await service.loads()
+            assert scope.loads[0].active_requests == 2
+            asked = PotentialLoadsRequest(block_hashes=[4], sequence_hashes=[4], isl_tokens=16)
+            assert (await service.potential_loads(asked))[0].potential_prefill_tokens == 32
+            assert [piece async for piece in service.dump()]
+            for name in "ab":
+                await service.free(name)
+            assert (await service.delete_worker(1)).lifecycle == "unschedulable"
+
+    run(scene)
