@@ -55,9 +55,7 @@ def test_case(case: dict[str, Any], form: str, make: Callable[[int], Any]) -> No
         name = step["stream"]
         if name not in streams:
             rank = WorkerRank(*map(int, name.split("/")))
-            streams[name] = EventStream(
-                SCOPE, rank, index, worker_ranks=range(8), has_replay=False
-            )
+            streams[name] = EventStream(SCOPE, rank, index, worker_ranks=range(8), has_replay=False)
         stream = streams[name]
         payload = encode_batch(step["events"], form, rank=stream.rank.dp_rank)
         stream.on_live(message(stream.cursor.expected, payload), 0.0)
