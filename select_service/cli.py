@@ -57,13 +57,12 @@ def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
     if flag.parse is None:
         parser.add_argument(flag.name, action="store_true", help=flag.help)
         return
-    shown = getattr(flag.default, "value", flag.default)
     parser.add_argument(
         flag.name,
         type=_type(flag.parse),
         default=flag.default,
         metavar=flag.metavar,
-        help=f"{flag.help} (default: {shown})",
+        help=f"{flag.help} (default: {flag.default_text})",
     )
 
 

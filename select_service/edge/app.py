@@ -51,6 +51,7 @@ def create_driver(settings: Settings) -> Driver:
     return Driver(
         router.config,
         limits=CoreLimits(reservation_ttl_s=settings.reservation_ttl_s),
+        stream_limits=settings.stream_limits,
         on_event_loss=settings.on_event_loss,
         policies=_policies(router.policy, router.config.queue_threshold),
         replica_sync_port=settings.replica_sync_port,

@@ -102,7 +102,7 @@ class Door:
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
         media_type, length = _content_headers(scope)
         if not is_json(media_type):
-            raise UnsupportedMediaType("expected `Content-Type: application/json`")
+            raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
         limit = self._max_body_bytes
         if length > limit:
             raise _too_large(limit)

@@ -1,19 +1,15 @@
-"""Settings of the process: one table of flags, one of environment variables, and their reading.
+"""The DYN_* variables of the reference: one table, and their reading.
 
-Read by `cli.py` and by the edges, never by a core: what a core needs it is handed. A flag that
-cannot be read ends the process (exit 2), an environment variable that cannot be read keeps its
-default and leaves a warning (contract 9).
+`settings.py` carries the result; the text of the policy file is parsed by the core.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from indexer.types import EventLossPolicy
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -21,30 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENVIRONMENT",
-    "FLAGS",
-    "FieldValidation",
-    "Flag",
-    "LogFormat",
     "PolicyFile",
     "RouterSettings",
-    "Settings",
     "Variable",
+    "parse_float",
     "read_environment",
 ]
-
-LogFormat = Literal["json", "text"]
-PORT_MAX: Final = 65535
-
-
-class FieldValidation(Enum):
-    """What happens to a top-level field nobody knows (D2)."""
-
-    STRICT = "strict"  # 422
-    WARN = "warn"  # accepted, with a Warning header
-    IGNORE = "ignore"
-
-
-# -- the environment ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +204,8 @@ def _read_policy(path: str) -> PolicyFile:
     return PolicyFile(path, None, f"failed to read router policy config {path}: {why}")
 
 
-def _parse_float(text: str) -> float | None:
+def parse_float(text: str) -> float | None:
+    """Read a finite number, or None."""
     try:
         value = float(text) if "_" not in text else math.nan
     except ValueError:
@@ -239,174 +218,6 @@ def _parse_bool(text: str) -> bool | None:
 
 
 _PARSERS: Final[Mapping[str, Callable[[str], float | bool | None]]] = {
-    "float": _parse_float,
+    "float": parse_float,
     "bool": _parse_bool,
 }
-
-
-# -- the flags ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything the process is told at its start; the defaults are those of the flags."""
-
-    host: str = "0.0.0.0"  # noqa: S104 - the contract's default; the README says how to narrow it
-    port: int = 8092
-    threads: int = 4
-    field_validation: FieldValidation = FieldValidation.WARN
-    on_event_loss: EventLossPolicy = EventLossPolicy.KEEP
-    replica_sync_port: int | None = None
-    reservation_ttl_s: float = 300.0
-    kv_poll_interval_s: float = 10.0
-    replay_timeout_s: float = 10.0
-    max_body_bytes: int = 8 * 1024 * 1024
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    keep_alive_timeout_s: int = 75
-    connections_max: int = 8192
-    shutdown_timeout_s: int = 5
-    metrics_rank_series_max: int = 4096
-    log_format: LogFormat = "text"
-    log_level: str = "info"
-    access_log: bool = False
-    router: RouterSettings = RouterSettings(RouterConfig(), None, ())
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One command-line flag; its default is that of the field of Settings with its name."""
-
-    name: str  # as typed, "--port"
-    parse: Callable[[str], object] | None  # None: a switch
-    metavar: str
-    help: str
-
-    @property
-    def field(self) -> str:
-        """The field of Settings it sets."""
-        return self.name.removeprefix("--").replace("-", "_")
-
-    @property
-    def default(self) -> object:
-        """What holds without the flag."""
-        return getattr(Settings(), self.field)
-
-
-def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not minimum <= value <= maximum:
-            raise ValueError(f"{value} is not in {minimum}..{maximum}")
-        return value
-
-    return parse
-
-
-def _seconds(*, zero: bool) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = _parse_float(text)
-        if value is None or value < 0 or (value == 0 and not zero):
-            raise ValueError(f"{text!r} is not a number of seconds{'' if zero else ' above 0'}")
-        return value
-
-    return parse
-
-
-def _choice(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"{text!r} is none of {', '.join(names)}")
-        return text
-
-    return parse
-
-
-_COUNT: Final = (1 << 31) - 1
-FLAGS: Final = (
-    Flag("--host", str, "ADDRESS", "address to listen on"),
-    Flag("--port", _whole(0, PORT_MAX), "N", "port to listen on; 0 picks a free one"),
-    Flag(
-        "--threads",
-        _whole(0, _COUNT),
-        "N",
-        "accepted for compatibility; no effect, one event loop serves everything",
-    ),
-    Flag(
-        "--field-validation",
-        FieldValidation,
-        "strict|warn|ignore",
-        "unknown top-level fields: refuse with 422, answer with a Warning header, say nothing",
-    ),
-    Flag(
-        "--on-event-loss",
-        EventLossPolicy,
-        "keep|drop",
-        "when lost KV events cannot be replayed: keep the rank's known blocks (and mark it"
-        " uncertain), or drop them",
-    ),
-    Flag(
-        "--replica-sync-port",
-        _whole(1, PORT_MAX),
-        "N",
-        "publish bookings to replicas on this ZMQ port; without it nothing is published",
-    ),
-    Flag(
-        "--reservation-ttl-s",
-        _seconds(zero=True),
-        "S",
-        "a reservation ends this long after its last lifecycle call; 0 = never",
-    ),
-    Flag(
-        "--kv-poll-interval-s",
-        _seconds(zero=True),
-        "S",
-        "ask a silent worker's replay endpoint for missed KV events this often; 0 = never",
-    ),
-    Flag("--replay-timeout-s", _seconds(zero=False), "S", "deadline of one replay of KV events"),
-    Flag(
-        "--max-body-bytes",
-        _whole(1, _COUNT),
-        "N",
-        "longest request body, 413 beyond",
-    ),
-    Flag(
-        "--header-timeout-s",
-        _seconds(zero=False),
-        "S",
-        "a connection that has not finished a request head by then is closed (408)",
-    ),
-    Flag(
-        "--body-timeout-s",
-        _seconds(zero=False),
-        "S",
-        "the same for a request body, and for a client that does not read its answer",
-    ),
-    Flag(
-        "--keep-alive-timeout-s",
-        _whole(1, _COUNT),
-        "S",
-        "an idle connection is closed after this long",
-    ),
-    Flag("--connections-max", _whole(1, _COUNT), "N", "open connections, 503 beyond"),
-    Flag(
-        "--shutdown-timeout-s",
-        _whole(1, _COUNT),
-        "S",
-        "how long answers under way may take after SIGTERM or SIGINT",
-    ),
-    Flag(
-        "--metrics-rank-series-max",
-        _whole(0, _COUNT),
-        "N",
-        "ranks with series of their own in /metrics; the rest is only counted",
-    ),
-    Flag("--log-format", _choice("json", "text"), "json|text", "form of the log on stderr"),
-    Flag(
-        "--log-level",
-        _choice("debug", "info", "warning", "error"),
-        "debug|info|warning|error",
-        "least important record to log",
-    ),
-    Flag("--access-log", None, "", "log every request"),
-)

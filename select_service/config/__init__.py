@@ -1,0 +1,29 @@
+"""Settings of the process: flags in `flags`, environment in `environment`, the sum in `settings`.
+
+Read by `cli.py` and by the edges, never by a core: what a core needs it is handed. A flag that
+cannot be read ends the process (exit 2), an environment variable that cannot be read keeps its
+default and leaves a warning (contract 9).
+"""
+
+from select_service.config.environment import (
+    ENVIRONMENT,
+    PolicyFile,
+    RouterSettings,
+    Variable,
+    read_environment,
+)
+from select_service.config.flags import FLAGS, Flag
+from select_service.config.settings import FieldValidation, LogFormat, Settings
+
+__all__ = [
+    "ENVIRONMENT",
+    "FLAGS",
+    "FieldValidation",
+    "Flag",
+    "LogFormat",
+    "PolicyFile",
+    "RouterSettings",
+    "Settings",
+    "Variable",
+    "read_environment",
+]
