@@ -64,6 +64,7 @@ class DumpKvEvent(Struct, frozen=True):
 
     data: DumpChange | Literal["cleared"]
     event_id: int = 0
+    dp_rank: int = 0
 
 
 class DumpEvent(Struct, frozen=True):
@@ -72,7 +73,6 @@ class DumpEvent(Struct, frozen=True):
     worker_id: int
     event: DumpKvEvent
     storage_tier: Literal["device", "host_pinned", "disk", "external"] = "device"
-    dp_rank: int = 0
 
 
 _TIER_NAMES: Final[tuple[Literal["device", "host_pinned", "disk", "external"], ...]] = (
@@ -143,11 +143,13 @@ def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent]:
                 lora_name=view.namespace.lora_name or UNSET,
                 cache_salt=view.namespace.cache_salt or UNSET,
             )
+            rank = view.holder.rank
             yield DumpEvent(
-                worker_id=view.holder.rank.worker_id,
-                event=DumpKvEvent(data=DumpChange(stored=stored), event_id=next(event_ids)),
+                worker_id=rank.worker_id,
+                event=DumpKvEvent(
+                    data=DumpChange(stored=stored), event_id=next(event_ids), dp_rank=rank.dp_rank
+                ),
                 storage_tier=_TIER_NAMES[tier],
-                dp_rank=view.holder.rank.dp_rank,
             )
 
 

@@ -379,7 +379,7 @@ class KvIndex:
         Ranks are attached as needed. Events come in any order: what is early waits as orphan, and
         the limit on orphans only takes hold again with the next live store.
         """
-        rank = WorkerRank(event.worker_id, event.dp_rank)
+        rank = WorkerRank(event.worker_id, event.event.dp_rank)
         tier = TIER_OF[event.storage_tier]
         self.attach(rank)
         change = event.event.data

@@ -180,7 +180,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.dump = None
 
     def _note(self, event: DumpEvent) -> None:
-        rank = WorkerRank(event.worker_id, event.dp_rank)
+        rank = WorkerRank(event.worker_id, event.event.dp_rank)
         change = event.event.data
         assert change != "cleared"
         assert change.stored
