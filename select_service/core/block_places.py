@@ -110,8 +110,10 @@ class BlockPlaces:
         counts = Counter(values)
         known = counts.keys() & self._repeats.keys()
         if fresh != len(counts) - len(known) and self._home is None:
-            self._home = {v: home for home in self._walk() for v in self._plain_values(home)}
+            self._home = {}
             self._home_dues = len(self._values)
+            for home in self._walk():
+                self._rehome(home)
         elsewhere = counts.keys() & self._home.keys() if self._home is not None else set()
         node.repeats = set()
         for value, count in counts.items():
