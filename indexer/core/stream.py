@@ -50,7 +50,7 @@ class EventStream:
         worker_ranks: Ranks the worker has; the owner may replace it when the worker changes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, keyword only
         self,
         scope: Scope,
         rank: WorkerRank,
@@ -142,7 +142,7 @@ class EventStream:
         if seq is None or seq == END_MARKER:
             self.tallies.count_bad_message("sequence")
             return
-        self.last_event_at = now
+        self.last_event_at = self._quiet_since = now
         if self._replay is None and not self.is_busy:
             self._take(seq, frames[2], now)
         else:
@@ -281,8 +281,7 @@ class EventStream:
             return False
         if self._quiet_since is None:
             self._quiet_since = now
-        quiet_since = max(self._quiet_since, self.last_event_at or self._quiet_since)
-        return now >= self._ask_after and now - quiet_since >= limits.poll_after_s
+        return now >= self._ask_after and now - self._quiet_since >= limits.poll_after_s
 
     def _ask(self, mode: Mode, now: float) -> None:
         self._replay = Replay(mode, self._limits, now)

@@ -160,7 +160,7 @@ class IndexWriter:
             hashes = hashes[start:end]
             local = local[start * HASH_BYTES : end * HASH_BYTES]
         assert event.tier is not None
-        self._index.store(
+        self._tallies.blocks_stored += self._index.store(
             self._rank,
             event.tier,
             parent,
@@ -169,7 +169,6 @@ class IndexWriter:
             namespace=part.namespace,
             group=event.group,
         )
-        self._tallies.blocks_stored += end - start
         part.at = end
         return part if end < len(event.block_hashes) else None
 

@@ -85,9 +85,7 @@ def end_marker(frames: int = 4) -> list[bytes]:
     return [b"", *([b""] if frames == 4 else []), b"\xff" * 8, b""]
 
 
-def stored(
-    hashes: list[int], tokens: list[int], parent: int | None = None, **more: Any
-) -> dict[str, Any]:
+def stored(hashes: list[Any], tokens: list[Any], parent: Any = None, **more: Any) -> dict[str, Any]:
     """A store event of blocks of 16 tokens."""
     return {
         "type": "BlockStored",
@@ -99,7 +97,7 @@ def stored(
     }
 
 
-def removed(hashes: list[int], **more: Any) -> dict[str, Any]:
+def removed(hashes: list[Any], **more: Any) -> dict[str, Any]:
     """A removal event."""
     return {"type": "BlockRemoved", "block_hashes": hashes, **more}
 

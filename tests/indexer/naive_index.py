@@ -86,7 +86,7 @@ class NaiveIndex:
     def held(self, rank: WorkerRank, tier: Tier) -> set[Chain]:
         return {
             self.chains[rank][name]
-            for (t, _, name), count in self.counts[rank].items()
+            for (t, _, name), count in self.counts.get(rank, Counter()).items()
             if count > 0 and t is tier
         }
 

@@ -69,7 +69,12 @@ class Bench:
         self.stream.on_timer(self.now)
         self.stream.check()
 
-    @property
+    def busy(self) -> bool:
+        return self.stream.is_busy
+
+    def state(self) -> str:
+        return self.stream.kv_state
+
     def asked(self) -> int | None:
         return None if self.stream.request is None else self.stream.request.start
 
@@ -97,9 +102,12 @@ def test_malformed(case: dict[str, Any]) -> None:
     bench.live(0)
     frames = [bytes.fromhex(frame) for frame in case["frames"]]
     bench.stream.on_live(frames, 0.0)
-    while bench.stream.is_busy:
+    while bench.busy():
         bench.stream.resume(0.0)
-    held = lambda name: bench.index.row(RANK, block_hashes(MALFORMED[name], 16))[0] == 1  # noqa: E731
+
+    def held(name: str) -> bool:
+        return bench.index.row(RANK, block_hashes(MALFORMED[name], 16))[0] == 1
+
     applied = bench.stream.cursor.last == 1
     if case["expect"] == "drop_message":
         assert not applied
@@ -108,8 +116,9 @@ def test_malformed(case: dict[str, Any]) -> None:
         assert applied
     if applied and case["has_good_marker"]:
         assert held("good_marker_tokens")
-    if case["bad_block_should_be_indexed"] is not None:
-        assert held("bad_block_tokens") == case["bad_block_should_be_indexed"]
+    flag = case["bad_block_should_be_indexed"]
+    if case["expect"] != "implementation_defined" and flag is not None:
+        assert held("bad_block_tokens") == flag
     bench.live(2)
     bench.live(3)
     assert {2, 3} <= bench.blocks()
@@ -128,11 +137,11 @@ def test_the_end_marker_is_no_live_sequence() -> None:
     bench = Bench()
     bench.stream.on_live([b"", b"\xff" * 8, batch(0)], 0.0)
     bench.live(0)
-    assert bench.asked is None
+    assert bench.asked() is None
     assert bench.blocks() == {0}
 
 
-# -- ranks ------------------------------------------------------------------------------------------
+# -- ranks ---------------------------------------------------------------------------------------
 
 
 def test_the_batch_knows_its_rank_better_if_the_worker_has_it() -> None:
@@ -148,7 +157,7 @@ def test_the_batch_knows_its_rank_better_if_the_worker_has_it() -> None:
     assert bench.blocks(engine="new") == {0}
 
 
-# -- gaps ---------------------------------------------------------------------------------------------
+# -- gaps ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("frames", [3, 4])
@@ -156,23 +165,23 @@ def test_a_gap_is_mended_before_the_live_batch(frames: int) -> None:
     bench = Bench()
     bench.live(0)
     bench.live(3)
-    assert (bench.asked, bench.blocks()) == (0, {0})
+    assert (bench.asked(), bench.blocks()) == (0, {0})
     for seq in range(3):
         bench.stream.on_replay(reply(seq, batch(seq), frames), 0.0)
-    assert (bench.asked, bench.blocks()) == (None, {0, 1, 2, 3})
+    assert (bench.asked(), bench.blocks()) == (None, {0, 1, 2, 3})
     assert bench.outcomes == {"complete": 1}
-    assert bench.stream.kv_state == "current"
+    assert bench.state() == "current"
 
 
 def test_the_past_is_fetched_when_the_first_batch_is_not_number_0() -> None:
     bench = Bench()
     bench.live(2)
-    assert bench.asked == 0
+    assert bench.asked() == 0
     bench.reply(0)
     bench.live(3)
     bench.reply(1)
     assert bench.blocks() == {0, 1, 2, 3}
-    assert bench.stream.kv_state == "current"
+    assert bench.state() == "current"
 
 
 def test_nothing_is_applied_twice() -> None:
@@ -196,7 +205,7 @@ def test_the_buffer_begins_later() -> None:
     bench.reply(6)
     bench.reply(7)
     assert bench.blocks() == {0, 5, 6, 7, 8}
-    assert (bench.stream.kv_state, bench.stream.lost_batches) == ("uncertain", 4)
+    assert (bench.state(), bench.stream.lost_batches) == ("uncertain", 4)
 
 
 def test_a_replay_with_a_hole_is_asked_for_again() -> None:
@@ -205,23 +214,23 @@ def test_a_replay_with_a_hole_is_asked_for_again() -> None:
     bench.live(6)
     for seq in (0, 1, 2, 5):
         bench.reply(seq)
-    assert bench.asked == 2
+    assert bench.asked() == 2
     for seq in (2, 3, 4, 5):
         bench.reply(seq)
     assert bench.blocks() == {0, 1, 2, 3, 4, 5, 6}
-    assert bench.stream.kv_state == "current"
+    assert bench.state() == "current"
 
 
 def test_a_hole_that_stays_is_given_up() -> None:
     bench = Bench()
     bench.live(0)
     bench.live(6)
-    for _ in range(8):
-        if bench.asked is not None:
-            bench.reply(bench.asked)
-            bench.reply(4)
-            bench.reply(5)
-            bench.end()
+    for _ in range(2):
+        request = bench.stream.request
+        for seq in (0, 4, 5):
+            if bench.stream.request is request:
+                bench.reply(seq)
+    assert bench.asked() is None
     assert bench.blocks() == {0, 4, 5, 6}
     assert bench.stream.lost_batches == 3
 
@@ -233,7 +242,7 @@ def test_a_replay_without_its_end_is_asked_for_again() -> None:
     bench.reply(0)
     bench.reply(1)
     bench.wait(1.1)
-    assert bench.asked == 1
+    assert bench.asked() == 1
     for seq in (1, 2, 3):
         bench.reply(seq)
     assert bench.blocks() == {0, 1, 2, 3, 4}
@@ -246,12 +255,12 @@ def test_an_end_that_comes_early_is_not_believed() -> None:
     bench.reply(0)
     bench.reply(1)
     bench.end()
-    assert bench.asked == 1
+    assert bench.asked() == 1
     bench.reply(1)
     bench.end()
     bench.reply(1)
     bench.end()
-    assert bench.asked is None
+    assert bench.asked() is None
     assert bench.blocks() == {0, 1, 4}
     assert bench.stream.lost_batches == 2
 
@@ -261,15 +270,15 @@ def test_a_batch_nobody_can_read_is_lost_but_not_asked_for_forever() -> None:
     bench.live(0)
     bench.live(1, b"garbage")
     bench.live(2)
-    assert bench.asked == 0
+    assert bench.asked() == 0
     bench.reply(0)
     bench.reply(1, b"garbage")
-    assert bench.asked is None
+    assert bench.asked() is None
     assert bench.blocks() == {0, 2}
     assert bench.stream.lost_batches == 1
 
 
-# -- replay endpoints that waste our time -----------------------------------------------------------
+# -- replay endpoints that waste our time --------------------------------------------------------
 
 
 def test_a_mute_endpoint_does_not_stop_live_batches() -> None:
@@ -282,16 +291,16 @@ def test_a_mute_endpoint_does_not_stop_live_batches() -> None:
     assert bench.blocks() == {0, 2, 3}
     assert bench.outcomes == {"silent": 1}
     bench.live(5)  # and it is left alone for a while
-    assert bench.asked is None
+    assert bench.asked() is None
     assert 5 in bench.blocks()
     bench.wait(5.1)
     bench.live(7)
-    assert bench.asked == 5
+    assert bench.asked() == 5
     bench.wait(1.1)
     bench.wait(1.1)
     bench.wait(5.1)
     bench.live(9)
-    assert bench.asked is None, "each failure doubles the pause"
+    assert bench.asked() is None, "each failure doubles the pause"
 
 
 def test_an_endless_replay_is_given_up() -> None:
@@ -300,7 +309,7 @@ def test_an_endless_replay_is_given_up() -> None:
     bench.live(3)
     for _ in range(30):
         bench.reply(0)
-    assert bench.asked is None
+    assert bench.asked() is None
     assert bench.outcomes == {"garbage": 1}
     assert bench.blocks() == {0, 3}
 
@@ -352,7 +361,7 @@ def test_a_poll_that_lies_is_found_out_by_the_next_live_batch() -> None:
     bench = Bench()
     bench.wait(0)
     bench.wait(10.1)
-    assert bench.asked == 0
+    assert bench.asked() == 0
     bench.reply(10**9)
     bench.end()
     bench.live(0)
@@ -380,7 +389,7 @@ def test_the_backlog_is_bounded() -> None:
         assert bench.blocks() == {0, *range(2, 60)}
         assert bench.stream.lost_batches == 1
         bench.live(61)  # no fault of the endpoint: it is asked again
-        assert bench.asked == 59
+        assert bench.asked() == 59
 
 
 def test_another_ranks_replay_is_refused() -> None:
@@ -407,7 +416,7 @@ def test_a_rank_the_engine_uses_live_may_be_replayed() -> None:
     assert bench.blocks() == {0, 1, 2}
 
 
-# -- restarts ----------------------------------------------------------------------------------------
+# -- restarts ------------------------------------------------------------------------------------
 
 
 def test_a_restart_drops_the_state() -> None:
@@ -425,7 +434,7 @@ def test_a_restart_seen_late_fetches_what_was_missed() -> None:
     for seq in range(5):
         bench.live(seq)
     bench.live(2, engine="new")
-    assert bench.asked == 0
+    assert bench.asked() == 0
     for seq in range(2):
         bench.reply(seq, engine="new")
     assert bench.blocks() == set()
@@ -445,15 +454,15 @@ def test_a_restart_hidden_by_the_number_is_seen_by_the_bytes() -> None:
     for seq in range(3):
         bench.live(seq)
     bench.live(5, engine="new")
-    assert bench.asked == 2
+    assert bench.asked() == 2
     bench.reply(2, engine="new")
-    assert bench.asked == 0
+    assert bench.asked() == 0
     assert bench.blocks() == set()
     for seq in range(5):
         bench.reply(seq, engine="new")
     assert bench.blocks(engine="new") == {0, 1, 2, 3, 4, 5}
     assert bench.stream.tallies.hidden_restarts == 1
-    assert bench.stream.kv_state == "current"
+    assert bench.state() == "current"
 
 
 def test_an_engine_that_does_not_know_our_last_batch_is_another_one() -> None:
@@ -462,9 +471,9 @@ def test_an_engine_that_does_not_know_our_last_batch_is_another_one() -> None:
         bench.live(seq)
     bench.wait(0)
     bench.wait(10.1)
-    assert bench.asked == 2
+    assert bench.asked() == 2
     bench.end()
-    assert bench.asked == 0
+    assert bench.asked() == 0
     bench.reply(0, engine="new")
     bench.end()
     assert bench.blocks() == set()
@@ -478,7 +487,7 @@ def test_a_restart_during_a_replay() -> None:
     bench.reply(0)
     bench.reply(1)
     bench.live(0, engine="new")
-    assert bench.asked is None
+    assert bench.asked() is None
     assert bench.blocks() == set()
     assert bench.blocks(engine="new") == {0}
     assert bench.outcomes == {"superseded": 1}
@@ -489,13 +498,13 @@ def test_a_restart_forgets_losses_under_both_policies(policy: EventLossPolicy) -
     bench = Bench(has_replay=False, on_event_loss=policy)
     bench.live(0)
     bench.live(5)
-    assert bench.stream.kv_state == "uncertain"
+    assert bench.state() == "uncertain"
     bench.live(0, engine="new")
-    assert bench.stream.kv_state == "current"
+    assert bench.state() == "current"
     assert bench.blocks(engine="new") == {0}
 
 
-# -- loss -----------------------------------------------------------------------------------------------
+# -- loss ----------------------------------------------------------------------------------------
 
 
 def test_keep_keeps_and_says_so_until_a_clear() -> None:
@@ -503,9 +512,9 @@ def test_keep_keeps_and_says_so_until_a_clear() -> None:
     bench.live(0)
     bench.live(3)
     assert bench.blocks() == {0, 3}
-    assert (bench.stream.kv_state, bench.stream.lost_batches) == ("uncertain", 2)
+    assert (bench.state(), bench.stream.lost_batches) == ("uncertain", 2)
     bench.live(4, encode_batch([CLEARED]))
-    assert (bench.stream.kv_state, bench.stream.lost_batches) == ("current", 0)
+    assert (bench.state(), bench.stream.lost_batches) == ("current", 0)
     assert bench.stream.tallies.lost_batches == 2
 
 
@@ -514,7 +523,7 @@ def test_a_clear_of_one_rank_of_two_proves_nothing() -> None:
     bench.live(0, rank=1)
     bench.live(3)
     bench.live(4, encode_batch([CLEARED]))
-    assert bench.stream.kv_state == "uncertain"
+    assert bench.state() == "uncertain"
 
 
 def test_drop_lets_go_of_what_may_be_wrong() -> None:
@@ -538,14 +547,14 @@ def test_a_rank_becomes_whole_again_when_the_whole_past_is_replayed() -> None:
     bench.live(2)
     bench.wait(1.1)
     bench.wait(1.1)
-    assert bench.stream.kv_state == "uncertain"
+    assert bench.state() == "uncertain"
     bench.wait(10.1)
-    assert bench.asked == 0
+    assert bench.asked() == 0
     for seq in range(3):
         bench.reply(seq)
     bench.end()
     assert bench.blocks() == {0, 1, 2}
-    assert bench.stream.kv_state == "current"
+    assert bench.state() == "current"
 
 
 def test_a_past_that_is_gone_is_asked_for_once() -> None:
@@ -553,34 +562,34 @@ def test_a_past_that_is_gone_is_asked_for_once() -> None:
     bench.live(0)
     bench.live(4)
     bench.reply(3)
-    assert bench.stream.kv_state == "uncertain"
+    assert bench.state() == "uncertain"
     bench.wait(10.1)
-    assert bench.asked == 0
+    assert bench.asked() == 0
     bench.reply(3)
-    assert bench.asked is None
+    assert bench.asked() is None
     assert bench.outcomes["past_gone"] == 1
     assert bench.blocks() == {0, 3, 4}
     bench.wait(10.1)
-    assert bench.asked == 4
+    assert bench.asked() == 4
     bench.reply(4)
     bench.end()
     bench.wait(10.1)
     bench.end()  # a buffer that has nothing at all: another engine
-    assert bench.asked == 0
+    assert bench.asked() == 0
     bench.end()
     assert bench.blocks() == set()
 
 
-# -- silence ---------------------------------------------------------------------------------------------
+# -- silence -------------------------------------------------------------------------------------
 
 
 def test_lost_last_batches_are_found_by_asking() -> None:
     bench = Bench()
     bench.live(0)
     bench.wait(9.9)
-    assert bench.asked is None
+    assert bench.asked() is None
     bench.wait(0.2)
-    assert bench.asked == 0
+    assert bench.asked() == 0
     for seq in range(3):
         bench.reply(seq)
     bench.end()
@@ -595,16 +604,16 @@ def test_polling_can_be_off_and_waits_its_turn() -> None:
     bench = Bench(limits=StreamLimits(poll_after_s=0))
     bench.live(0)
     bench.wait(1_000)
-    assert bench.asked is None
+    assert bench.asked() is None
     bench = Bench()
     bench.live(0)
     bench.now = 50.0
     bench.stream.on_timer(bench.now, may_poll=False)
-    assert bench.asked is None
+    assert bench.asked() is None
     bench = Bench(has_replay=False)
     bench.live(0)
     bench.wait(1_000)
-    assert bench.asked is None
+    assert bench.asked() is None
 
 
 def test_a_live_batch_overtakes_a_poll() -> None:
@@ -612,7 +621,7 @@ def test_a_live_batch_overtakes_a_poll() -> None:
     bench.live(0)
     bench.wait(10.1)
     bench.live(1)
-    assert bench.asked is None
+    assert bench.asked() is None
     assert bench.outcomes == {"overtaken": 1}
     bench.wait(10.1)
     bench.live(3)  # turns the poll into the mending of a gap
@@ -632,11 +641,11 @@ def test_a_rebuild_goes_on_after_silence() -> None:
     bench.reply(0)
     bench.live(3)
     bench.wait(1.1)
-    assert bench.asked == 0
+    assert bench.asked() == 0
     for seq in range(3):
         bench.reply(seq)
     assert bench.blocks() == {0, 1, 2, 3}
-    assert bench.stream.kv_state == "current"
+    assert bench.state() == "current"
 
 
 def test_a_rebuild_from_an_empty_buffer_changes_nothing() -> None:
@@ -650,7 +659,7 @@ def test_a_rebuild_from_an_empty_buffer_changes_nothing() -> None:
     assert bench.blocks() == {0, 2}
 
 
-# -- slices -------------------------------------------------------------------------------------------------
+# -- slices --------------------------------------------------------------------------------------
 
 
 def test_a_long_batch_is_applied_in_slices_and_in_order() -> None:
@@ -658,13 +667,13 @@ def test_a_long_batch_is_applied_in_slices_and_in_order() -> None:
     many = list(range(1, 2_001))
     flat = [t % 1000 for t in range(16 * 2_000)]
     bench.live(0, encode_batch([stored(many, flat), removed([2_000]), stored([1], tokens(1))]))
-    assert bench.stream.is_busy
+    assert bench.busy()
     bench.live(1, encode_batch([removed(many[:-1])]))
     turns = 0
-    while bench.stream.is_busy:
+    while bench.busy():
         bench.stream.resume(0.0)
         turns += 1
-    assert 3 <= turns <= 9
+    assert 2 <= turns <= 9
     assert {c for c in bench.index.counts[RANK].values() if c} == {1}, "only the second copy of 1"
     bench.stream.check()
 
@@ -694,14 +703,14 @@ def test_a_closed_stream_is_deaf_and_leaves_nothing() -> None:
     bench.live(2)
     bench.stream.close()
     bench.stream.close()
-    assert bench.asked is None
+    assert bench.asked() is None
     bench.stream.on_live(message(1, batch(1)), 0.0)
     bench.stream.on_replay(reply(0, batch(0)), 0.0)
     bench.stream.on_timer(99.0)
     assert bench.blocks() == set()
 
 
-# -- what events mean -----------------------------------------------------------------------------------------
+# -- what events mean ----------------------------------------------------------------------------
 
 
 def outcome(event: dict[str, Any], **options: Any) -> str:
@@ -761,7 +770,7 @@ def test_only_so_many_groups_are_remembered() -> None:
         for group in range(100)
     ]
     bench.live(0, encode_batch([*events, removed([1], group_idx=99), removed([1], group_idx=1)]))
-    while bench.stream.is_busy:
+    while bench.busy():
         bench.stream.resume(0.0)
     assert bench.stream.tallies.events["removed", "map", "other_group"] == 1
 
@@ -783,7 +792,7 @@ def test_pages_of_pairs_hash_like_windows() -> None:
     bench = Bench(is_eagle=True)
     flat = list(range(33))
     pairs = [[flat[at], flat[at + 1]] for at in range(32)]
-    bench.live(0, encode_batch([stored([1, 2], pairs)]))  # type: ignore[arg-type]
+    bench.live(0, encode_batch([stored([1, 2], pairs)]))
     assert bench.index.row(RANK, block_hashes(flat, 16, is_eagle=True))[0] == 2
 
 
@@ -805,7 +814,7 @@ def test_lag_is_told_where_it_is_plausible() -> None:
     assert bench.stream.lag(1e9) is None
 
 
-# -- what engines really replied -----------------------------------------------------------------------------
+# -- what engines really replied -----------------------------------------------------------------
 
 
 REPLAYS = [r for r in golden("events/replay_frames.json") if r["client"] == "dealer"]
@@ -822,13 +831,13 @@ def test_recorded_replays(record: dict[str, Any]) -> None:
         whole.stream.on_live(frames, 0.0)
     bench = Bench()
     bench.stream.on_live(live[-1], 0.0)  # everything before was missed
-    assert bench.asked == 0
+    assert bench.asked() == 0
     for frames in replies:
         bench.stream.on_replay(frames, 0.0)
         bench.stream.check()
-    assert bench.asked is None
+    assert bench.asked() is None
     if record["args"]:  # a buffer of three batches
         assert bench.stream.lost_batches == 3
     else:
-        assert bench.stream.kv_state == "current"
+        assert bench.state() == "current"
         assert bench.index.counts == whole.index.counts

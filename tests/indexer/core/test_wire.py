@@ -94,7 +94,7 @@ def _check_colours(event: BlockStored, told: dict[str, Any]) -> None:
     assert (event.opaque is not None) == has_embeddings
 
 
-# -- shapes of batches -------------------------------------------------------------------------------
+# -- shapes of batches ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_dialect_is_remembered() -> None:
         assert batch.form == form.split("-")[0]
 
 
-# -- one bad event costs itself only -----------------------------------------------------------------
+# -- one bad event costs itself only -------------------------------------------------------------
 
 TOKENS = list(range(16))
 GOOD = removed([9])
@@ -186,11 +186,11 @@ GOOD = removed([9])
             (removed([value]), "malformed")
             for value in (True, 1.0, None, b"", "0x12", [1], {"hash": 1})
         ),
-        (stored([1], TOKENS, b""), "malformed"),  # type: ignore[arg-type]
-        (stored([1], [*TOKENS[:-1], "15"]), "malformed"),  # type: ignore[list-item]
-        (stored([1], [*TOKENS[:-1], 1.0]), "malformed"),  # type: ignore[list-item]
+        (stored([1], TOKENS, b""), "malformed"),
+        (stored([1], [*TOKENS[:-1], "15"]), "malformed"),
+        (stored([1], [*TOKENS[:-1], 1.0]), "malformed"),
         (stored([1], [*TOKENS[:-1], True]), "malformed"),
-        (stored([1], [[t, t + 1] for t in TOKENS]), "malformed"),  # type: ignore[misc]
+        (stored([1], [[t, t + 1] for t in TOKENS]), "malformed"),
         (stored([1], TOKENS) | {"block_size": -16}, "malformed"),
         (stored([1], TOKENS, medium=3), "malformed"),
         (stored([1], TOKENS, group_idx=-1), "malformed"),
@@ -214,7 +214,7 @@ def test_text_that_is_not_utf8_costs_its_event_only() -> None:
     assert [event.kind for event in batch.events] == ["unreadable", "removed"]
 
 
-# -- fields -------------------------------------------------------------------------------------------
+# -- fields --------------------------------------------------------------------------------------
 
 
 def _one(event: Any, **options: Any) -> Any:
@@ -297,13 +297,13 @@ def test_an_adapter_without_a_name() -> None:
 def test_pairs_of_tokens_are_for_eagle_scopes() -> None:
     pairs = [[t, t + 1] for t in TOKENS]
     for form in ("map-int", "array-int"):
-        event = encode_event(stored([1], pairs), form)  # type: ignore[arg-type]
+        event = encode_event(stored([1], pairs), form)
         assert _one(event, is_eagle=True).token_ids == [tuple(pair) for pair in pairs]
         assert _one(encode_event(stored([1], TOKENS), form), is_eagle=True) == BadEvent("malformed")
     assert _one(stored([1], [], block_size=0) | {"block_size": 0}, is_eagle=True).is_placeholder
 
 
-# -- anything at all -----------------------------------------------------------------------------------
+# -- anything at all -----------------------------------------------------------------------------
 
 SCRAPS = st.recursive(
     st.none()
@@ -340,7 +340,7 @@ def test_any_events_keep_their_places(events: list[Any], ts: Any, rank: Any) -> 
     assert batch.events[-1] == BlockRemoved(block_hashes=[9], tier=Tier.DEVICE)
 
 
-REAL = [bytes.fromhex(p.values[0]["payload"]) for p in _messages()]  # type: ignore[index,call-overload]
+REAL = [bytes.fromhex(p.values[0]["payload"]) for p in _messages()]
 
 
 @given(st.sampled_from(REAL), st.data())
