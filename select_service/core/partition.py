@@ -292,7 +292,7 @@ class Partition:
             LoadRow(
                 rank.worker_id,
                 rank.dp_rank,
-                int(ledger.prefill[slot]),
+                ledger.prefill_tokens(slot),
                 int(ledger.decode[slot]),
                 int(ledger.requests[slot]),
             )
@@ -312,7 +312,7 @@ class Partition:
             LoadRow(
                 rank.worker_id,
                 rank.dp_rank,
-                int(projection.prefill[row]) + added[row],
+                self.ledger.prefill_tokens(slot) + added[row],
                 int(projection.decode[row]),
                 int(self.ledger.requests[slot]),
             )

@@ -540,7 +540,7 @@ class SelectionCore:
         recheck = self._recheck_due(now)
         for partition in self.partitions.values():
             expired = self.desk.expire(partition, limits.expired_per_turn_max, now, effects)
-            more |= len(expired) == limits.expired_per_turn_max
+            more |= partition.ledger.next_expiry() <= now
             if partition.pending_count and (expired or recheck):
                 self._drain(partition, now, effects)
         return more, effects
