@@ -134,24 +134,23 @@ class Holder:
         """
         run = self.runs[node]
         key = _pack_one(name)
-        aliases = node.names_at(self.holder_id)
-        if aliases is not None:
-            for position, names in aliases.items():
+        held = -1 if node.full & self.bit else node.held_anywhere(self.holder_id)
+        if node.aliases is not None:
+            for position, names in (node.names_at(self.holder_id) or {}).items():
                 if name in names:
                     return position
-        held = -1 if node.full & self.bit else node.held_anywhere(self.holder_id)
+                held &= ~(1 << position)
+        return self.find(run, key, held)
+
+    @staticmethod
+    def find(run: bytes, key: bytes, held: int) -> int:
+        """Return at which of the positions `held` a packed name stands in a run."""
         at = len(run) - HASH_BYTES if run.endswith(key) else run.rfind(key)
-        while at >= 0:
-            position = at // HASH_BYTES
+        while at % HASH_BYTES or not held >> (at // HASH_BYTES) & 1:
             # What is not held is an old name, and off the grid there is only coincidence.
-            if (
-                not at % HASH_BYTES
-                and held >> position & 1
-                and (aliases is None or position not in aliases)
-            ):
-                return position
             at = run.rfind(key, 0, at + HASH_BYTES - 1)
-        raise AssertionError(f"engine hash {name} is not in the run it is filed under")
+            assert at >= 0, "a name is in the run it is filed under"
+        return at // HASH_BYTES
 
     def write(self, node: Node, position: int, packed: bytes) -> None:
         """Name the positions of `node` from `position` on."""

@@ -40,6 +40,10 @@ _RUN_BYTES: Final = 40  # head of a run of names
 _NAME_BYTES: Final = 48  # an engine hash as a Python int
 
 
+_Stored = tuple[int | None, "Sequence[int]", "PackedHashes", Namespace]
+"""A run of blocks: parent, engine hashes, local hashes, namespace."""
+
+
 class IndexStats(NamedTuple):
     """Counters of one index, read at scrape time."""
 
@@ -171,26 +175,49 @@ class KvIndex:
         holder = self._ranks[rank]
         if len(local_hashes) != len(engine_hashes) * HASH_BYTES:
             raise ValueError("a block needs one engine hash and one local hash")
-        names = dict.fromkeys(engine_hashes)
-        if len(names) != len(engine_hashes) or parent in names:
-            self._events_refused += 1
-            return 0
-        if not names:
-            return 0
         live = group != UNDECIDED_GROUP
         if group != holder.home:
             group = holder.group_of_store(group)
+        if tier:
+            self._below |= holder.bit
         origin = self._origin(holder, parent)
-        if not holder.where.keys().isdisjoint(names):
-            self._forget_moved(holder, origin, engine_hashes, local_hashes)
+        accepted = None
+        if origin is not None and group == holder.home:
+            accepted = holdings.cover_new_branch(
+                self.tree, holder, tier, origin, engine_hashes, local_hashes, namespace
+            )
+        if accepted is None:
+            event = (parent, engine_hashes, local_hashes, namespace)
+            accepted = self._store_any(holder, tier, group, event)
+        if accepted and holder.waiting:
+            self._graft_behind(holder, engine_hashes)
+        if live and self.tree.orphan_blocks > self.orphan_blocks_max:
+            self._drop_old_orphans()
+        return accepted
+
+    def _store_any(self, holder: Holder, tier: Tier, group: int, event: _Stored) -> int:
+        """Store what may be known in part, moved, in a foreign group or without a parent."""
+        parent, names, hashes, namespace = event
+        if not names:
+            return 0
+        unique = set(names)
+        if len(unique) != len(names) or parent in unique:
+            self._events_refused += 1
+            return 0
+        origin = self._origin(holder, parent)
+        if not holder.where.keys().isdisjoint(unique):
+            self._forget_moved(holder, origin, names, hashes)
             origin = self._origin(holder, parent)
         if origin is None:
             assert parent is not None, "the root is always there"
             origin = self._expect(holder, parent, namespace)
-        self._hold(holder, tier, group, origin, names, local_hashes, namespace)
-        if self.tree.orphan_blocks > self.orphan_blocks_max and live:
-            self._drop_old_orphans()
-        return len(names)
+        done = 0
+        for node, position, size in self.tree.make_path(*origin, hashes, namespace, holder):
+            run = names[done : done + size]
+            holdings.cover_run(holder, tier, group, (node, position), run)
+            self.tree.note_dust(node)
+            done += size
+        return done
 
     def _origin(self, holder: Holder, parent: int | None) -> tuple[Node, int] | None:
         """Return the place behind `parent`; None if the rank knows no such block."""
@@ -228,35 +255,11 @@ class KvIndex:
         for name in moved:
             holdings.forget(self.tree, holder, name)
 
-    def _hold(  # noqa: PLR0913, PLR0917 - the fields of the event
-        self,
-        holder: Holder,
-        tier: Tier,
-        group: int,
-        origin: tuple[Node, int],
-        names: dict[int, None],
-        local_hashes: PackedHashes,
-        namespace: Namespace,
-    ) -> None:
-        tree = self.tree
-        if tier:
-            self._below |= holder.bit
-        segments = tree.make_path(*origin, local_hashes, namespace, holder)
-        if len(segments) == 1:
-            holdings.cover_run(holder, tier, group, segments[0][:2], list(names))
-        else:
-            ordered, done = list(names), 0
-            for node, position, size in segments:
-                chunk = ordered[done : done + size]
-                holdings.cover_run(holder, tier, group, (node, position), chunk)
-                done += size
-        for node, _, _ in segments:
-            tree.note_dust(node)
-        if holder.waiting:
-            for name in names:
-                root = holder.waiting.get(name)
-                if root is not None:
-                    holdings.graft(tree, holder, root)
+    def _graft_behind(self, holder: Holder, names: Sequence[int]) -> None:
+        for name in names:
+            root = holder.waiting.get(name)
+            if root is not None:
+                holdings.graft(self.tree, holder, root)
 
     def _drop_old_orphans(self) -> None:
         while self.tree.orphan_blocks > self.orphan_blocks_max:
@@ -277,9 +280,15 @@ class KvIndex:
         if group != holder.home:
             group = holder.group_of_removal(group)
         found = 0
+        plain = holder.counts[tier] is None and group == holder.home
         for name in engine_hashes:
             node = holder.where.get(name)
             if node is None:
+                continue
+            if plain and node.lower is None and node.aliases is None:
+                if not tier:
+                    holdings.uncover_plain(self.tree, holder, node, name)
+                    found += 1
                 continue
             place = (node, holder.locate(node, name))
             if not holdings.holds(holder, tier, place, name):
@@ -324,11 +333,10 @@ class KvIndex:
 
         O(nodes on the path) while all is on the device; ranks with lower tiers go on in groups.
         """
-        groups, path = self.tree.find(hashes, self.tree.live)
-        below = self._below
-        if not below or not path:
+        groups, path, matched = self.tree.find(hashes, self.tree.live)
+        if not self._below or not path:
             return Matches(self._table, groups, [], [])
-        return Matches(self._table, groups, *continue_below(groups, path, below))
+        return Matches(self._table, groups, *continue_below(groups, path, matched, self._below))
 
     # ---- upkeep
 

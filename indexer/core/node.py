@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 EDGE_BLOCKS_MAX: Final = 512
 """Longest edge: keeps position masks at 64 bytes and an append's copy at 4 KiB."""
 
+EDGE_BYTES_MAX: Final = EDGE_BLOCKS_MAX * HASH_BYTES
+
 LOWER_TIERS: Final = (Tier.HOST_PINNED, Tier.DISK, Tier.EXTERNAL)
+
+
+_ALL_ONES: Final = tuple((1 << count) - 1 for count in range(EDGE_BLOCKS_MAX + 1))
+# a table, because it is asked for all the time
 
 
 def all_ones(count: int) -> int:
     """Return the mask of the first `count` positions."""
-    return (1 << count) - 1
+    return _ALL_ONES[count]
 
 
 def leading_run(positions: int) -> int:
@@ -62,30 +68,26 @@ class Coverage:
     def put(self, holder_id: int, positions: int, ones: int) -> None:
         """Make `positions` what the holder holds."""
         bit = 1 << holder_id
-        self._forget_partial(holder_id, bit)
-        if positions == ones:
-            self.full |= bit
-            return
+        partial, patterns = self.partial, self.patterns
         if self.full & bit:
             self.full ^= bit
-        if positions:
-            if self.partial is None or self.patterns is None:
-                self.partial, self.patterns = {}, {}
-            self.partial[holder_id] = positions
-            self.patterns[positions] = self.patterns.get(positions, 0) | bit
-
-    def _forget_partial(self, holder_id: int, bit: int) -> None:
-        if self.partial is None or self.patterns is None:
+        elif partial is not None and patterns is not None:
+            old = partial.pop(holder_id, 0)
+            if old:
+                rest = patterns.pop(old) ^ bit
+                if rest:
+                    patterns[old] = rest
+        if positions == ones:
+            self.full |= bit
+        elif positions:
+            if partial is None or patterns is None:
+                partial = self.partial = {}
+                patterns = self.patterns = {}
+            partial[holder_id] = positions
+            patterns[positions] = patterns.get(positions, 0) | bit
             return
-        old = self.partial.pop(holder_id, 0)
-        if old:
-            rest = self.patterns[old] ^ bit
-            if rest:
-                self.patterns[old] = rest
-            else:
-                del self.patterns[old]
-                if not self.patterns:
-                    self.partial = self.patterns = None
+        if not partial:
+            self.partial = self.patterns = None
 
     def everyone(self) -> int:
         """Return the mask of holders of at least one position."""
@@ -198,7 +200,7 @@ class Node(Coverage):
 
     def held_anywhere(self, holder_id: int) -> int:
         """Return the positions that the holder holds on at least one tier."""
-        ones = all_ones(len(self.edge) // HASH_BYTES)
+        ones = _ALL_ONES[len(self.edge) // HASH_BYTES]
         positions = self.held(holder_id, ones)
         if self.lower is not None:
             for coverage in self.lower:

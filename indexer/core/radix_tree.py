@@ -8,11 +8,10 @@ What a store or a removal means is decided in `index.py`; tiers below the device
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
 
 from indexer.core.holder import Holder
 from indexer.core.node import (
-    EDGE_BLOCKS_MAX,
+    EDGE_BYTES_MAX,
     NO_CHILDREN,
     Coverage,
     Node,
@@ -28,8 +27,6 @@ Segment = tuple[Node, int, int]
 
 Group = tuple[int, int]
 """Matched blocks, mask of the holders that have them."""
-
-_EDGE_BYTES_MAX: Final = EDGE_BLOCKS_MAX * HASH_BYTES
 
 
 def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
@@ -65,35 +62,37 @@ class RadixTree:
 
     # ---- reading
 
-    def find(self, hashes: PackedHashes, alive: int) -> tuple[list[Group], list[Segment]]:
-        """Return the device groups among `alive` (blocks > 0) and the path walked.
+    def find(self, hashes: PackedHashes, alive: int) -> tuple[list[Group], list[Node], int]:
+        """Return the device groups among `alive` (blocks > 0), the nodes walked and the blocks.
 
-        One dict look-up and one comparison per node, none per block.
+        One dict look-up and one comparison per node, none per block. Groups are disjoint.
         """
         groups: list[Group] = []
-        path: list[Segment] = []
+        path: list[Node] = []
         node, at, end = self.root, 0, len(hashes)
         while at < end:
             child = node.children.get(hashes[at : at + HASH_BYTES])
             if child is None:
                 break
+            path.append(child)
             edge = child.edge
+            kept = alive & child.full
             if hashes.startswith(edge, at):
-                size = len(edge)
-            else:
-                size = common_blocks(edge, 0, hashes, at) * HASH_BYTES
-            path.append((child, at // HASH_BYTES, size // HASH_BYTES))
-            leaving = alive & ~child.full
-            if leaving:
-                alive ^= leaving
-                _leave(child, leaving, at // HASH_BYTES, size // HASH_BYTES, groups)
+                if kept != alive:
+                    _leave(child, alive ^ kept, at, len(edge), groups)
+                    alive = kept
+                at += len(edge)
+                node = child
+                continue
+            size = common_blocks(edge, 0, hashes, at) * HASH_BYTES
+            if kept != alive:
+                _leave(child, alive ^ kept, at, size, groups)
+                alive = kept
             at += size
-            if size < len(edge):
-                break
-            node = child
+            break
         if alive and at:
             groups.append((at // HASH_BYTES, alive))
-        return groups, path
+        return groups, path, at // HASH_BYTES
 
     def follow(
         self, node: Node, offset: int, hashes: PackedHashes
@@ -146,25 +145,27 @@ class RadixTree:
         holder: Holder,
     ) -> None:
         done = 0
-        if self.is_own_leaf(node, holder) and len(node.edge) < _EDGE_BYTES_MAX:
+        if self.is_own_leaf(node, holder) and len(node.edge) < EDGE_BYTES_MAX:
             size = node.size
-            grown = hashes[: _EDGE_BYTES_MAX - len(node.edge)]
+            grown = hashes[: EDGE_BYTES_MAX - len(node.edge)]
             for coverage in node.tiers():
                 coverage.lengthen(all_ones(size))
             self.lengthen(node, grown)
             done = len(grown)
             segments.append((node, size, done // HASH_BYTES))
-        if node.edge:
-            namespace = node.namespace
         while done < len(hashes):
-            edge = hashes[done : done + _EDGE_BYTES_MAX]
-            child = Node(edge, node, namespace)
-            node.adopt(child)
-            self.nodes += 1
-            self._count_blocks(child, len(edge) // HASH_BYTES)
-            segments.append((child, 0, len(edge) // HASH_BYTES))
+            edge = hashes[done : done + EDGE_BYTES_MAX]
+            node = Node(edge, node, node.namespace if node.edge else namespace)
+            self.hang(node)
+            segments.append((node, 0, len(edge) // HASH_BYTES))
             done += len(edge)
-            node = child
+
+    def hang(self, node: Node) -> None:
+        """Let a new leaf's parent know it."""
+        assert node.parent is not None, "leaves are made for a place"
+        node.parent.adopt(node)
+        self.nodes += 1
+        self.count_blocks(node, len(node.edge) // HASH_BYTES)
 
     @staticmethod
     def is_own_leaf(node: Node, holder: Holder) -> bool:
@@ -174,9 +175,10 @@ class RadixTree:
     def lengthen(self, node: Node, hashes: PackedHashes) -> None:
         """Add blocks to an edge; the caller keeps the coverage right."""
         node.edge += hashes
-        self._count_blocks(node, len(hashes) // HASH_BYTES)
+        self.count_blocks(node, len(hashes) // HASH_BYTES)
 
-    def _count_blocks(self, node: Node, count: int) -> None:
+    def count_blocks(self, node: Node, count: int) -> None:
+        """Count blocks that came to a node or went."""
         self.blocks += count
         if node.orphaned:
             self.orphan_blocks += count
@@ -266,7 +268,7 @@ class RadixTree:
         if not cut:
             return
         node.edge = node.edge[: reach * HASH_BYTES]
-        self._count_blocks(node, -cut)
+        self.count_blocks(node, -cut)
         for coverage in node.tiers():
             coverage.shorten(all_ones(reach))
         for holder_id in bits(node.members):
@@ -277,7 +279,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None, "a root is never unlinked"
         self.nodes -= 1
-        self._count_blocks(node, -node.size)
+        self.count_blocks(node, -node.size)
         parent.disown(node)
         self.dust.pop(node, None)
         return parent
@@ -318,7 +320,7 @@ class RadixTree:
     def dissolve(self, node: Node) -> None:
         """Take a node out of the books without looking at its neighbours (they go as well)."""
         self.nodes -= 1
-        self._count_blocks(node, -node.size)
+        self.count_blocks(node, -node.size)
         self.dust.pop(node, None)
         node.parent, node.members = None, 0
 
@@ -331,7 +333,7 @@ class RadixTree:
             above is not None
             and len(above.children) == 1
             and above.full == node.full
-            and len(above.edge) + len(node.edge) <= _EDGE_BYTES_MAX
+            and len(above.edge) + len(node.edge) <= EDGE_BYTES_MAX
             and above.edge
         ):
             self.dust[above] = None
@@ -342,7 +344,7 @@ class RadixTree:
         if node.parent is None or len(node.children) != 1:
             return 1
         child = next(iter(node.children.values()))
-        if len(node.edge) + len(child.edge) > _EDGE_BYTES_MAX or not _held_alike(node, child):
+        if len(node.edge) + len(child.edge) > EDGE_BYTES_MAX or not _held_alike(node, child):
             return 1
         size = node.size
         node.children = child.children
@@ -368,18 +370,18 @@ class RadixTree:
         holder.refile(holder.names_held(node, below), node)
 
 
-def _leave(node: Node, leaving: int, depth: int, size: int, groups: list[Group]) -> None:
-    """Note how far the holders came that do not hold the whole node."""
+def _leave(node: Node, leaving: int, at: int, size: int, groups: list[Group]) -> None:
+    """Note how far the holders came that do not hold the whole node; `at` and `size` in bytes."""
     if node.patterns is not None:
         for positions, holders in node.patterns.items():
             some = leaving & holders
             if some:
-                matched = depth + min(leading_run(positions), size)
+                matched = (at + min(leading_run(positions) * HASH_BYTES, size)) // HASH_BYTES
                 if matched:
                     groups.append((matched, some))
                 leaving ^= some
-    if leaving and depth:
-        groups.append((depth, leaving))
+    if leaving and at:
+        groups.append((at // HASH_BYTES, leaving))
 
 
 def _held_alike(node: Node, child: Node) -> bool:

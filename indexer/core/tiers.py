@@ -16,17 +16,11 @@ from indexer.types import Tier
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from indexer.core.node import Coverage
-    from indexer.core.radix_tree import Group, Segment
+    from indexer.core.node import Coverage, Node
+    from indexer.core.radix_tree import Group
 
 _CACHED_MASKS_MAX: Final = 4096
 """Masks whose slots are remembered: a few per hot prompt; all are forgotten together beyond it."""
-
-_FEW: Final = 8
-"""Up to so many holders, writing rows one by one beats numpy's fixed cost."""
-
-_Standing = dict[tuple[int, int], int]
-"""(block reached, block where this tier took over) → mask of holders."""
 
 
 class SlotTable:
@@ -109,10 +103,13 @@ class Matches:
 
 
 def continue_below(
-    groups: list[Group], path: list[Segment], candidates: int
+    groups: list[Group], path: list[Node], matched: int, candidates: int
 ) -> tuple[list[Group], list[Group]]:
-    """Return the extensions on the host, and on disk and external, of the `candidates`."""
-    standing: dict[int, int] = {}
+    """Return the extensions on the host, and on disk and external, of the `candidates`.
+
+    `path` are the nodes of a prompt of which `matched` blocks are known.
+    """
+    standing: dict[int, int] = {}  # block reached so far → mask of holders
     elsewhere = candidates
     for blocks, mask in groups:
         mine = mask & candidates
@@ -123,51 +120,88 @@ def continue_below(
         standing[0] = elsewhere
     host: list[Group] = []
     disk: list[Group] = []
-    for tier in LOWER_TIERS:
-        gained = host if tier is Tier.HOST_PINNED else disk
-        standing = _extend(standing, path, tier, gained)
+    below: list[tuple[int, int, tuple[Coverage, ...]]] = []
+    start = 0
+    for node in path:
+        size = min(node.size, matched - start)  # the prompt may end inside the last edge
+        if node.lower is not None:
+            below.append((start, size, node.lower))
+        start += size
+    for tier in LOWER_TIERS if below else ():
+        covered = [
+            (start, size, lower[tier - 1])
+            for start, size, lower in below
+            if lower[tier - 1].full or lower[tier - 1].patterns is not None
+        ]
+        if covered:
+            standing = _extend(standing, covered, host if tier is Tier.HOST_PINNED else disk)
     return host, disk
 
 
 def _extend(
-    standing: dict[int, int], path: list[Segment], tier: Tier, gained: list[Group]
+    standing: dict[int, int], covered: list[tuple[int, int, Coverage]], gained: list[Group]
 ) -> dict[int, int]:
-    """Let every group walk on over one tier; note who gains and return where all stand."""
-    walking: _Standing = {(at, at): mask for at, mask in standing.items()}
-    for node, start, size in path:
-        coverage = node.coverage(tier)
-        if coverage is not None and (coverage.full or coverage.patterns):
-            walking = _walk_node(walking, coverage, start, size)
-    reached: dict[int, int] = {}
-    for (at, origin), mask in walking.items():
-        reached[at] = reached.get(at, 0) | mask
-        if at > origin:
-            gained.append((at - origin, mask))
-    return reached
+    """Let all walk on over one tier; note who gains how much and return where all stand then.
+
+    Who meets at a block walks on as one: O(stretches), plus pairs of a start and an end.
+    """
+    starts = sorted(standing, reverse=True)
+    stops: dict[int, int] = {}
+    going, end = 0, 0
+    for start, size, coverage in covered:
+        if start != end:
+            stops[end] = stops.get(end, 0) | going
+            going = 0
+        end = start + size
+        walkers = []
+        while starts and starts[-1] < end:
+            at = starts.pop()
+            if at == start:
+                going |= standing[at]
+            elif at > start:
+                walkers.append((at, standing[at]))
+        if going:
+            walkers.append((start, going))
+        going = _walk(walkers, start, size, coverage, stops)
+    stops[end] = stops.get(end, 0) | going
+    return _settle(standing, stops, gained)
 
 
-def _walk_node(walking: _Standing, coverage: Coverage, start: int, size: int) -> _Standing:
-    moved: _Standing = {}
-    for (at, origin), mask in walking.items():
-        rest = mask
-        if start <= at < start + size:
-            for end, some in _reach(coverage, rest, at - start, size):
-                moved[start + end, origin] = moved.get((start + end, origin), 0) | some
+def _walk(
+    walkers: list[Group], start: int, size: int, coverage: Coverage, stops: dict[int, int]
+) -> int:
+    """Return who passes a whole stretch; note where the others stop."""
+    going = 0
+    for at, walking in walkers:
+        passing = walking & coverage.full
+        going |= passing
+        rest = walking ^ passing
+        if not rest:
+            continue
+        for positions, holders in (coverage.patterns or {}).items():
+            some = rest & holders
+            if some:
                 rest ^= some
+                reached = at + min(leading_run(positions >> (at - start)), start + size - at)
+                if reached == start + size:
+                    going |= some
+                else:
+                    stops[reached] = stops.get(reached, 0) | some
         if rest:
-            moved[at, origin] = moved.get((at, origin), 0) | rest
-    return moved
+            stops[at] = stops.get(at, 0) | rest
+    return going
 
 
-def _reach(coverage: Coverage, mask: int, offset: int, size: int) -> list[Group]:
-    """Return (position reached, holders) of those in `mask` that can go on from `offset`."""
-    reached: list[Group] = []
-    whole = mask & coverage.full
-    if whole:
-        reached.append((size, whole))
-    if coverage.patterns is not None:
-        for positions, holders in coverage.patterns.items():
-            some = mask & holders
-            if some and positions >> offset & 1:
-                reached.append((min(offset + leading_run(positions >> offset), size), some))
-    return reached
+def _settle(standing: dict[int, int], stops: dict[int, int], gained: list[Group]) -> dict[int, int]:
+    settled: dict[int, int] = {}
+    for origin, holders in standing.items():
+        staying = holders
+        for at, mask in stops.items():
+            some = staying & mask
+            if some and at > origin:
+                gained.append((at - origin, some))
+                settled[at] = settled.get(at, 0) | some
+                staying ^= some
+        if staying:
+            settled[origin] = settled.get(origin, 0) | staying
+    return settled

@@ -40,10 +40,7 @@ class RankTwin:
     ) -> int:
         if len(set(names)) < len(names) or parent in names:
             return 0
-        if parent is None:
-            before = ROOT
-        else:
-            before = self.content.get(parent, missing(parent))
+        before = ROOT if parent is None else self.content.get(parent, missing(parent))
         announced: dict[int, Content] = {}
         for name, block in zip(names, local, strict=True):
             before = announced[name] = (*before, block)
@@ -107,7 +104,9 @@ class IndexTwin:
     def prompts(self) -> list[list[int]]:
         """Every content that somebody has, as a prompt (orphans as well: they must not match)."""
         contents = {c for twin in self.ranks.values() for c in twin.content.values()}
-        return [[block for block in c[1:] if isinstance(block, int)] for c in sorted(contents, key=str)]
+        return [
+            [block for block in c[1:] if isinstance(block, int)] for c in sorted(contents, key=str)
+        ]
 
     def dumpable(self) -> set[tuple[WorkerRank, Tier, int, Content]]:
         """Blocks whose place can be told: their own content and their parent's name are known."""

@@ -9,9 +9,17 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import indexer.core.radix_tree as tree_module
+from indexer.core import holdings
 from indexer.core.dump import TIER_OF, DumpEvent
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank
@@ -34,8 +42,9 @@ class IndexMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.before = tree_module._EDGE_BYTES_MAX
-        tree_module._EDGE_BYTES_MAX = self.edge_blocks_max * 8
+        self.before = vars(holdings)["EDGE_BYTES_MAX"]
+        for module in (tree_module, holdings):
+            vars(module)["EDGE_BYTES_MAX"] = self.edge_blocks_max * 8
         self.index = KvIndex(16)
         self.twin = IndexTwin()
         for rank in RANKS:
@@ -48,7 +57,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "before"):
-            tree_module._EDGE_BYTES_MAX = self.before
+            for module in (tree_module, holdings):
+                vars(module)["EDGE_BYTES_MAX"] = self.before
 
     # ---- events
 
@@ -239,9 +249,8 @@ TestShortEdges.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_longer_runs() -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     for machine in (IndexMachine, ShortEdgeMachine):
         run_state_machine_as_test(
             machine, settings=settings(max_examples=2_000, stateful_step_count=60)
