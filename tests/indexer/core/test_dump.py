@@ -1,0 +1,223 @@
+"""The index as a list of events: the reference's shape out, the reference's dialects in."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+
+from indexer.core.dump import DumpEvent
+from indexer.core.index import KvIndex
+from indexer.types import Namespace, Tier, WorkerRank
+
+A, B = WorkerRank(1, 0), WorkerRank(2, 3)
+GPU, CPU, DISK, FAR = Tier
+
+
+def pack(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+@pytest.fixture
+def index() -> KvIndex:
+    index = KvIndex(16)
+    index.attach(A)
+    index.attach(B)
+    return index
+
+
+def dumped(index: KvIndex) -> list[dict[str, Any]]:
+    index.check()
+    return [msgspec.json.decode(msgspec.json.encode(event)) for event in index.dump()]
+
+
+def row(
+    tier: str, event_id: int, parent: int | None, *blocks: tuple[int, int], rank: WorkerRank = A
+) -> dict[str, Any]:
+    stored = {
+        "parent_hash": parent,
+        "start_position": None,
+        "blocks": [
+            {"block_hash": name, "tokens_hash": local, "mm_extra_info": None}
+            for name, local in blocks
+        ],
+    }
+    return {
+        "worker_id": rank.worker_id,
+        "storage_tier": tier,
+        "event": {"event_id": event_id, "data": {"stored": stored}, "dp_rank": rank.dp_rank},
+    }
+
+
+def decoded(events: list[dict[str, Any]]) -> list[DumpEvent]:
+    return msgspec.json.decode(msgspec.json.encode(events), type=list[DumpEvent])
+
+
+def loaded(events: list[dict[str, Any]]) -> KvIndex:
+    index = KvIndex(16)
+    for event in decoded(events):
+        index.load(event)
+    index.check()
+    return index
+
+
+def found(index: KvIndex, *prompt: int) -> dict[WorkerRank | None, tuple[int, int, int]]:
+    rows = index.find_matches(pack(*prompt)).rows()
+    return {index.rank_of(slot): row for slot, row in rows.items()}
+
+
+def test_nothing_is_an_empty_list(index: KvIndex) -> None:
+    assert dumped(index) == []
+
+
+def test_what_the_reference_dumps_after_holes(index: KvIndex) -> None:
+    """Transcript 13: device 0-2, host 3-4, disk 5; then host 4 and device 1 go."""
+    index.store(A, GPU, None, [1000, 1001, 1002], pack(1, 2, 3))
+    index.store(A, CPU, 1002, [1003, 1004], pack(4, 5))
+    index.store(A, DISK, 1004, [1005], pack(6))
+    index.store(A, GPU, 1002, [1003], pack(4))
+    index.remove(A, CPU, [1004])
+    index.remove(A, GPU, [1003])
+    index.remove(A, GPU, [1001])
+    assert dumped(index) == [
+        row("device", 0, None, (1000, 1)),
+        row("host_pinned", 0, 1002, (1003, 4)),
+        row("disk", 0, 1004, (1005, 6)),
+    ]
+
+
+def test_shared_runs_are_dumped_per_rank(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1000, 1001, 1002], pack(1, 2, 3))
+    index.store(B, GPU, None, [2000, 2001], pack(1, 2))
+    index.store(B, GPU, 2001, [2002], pack(9))
+    index.store(B, FAR, 2002, [2003], pack(10))
+    assert dumped(index) == [
+        row("device", 0, None, (1000, 1), (1001, 2)),
+        row("device", 1, None, (2000, 1), (2001, 2), rank=B),
+        row("device", 2, 2001, (2002, 9), rank=B),
+        row("device", 3, 1001, (1002, 3)),
+        row("external", 0, 2002, (2003, 10), rank=B),
+    ]
+
+
+def test_two_names_for_one_block_are_both_dumped(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2], pack(1, 2))
+    index.store(A, GPU, None, [11, 12], pack(1, 2))
+    copy = loaded(dumped(index))
+    assert copy.remove(A, GPU, [1, 2]) == 2
+    assert found(copy, 1, 2) == {A: (2, 0, 0)}
+    assert copy.remove(A, GPU, [11, 12]) == 2
+    assert found(copy, 1, 2) == {}
+
+
+def test_orphans_travel_on_lower_tiers(index: KvIndex) -> None:
+    index.store(A, CPU, 7, [8, 9], pack(8, 9))
+    assert dumped(index) == [
+        row("host_pinned", 0, 7, (8, 8)),
+        row("host_pinned", 1, 8, (9, 9)),
+    ]
+    copy = loaded(dumped(index))
+    copy.store(A, GPU, None, [7], pack(7))
+    assert found(copy, 7, 8, 9) == {A: (1, 2, 0)}
+
+
+def test_a_namespace_travels(index: KvIndex) -> None:
+    namespace = Namespace("adapter", "salt")
+    index.store(A, GPU, None, [1], pack(1), namespace=namespace)
+    index.store(A, CPU, 1, [2], pack(2))
+    (event, _) = events = dumped(index)
+    assert event["event"]["data"]["stored"]["lora_name"] == "adapter"
+    assert event["event"]["data"]["stored"]["cache_salt"] == "salt"
+    assert loaded(events).namespace_of(A, 2) == namespace
+
+
+def test_what_importers_must_accept() -> None:
+    blocks = [{"block_hash": name, "tokens_hash": name} for name in (1, 2, 2**64 - 1)]
+    odd = {"block_hash": 3, "tokens_hash": 3, "mm_extra_info": {"mm_objects": []}, "new": 1}
+    index = loaded(
+        [
+            {"worker_id": 1, "event": {"data": {"stored": {"blocks": blocks}}}},
+            {"worker_id": 1, "event": {"event_id": 4, "data": {"stored": {"blocks": [odd]}}}},
+            {
+                "worker_id": 1,
+                "storage_tier": "disk",
+                "future": [],
+                "event": {
+                    "data": {
+                        "stored": {"parent_hash": 4, "blocks": [blocks[0] | {"block_hash": 5}]}
+                    }
+                },
+            },
+            {
+                "worker_id": 1,
+                "storage_tier": "disk",
+                "event": {
+                    "data": {
+                        "stored": {
+                            "parent_hash": 2,
+                            "start_position": 1,
+                            "blocks": [odd | {"block_hash": 4}],
+                        }
+                    }
+                },
+            },
+            {"worker_id": 1, "event": {"data": {"removed": {"block_hashes": [2**64 - 1, 77]}}}},
+            {"worker_id": 1, "event": {"dp_rank": 1, "data": {"stored": {"blocks": blocks}}}},
+            {"worker_id": 1, "event": {"dp_rank": 1, "data": "cleared"}},
+            {"worker_id": 1, "event": {"data": {}}},
+        ]
+    )
+    assert found(index, 1, 2, 2**64 - 1) == {A: (2, 0, 0)}
+    assert found(index, 1, 2, 3, 1) == {A: (2, 0, 2)}
+    assert found(index, 3) == {A: (1, 0, 0)}
+    assert index.slot_of(WorkerRank(1, 1)) is not None
+
+
+def test_the_first_live_event_names_the_group_of_loaded_blocks(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2], pack(1, 2), group=3)
+    events = dumped(index)
+    copy = loaded(events)
+    assert copy.remove(A, GPU, [2], group=3) == 1
+    copy.check()
+    assert found(copy, 1, 2) == {A: (1, 0, 0)}
+    copy = loaded(events)
+    copy.store(A, GPU, 2, [5], pack(5), group=3)
+    assert copy.remove(A, GPU, [2], group=0) == 0
+    assert copy.remove(A, GPU, [2], group=3) == 1
+    for event in decoded(events):
+        copy.load(event)  # onto live blocks: one more reference in their own group
+    assert copy.remove(A, GPU, [1, 1], group=3) == 2
+    copy.check()
+
+
+def test_a_dump_survives_a_clear_in_the_middle(index: KvIndex) -> None:
+    for rank in (A, B):
+        for start in range(0, 40, 10):
+            names = list(range(start, start + 10))
+            index.store(rank, GPU, None, names, pack(*names))
+    dump = index.dump()
+    first = next(dump)
+    assert first.worker_id == A.worker_id
+    index.clear(A)
+    while index.sweep(5):
+        pass
+    index.store(A, GPU, None, [500], pack(0))
+    rest = list(dump)
+    assert len([event for event in rest if event.worker_id == B.worker_id]) == 4
+    assert len([event for event in rest if event.worker_id == A.worker_id]) == 0
+
+
+def test_merging_waits_for_the_dump(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2, 3, 4], pack(1, 2, 3, 4))
+    index.store(A, GPU, 2, [5], pack(5))
+    dump = index.dump()
+    next(dump)
+    index.remove(A, GPU, [5])
+    index.sweep(10)
+    assert index.stats.nodes == 2
+    assert [event.event.event_id for event in dump] == [1]
+    index.sweep(10)
+    assert index.stats.nodes == 1
+    index.check()
