@@ -72,13 +72,13 @@ def block_hashes(
     windows = _windows(_pack_tokens(token_ids), block_size, is_eagle=is_eagle)
     seed = namespace_seed(namespace)
     if not mm_hashes:
-        return _pack_array([xxh3_64_intdigest(window, seed) for window in windows])
+        return _pack_array("Q", [xxh3_64_intdigest(window, seed) for window in windows])
     out: list[int] = []
     for i, window in enumerate(windows):
         media = mm_hashes[i] if i < len(mm_hashes) else ()
         data = window + pack_u64(sorted(m & U64_MASK for m in media)) if media else window
         out.append(xxh3_64_intdigest(data, seed))
-    return _pack_array(out)
+    return _pack_array("Q", out)
 
 
 def sequence_hashes(local: PackedHashes) -> PackedHashes:
@@ -111,15 +111,18 @@ def pack_u64(values: Sequence[int]) -> PackedHashes:
     Raises:
         ValueError: A value is not an integer in [-2^63, 2^64).
     """
-    try:
-        return _pack_array(values)
-    except OverflowError:
-        if min(values) < _I64_MIN or max(values) > U64_MASK:
-            msg = "hash does not fit 64 bits"
-            raise ValueError(msg) from None
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    return _pack_array([value & U64_MASK for value in values])
+    # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon
+    for form in ("Q", "q"):
+        try:
+            return _pack_array(form, values)
+        except OverflowError:
+            continue
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+    if min(values) < _I64_MIN or max(values) > U64_MASK:
+        msg = "hash does not fit 64 bits"
+        raise ValueError(msg)
+    return _pack_array("Q", [value & U64_MASK for value in values])
 
 
 def unpack_u64(packed: PackedHashes) -> list[int]:
@@ -143,8 +146,8 @@ def _pack_tokens(token_ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def _pack_array(values: Sequence[int]) -> PackedHashes:
-    packed = array("Q", values)
+def _pack_array(form: str, values: Sequence[int]) -> PackedHashes:
+    packed = array(form, values)
     if _SWAP:
         packed.byteswap()
     return packed.tobytes()
