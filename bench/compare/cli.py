@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     samples: list[Sample] = []
     void: dict[str, str] = {}
     for workload in workloads(quick=args.quick):
-        if args.only and not any(part in workload.name for part in args.only.split(",")):
+        if args.only and not any(part in workload.name for part in args.only.split(";")):
             continue
         try:
             samples += measure(
@@ -96,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer, shorter, smaller")
     parser.add_argument(
-        "--only", metavar="W1,W4", help="workloads whose name contains one of these"
+        "--only",
+        metavar="W1;W4",
+        help="workloads whose name contains one of these, split at semicolons",
     )
     parser.add_argument("--rounds", type=int, help="rounds per workload after the warm-up")
     parser.add_argument(
