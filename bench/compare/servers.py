@@ -95,7 +95,7 @@ class RunningServer:
             except (OSError, BadAnswer) as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     log = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
-                    raise BadAnswer(f"{self.name} did not start:\n{log[-3000:]}") from error
+                    raise BadAnswer(f"{self.name} did not start:\n{log[-500:]}") from error
                 time.sleep(0.05)
             else:
                 return
