@@ -140,7 +140,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     lifecycle: Literal["incomplete", "schedulable", "draining", "unschedulable"]
     endpoint: str | None
     kv_events_endpoint: str | None
-    kv_events_endpoints: dict[str, str] | UnsetType
+    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
     replay_endpoint: str | None
     block_size: int | None
     data_parallel_start_rank: int | None
@@ -199,7 +199,9 @@ class RouterConfigOverride(Struct, frozen=True, kw_only=True):
 
     overlap_score_credit: Fraction | None = None
     prefill_load_scale: NonNegative | None = None
-    overlap_score_weight: NonNegative | None = None  # deprecated: prefill_load_scale; 0 zeroes credit
+    overlap_score_weight: NonNegative | None = (
+        None  # deprecated: prefill_load_scale; 0 zeroes credit
+    )
     router_temperature: NonNegative | None = None
     track_prefill_tokens: bool | None = None
     assume_kv_reuse: bool | None = None  # no effect

@@ -12,7 +12,7 @@ import functools
 import logging
 import signal
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,7 +26,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.http import Api
 from select_service.edge.metrics import Metrics
 from select_service.edge.openapi import describe
-from select_service.edge.protocol import ConnectionLimits, GuardedProtocol, guarded
+from select_service.edge.protocol import ConnectionLimits, guarded
 from select_service.edge.traffic import Traffic
 from select_service.types import CoreLimits
 from select_service.version import __version__
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from select_service.config import PolicyFile, Settings
+    from select_service.edge.protocol import GuardedProtocol
 
-__all__ = ["create_app", "create_driver", "serve"]
+__all__ = ["Server", "bind", "create_app", "create_door", "create_driver", "serve"]
 
 _log = logging.getLogger("select_service")
 
@@ -59,11 +60,19 @@ def create_driver(settings: Settings) -> Driver:
 
 
 def create_app(service: Driver, settings: Settings) -> Starlette:
-    """Return the HTTP API over a service that the caller starts and closes."""
-    return _assemble(service, settings)[0]
+    """Return the HTTP API over a service that the caller starts and closes.
+
+    Routes and middleware may be added to it; `serve` does without this layer.
+    """
+    app = Starlette()
+    # Its own matching decodes paths and folds slashes; ours must do neither (contract 0.1).
+    app.router.redirect_slashes = False
+    app.router.default = create_door(service, settings)[0]
+    return app
 
 
-def _assemble(service: Driver, settings: Settings) -> tuple[Starlette, Door, Traffic]:
+def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
+    """Return the bare ASGI application, and what it counts."""
     traffic = Traffic()
     metrics = Metrics(service, traffic, rank_series_max=settings.metrics_rank_series_max)
     api = Api(
@@ -78,11 +87,7 @@ def _assemble(service: Driver, settings: Settings) -> tuple[Starlette, Door, Tra
         max_body_bytes=settings.max_body_bytes,
         access_log=settings.access_log,
     )
-    app = Starlette()
-    # Its own matching decodes paths and folds slashes; ours must do neither (contract 0.1).
-    app.router.redirect_slashes = False
-    app.router.default = door
-    return app, door, traffic
+    return door, traffic
 
 
 def serve(settings: Settings) -> int:
@@ -91,7 +96,7 @@ def serve(settings: Settings) -> int:
     for warning in settings.router.warnings:
         _log.warning(warning)
     try:
-        listener = _bind(settings.host, settings.port)
+        listener = bind(settings.host, settings.port)
     except OSError as error:
         _log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error)
         return 1
@@ -101,7 +106,7 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     service = create_driver(settings)
-    server = Server(settings, *_assemble(service, settings))
+    server = Server(settings, *create_door(service, settings))
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, server.handle_exit, number, None)
@@ -122,7 +127,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
 class Server(uvicorn.Server):
     """Uvicorn with our deadlines on connections and our way of leaving."""
 
-    def __init__(self, settings: Settings, app: Starlette, door: Door, traffic: Traffic) -> None:
+    def __init__(self, settings: Settings, door: Door, traffic: Traffic) -> None:
         limits = ConnectionLimits(
             header_timeout_s=settings.header_timeout_s,
             body_timeout_s=settings.body_timeout_s,
@@ -130,7 +135,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(
             uvicorn.Config(
-                app,
+                door,
                 http=guarded(limits, traffic.connections),
                 ws="none",
                 lifespan="off",
@@ -154,9 +159,8 @@ class Server(uvicorn.Server):
         self._counts.open = len(connections)
         if counter % self._sweep_every == 0:
             now = asyncio.get_running_loop().time()
-            for connection in list(connections):
-                if isinstance(connection, GuardedProtocol):
-                    connection.sweep(now)
+            for connection in cast("list[GuardedProtocol]", list(connections)):
+                connection.sweep(now)
         return await super().on_tick(counter)
 
     @override
@@ -184,7 +188,7 @@ def _policies(file: PolicyFile | None, queue_threshold: float) -> PolicyBook | P
         return error
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """Bind, and not yet listen: nobody is let in before the service has started."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -81,6 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_bytes = 0  # of the head that is incomplete
     _stalled_since: float | None = None  # the client does not read
     _refused = False
+    _upgrading = False
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
 
@@ -101,9 +102,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Answered as plain HTTP/1.1; the parser will not read another request after this.
-            self.cycle.keep_alive = False
+        except httptools.HttpParserUpgrade as upgrade:
+            self._start_over(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError as error:
             self.counts.malformed += 1
             self._turn_away(MalformedHttp(f"invalid HTTP request: {error}"))
@@ -136,14 +137,39 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
+        self._upgrading = self.parser.should_upgrade()
+        if self._upgrading:
+            return
         super().on_headers_complete()  # may raise: then the head is still what is wrong
         self._phase = _Phase.BODY
         self._head_bytes = 0
 
     @override
     def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
         self._phase = _Phase.REST
         super().on_message_complete()
+
+    def _start_over(self, rest: bytes) -> None:
+        """Read a request that offers another protocol as plain HTTP/1.1, which is what it gets.
+
+        The parser would take the body for that other protocol. Java's client offers h2c with
+        every first request.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.counts.malformed += 1
+            self._turn_away(MalformedHttp("this is no proxy"))
+            return
+        lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [
+            b"%s: %s" % (name, value)
+            for name, value in self.headers
+            if name not in (b"upgrade", b"connection", b"http2-settings")
+        ]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     # -- deadlines -----------------------------------------------------------------------------
 

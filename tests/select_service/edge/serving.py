@@ -1,0 +1,148 @@
+"""A service behind its HTTP door: without a socket, or on a real port of this very loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import httpx
+import msgspec
+
+from select_service.config import Settings
+from select_service.edge.app import Server, bind, create_app, create_door, create_driver
+from select_service.edge.driver import Driver
+from select_service.types import WorkerSpec
+
+HOST = "127.0.0.1"
+DEADLINE_S = 20.0
+PROMPT: dict[str, Any] = {"block_hashes": [1, 2], "sequence_hashes": [1, 2], "isl_tokens": 32}
+SETTINGS = Settings(host=HOST, port=0)
+
+
+def worker(worker_id: int = 1, **fields: Any) -> dict[str, Any]:
+    """The body of POST /workers for a schedulable worker nobody publishes for."""
+    return {
+        "worker_id": worker_id,
+        "endpoint": f"http://w{worker_id}",
+        "block_size": 16,
+        "kv_events_endpoint": "tcp://127.0.0.1:9",
+        **fields,
+    }
+
+
+def seat(service: Driver, worker_id: int = 1, **fields: Any) -> None:
+    """Register a worker without HTTP."""
+    service.upsert_worker(msgspec.convert(worker(worker_id, **fields), WorkerSpec))
+
+
+def in_process(
+    use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]], **settings: Any
+) -> None:
+    """Run `use` with a client that calls the app directly."""
+
+    async def run() -> None:
+        chosen = replace(SETTINGS, **settings)
+        service = create_driver(chosen)
+        await service.start()
+        transport = httpx.ASGITransport(create_app(service, chosen))
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+                await use(client, service)
+        finally:
+            await service.close()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+@contextlib.asynccontextmanager
+async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]]:
+    """A real server on a port of its own, in this loop; leaving it shuts it down."""
+    chosen = replace(SETTINGS, **settings)
+    service = create_driver(chosen)
+    await service.start()
+    listener = bind(chosen.host, chosen.port)
+    server = Server(chosen, *create_door(service, chosen))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    port: int = listener.getsockname()[1]
+    try:
+        await until(lambda: server.started)
+        yield port, service, server
+    finally:
+        server.should_exit = True
+        await serving
+        await service.close()
+        listener.close()
+
+
+def on_a_port(use: Callable[[int, Driver, Server], Awaitable[None]], **settings: Any) -> None:
+    """Run `use` against a real port."""
+
+    async def run() -> None:
+        async with listening(**settings) as (port, service, server):
+            try:
+                await use(port, service, server)
+            finally:
+                await Wire.close_all()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+class Wire:
+    """A client that says exactly the bytes it is told to."""
+
+    _all: ClassVar[list[Wire]] = []
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def to(cls, port: int) -> Wire:
+        wire = cls(*await asyncio.open_connection(HOST, port))
+        cls._all.append(wire)
+        return wire
+
+    @classmethod
+    async def close_all(cls) -> None:
+        while cls._all:
+            wire = cls._all.pop()
+            wire.close()
+            with contextlib.suppress(OSError):
+                await wire.writer.wait_closed()
+
+    def say(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def ask(self, method: str, path: str, body: object = None, *headers: str) -> None:
+        content = b"" if body is None else json.dumps(body).encode()
+        head = [f"{method} {path} HTTP/1.1", "host: s", f"content-length: {len(content)}"]
+        if body is not None:
+            head.append("content-type: application/json")
+        self.say("\r\n".join([*head, *headers, "", ""]).encode() + content)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """One response with a content length."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
+        body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        return int(head[0].split()[1]), headers, body
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes."""
+        try:
+            return await self.reader.read()
+        except ConnectionResetError:
+            return b""
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition; the deadline is the caller's."""
+    while not holds():  # noqa: ASYNC110 - what is waited for has no event to offer
+        await asyncio.sleep(0.005)

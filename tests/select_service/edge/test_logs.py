@@ -1,0 +1,72 @@
+"""One record, one line, whoever wrote it and whatever a client put into it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from select_service.config import LogFormat
+from select_service.edge import logs
+
+
+@pytest.fixture(autouse=True)
+def _untouched_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    access = logging.getLogger("select_service.access")
+    yield
+    root.handlers[:], root.level = handlers, level
+    access.disabled = False
+
+
+def test_json_lines() -> None:
+    stream = io.StringIO()
+    logs.configure("json", "info", access_log=False, stream=stream)
+    logging.getLogger("a.b").info("hello %s", "you", extra={"worker_id": 2**64 - 1, "odd": {1}})
+    logging.getLogger("a.b").debug("unseen")
+    logging.getLogger("uvicorn.error").info("unseen")
+    logging.getLogger("select_service.access").info("unseen")
+    (line,) = stream.getvalue().splitlines()
+    record = json.loads(line)
+    assert record.pop("timestamp").endswith("Z")
+    assert record["event"] == "hello you"
+    assert record["worker_id"] == 2**64 - 1
+    assert (record["level"], record["logger"]) == ("info", "a.b")
+
+
+def test_what_json_cannot_say_is_spelt_out() -> None:
+    stream = io.StringIO()
+    logs.configure("json", "info", access_log=False, stream=stream)
+    logging.getLogger("a").info("x", extra={"odd": object, "fine": 1})
+    record = json.loads(stream.getvalue())
+    assert record["fine"] == 1
+    assert "object" in record["odd"]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_clients_write_no_log_lines(form: LogFormat) -> None:
+    stream = io.StringIO()
+    logs.configure(form, "info", access_log=True, stream=stream)
+    evil = "r1\n2026 [critical] all is lost\x1b[31m" + "x" * 10**6
+    logging.getLogger("select_service.access").info("request", extra={"path": evil})
+    logging.getLogger("a").warning("reservation %s not found", evil)
+    text = stream.getvalue()
+    assert text.count("\n") == 2
+    assert "\x1b" not in text
+    assert len(text) < 2000
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_tracebacks_are_kept(form: LogFormat) -> None:
+    stream = io.StringIO()
+    logs.configure(form, "error", access_log=False, stream=stream)
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError:
+        logging.getLogger("a").exception("failed")
+    assert "ZeroDivisionError: division by zero" in stream.getvalue()
+    assert "test_tracebacks_are_kept" in stream.getvalue()

@@ -1,0 +1,241 @@
+"""Clients that are slow, silent, wrong or too many."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from select_service.edge.app import Server
+from select_service.edge.driver import Driver
+from select_service.edge.protocol import HEAD_BYTES_MAX
+from select_service.edge.traffic import Connections
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+
+SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
+HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+
+
+def _counts(server: Server) -> Connections:
+    return server._counts
+
+
+async def _refused(wire: Wire, status: int, code: str) -> None:
+    got, headers, body = await wire.answer()
+    assert (got, json.loads(body)["code"]) == (status, code)
+    assert headers["content-type"] == "application/json"
+    assert headers["connection"] == "close"
+    assert await wire.rest() == b""
+
+
+def test_a_head_that_does_not_end() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost:")
+        await _refused(wire, 408, "request_timeout")
+        assert _counts(server).header_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+def test_a_head_that_trickles() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+
+        async def trickle() -> None:
+            for byte in b"GET /health HTTP/1.1\r\nx: " + b"y" * 10_000:
+                wire.say(bytes([byte]))
+                await asyncio.sleep(0.01)
+
+        trickling = asyncio.ensure_future(trickle())
+        await _refused(wire, 408, "request_timeout")
+        trickling.cancel()
+
+    on_a_port(use, **SOON)
+
+
+def test_a_client_that_says_nothing() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        assert await wire.rest() == b""
+        assert _counts(server).header_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 10", b"transfer-encoding: chunked"])
+def test_a_body_that_does_not_end(framing: bytes) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(HEAD + framing + b"\r\n\r\n")
+        wire.say(b"1\r\n{\r\n" if b"chunked" in framing else b"{")
+        await _refused(wire, 408, "request_timeout")
+        assert _counts(server).body_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+def test_a_body_that_does_not_end_after_its_answer() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"POST /nope HTTP/1.1\r\nhost: s\r\ncontent-length: 10\r\n\r\n{")
+        assert (await wire.answer())[0] == 404
+        assert await wire.rest() == b""
+        assert _counts(server).body_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+def test_a_client_that_does_not_read() -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * 65536
+
+        service.dump = endless  # type: ignore[method-assign]
+        wire = await Wire.to(port)
+        wire.ask("GET", "/dump")
+        await until(lambda: _counts(server).write_timeouts == 1)
+        await until(lambda: not server.server_state.connections)
+        wire.close()
+
+    on_a_port(use, **SOON)
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert await wire.rest() == b""
+        assert _counts(server).header_timeouts == 0
+
+    on_a_port(use, keep_alive_timeout_s=1)
+
+
+def test_waiting_is_not_slowness() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service, max_num_batched_tokens=1)
+        wire = await Wire.to(port)
+        busy = {"reservation_id": "b", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
+        wire.ask("POST", "/reservations", busy)
+        await wire.answer()
+        waiting = await Wire.to(port)
+        waiting.ask("POST", "/select", PROMPT)
+        waiting.say(b"GET /health HTT")  # a second request, half of it
+        await asyncio.sleep(0.8)
+        wire.ask("DELETE", "/reservations/b")
+        await wire.answer()
+        assert (await waiting.answer())[0] == 200
+        waiting.say(b"P/1.1\r\nhost: s\r\n\r\n")
+        assert (await waiting.answer())[0] == 200
+
+    on_a_port(use, header_timeout_s=0.3, body_timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"NONSENSE\r\n\r\n",
+        b"GET /a b HTTP/1.1\r\nhost: s\r\n\r\n",
+        b"GET /a\xff HTTP/1.1\r\nhost: s\r\n\r\n",
+        HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
+        HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+        HEAD + b"content-length: -1\r\n\r\n{}",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nhost : s\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nx: a\x00b\r\n\r\n",
+    ],
+    ids=lambda data: repr(data[:40]),
+)
+def test_what_is_no_http(data: bytes) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(data)
+        await _refused(wire, 400, "malformed_http")
+        assert _counts(server).malformed == 1
+
+    on_a_port(use)
+
+
+def test_a_head_without_end_and_without_pause() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * HEAD_BYTES_MAX * 2)
+        assert (await wire.answer())[0] == 431
+        assert _counts(server).malformed == 1
+
+    on_a_port(use)
+
+
+def test_requests_in_one_breath() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3)
+        for _n in range(3):
+            assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
+@pytest.mark.parametrize("cut", [1, 60, 130, 170])
+def test_an_upgrade_is_answered_as_plain_http(cut: int) -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        for protocol in (b"h2c", b"websocket"):
+            wire = await Wire.to(port)
+            upgrade = b"connection: upgrade\r\nupgrade: " + protocol + b"\r\n"
+            data = HEAD + upgrade + b"content-length: 2\r\n\r\n{}"
+            wire.say(data[:cut])
+            await wire.writer.drain()
+            wire.say(data[cut:])
+            status, _headers, body = await wire.answer()
+            assert (status, json.loads(body)["code"]) == (503, "no_schedulable_worker")
+            wire.ask("GET", "/health")
+            assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
+def test_this_is_no_proxy() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"CONNECT example.org:80 HTTP/1.1\r\nhost: example.org:80\r\n\r\n")
+        await _refused(wire, 400, "malformed_http")
+
+    on_a_port(use)
+
+
+def test_too_many_connections() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        first, second = await Wire.to(port), await Wire.to(port)
+        for wire in (first, second):
+            wire.ask("GET", "/health")
+            assert (await wire.answer())[0] == 200
+        third = await Wire.to(port)
+        await _refused(third, 503, "too_many_connections")
+        assert _counts(server).refused == 1
+        first.close()
+        await until(lambda: len(server.server_state.connections) == 1)
+        fourth = await Wire.to(port)
+        fourth.ask("GET", "/health")
+        assert (await fourth.answer())[0] == 200
+
+    on_a_port(use, connections_max=2)
+
+
+def test_a_path_with_two_slashes_is_a_path() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        for path in ("//health", "//", "/health//", "/%"):
+            wire.ask("GET", path)
+            status, _headers, body = await wire.answer()
+            assert (status, json.loads(body)["code"]) == (404, "route_not_found")
+        wire.ask("OPTIONS", "*")
+        assert (await wire.answer())[0] == 404
+        wire.ask("GET", "http://s/health?x=1#y")
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use)

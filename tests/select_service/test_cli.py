@@ -1,0 +1,114 @@
+"""Flags become Settings, or exit 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+
+import pytest
+
+from select_service import cli
+from select_service.config import FLAGS, FieldValidation, Settings
+from select_service.demo import cli as demo
+from select_service.edge import app
+from select_service.version import __version__
+
+
+def test_no_flags_give_the_defaults() -> None:
+    assert cli.parse([], {}) == Settings()
+
+
+def test_every_setting_has_a_flag_and_every_flag_a_setting() -> None:
+    fields = {field.name for field in dataclasses.fields(Settings)} - {"router"}
+    assert {flag.field for flag in FLAGS} == fields
+    assert len({flag.name for flag in FLAGS}) == len(FLAGS)
+
+
+def test_flags() -> None:
+    settings = cli.parse(
+        [
+            *("--port", "1", "--host", "::1", "--threads", "0", "--field-validation", "strict"),
+            *("--on-event-loss", "drop", "--reservation-ttl-s", "0", "--log-format", "json"),
+            *("--kv-poll-interval-s", "0", "--replay-timeout-s", "2.5", "--access-log"),
+            *("--max-body-bytes", "10", "--replica-sync-port", "7"),
+        ],
+        {"DYN_ROUTER_TEMPERATURE": "0.5"},
+    )
+    assert settings.field_validation is FieldValidation.STRICT
+    assert (settings.host, settings.port, settings.threads) == ("::1", 1, 0)
+    assert (settings.reservation_ttl_s, settings.max_body_bytes) == (0.0, 10)
+    assert settings.access_log
+    assert settings.stream_limits.poll_after_s == 0
+    assert settings.stream_limits.replay_deadline_s == 2.5
+    assert settings.router.config.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--bogus"],
+        ["extra"],
+        ["--por", "1"],
+        ["--port", "65536"],
+        ["--port", "-1"],
+        ["--port", "x"],
+        ["--port"],
+        ["--replica-sync-port", "0"],
+        ["--field-validation", "maybe"],
+        ["--on-event-loss", "shrug"],
+        ["--reservation-ttl-s", "-1"],
+        ["--replay-timeout-s", "0"],
+        ["--kv-poll-interval-s", "nan"],
+        ["--log-format", "xml"],
+        ["--max-body-bytes", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.parse(args, {})
+    assert ended.value.code == 2
+    assert "usage: select-service" in capsys.readouterr().err
+
+
+def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for flag in FLAGS:
+        assert flag.name in text
+        assert flag.default_text in text
+    assert "no effect" in text  # --threads says so
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"select-service {__version__}\n"
+
+
+def test_main_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        seen.append(settings)
+        return 7
+
+    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr("sys.argv", ["select-service", "--port", "5"])
+    assert cli.main() == 7
+    assert seen[0].port == 5
+
+
+def test_main_shows_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "main", len)
+    assert cli.main(["demo", "--requests", "3"]) == 2
+
+
+def test_python_dash_m(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "main", lambda: 3)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("select_service", run_name="__main__")
+    assert ended.value.code == 3
