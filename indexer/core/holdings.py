@@ -122,10 +122,8 @@ def _begin_alias(holder: Holder, place: tuple[Node, int]) -> dict[int, int]:
     start = position * HASH_BYTES
     first = int.from_bytes(holder.runs[node][start : start + HASH_BYTES], "little")
     tiers = sum(1 << tier for tier in Tier if node.held_on(holder.holder_id, tier) >> position & 1)
-    if node.aliases is None:
-        node.aliases = {}
     names = {first: tiers}
-    node.aliases.setdefault(holder.holder_id, {})[position] = names
+    node.put_names(holder.holder_id, position, names)
     return names
 
 

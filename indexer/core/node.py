@@ -226,6 +226,34 @@ class Node(Coverage):
             self.children = NO_CHILDREN
         child.parent = None
 
+    def held_like(self, child: Node) -> bool:
+        """Say whether the same holders hold both nodes, and entirely, on the same tiers."""
+        if self.members != child.members or (self.lower is None) != (child.lower is None):
+            return False
+        return all(a.same_all_over(b) for a, b in zip(self.tiers(), child.tiers(), strict=True))
+
+    def split_aliases(self, at: int, lower: Node) -> None:
+        """Keep the aliases of the first `at` positions, give `lower` the rest."""
+        everything, self.aliases = self.aliases or {}, None
+        for holder_id, places in everything.items():
+            for position, names in places.items():
+                if position < at:
+                    self.put_names(holder_id, position, names)
+                else:
+                    lower.put_names(holder_id, position - at, names)
+
+    def merge_aliases(self, size: int, child: Node) -> None:
+        """Take over the aliases of a node that begins `size` positions further down."""
+        for holder_id, places in (child.aliases or {}).items():
+            for position, names in places.items():
+                self.put_names(holder_id, position + size, names)
+
+    def put_names(self, holder_id: int, position: int, names: dict[int, int]) -> None:
+        """Let a position have several names."""
+        if self.aliases is None:
+            self.aliases = {}
+        self.aliases.setdefault(holder_id, {})[position] = names
+
     def names_at(self, holder_id: int) -> dict[int, dict[int, int]] | None:
         """Return the holder's positions that have several engine hashes, if any."""
         return None if self.aliases is None else self.aliases.get(holder_id)

@@ -206,7 +206,7 @@ class RadixTree:
                 # An empty tier may be left on either side; the next removal tidies it.
             node.drop_empty_tiers()
             lower.drop_empty_tiers()
-        _split_aliases(node, at, lower)
+        node.split_aliases(at, lower)
         for holder_id in bits(node.members):
             self._split_run(self.holder(holder_id), node, at, lower)
 
@@ -344,14 +344,14 @@ class RadixTree:
         if node.parent is None or len(node.children) != 1:
             return 1
         child = next(iter(node.children.values()))
-        if len(node.edge) + len(child.edge) > EDGE_BYTES_MAX or not _held_alike(node, child):
+        if len(node.edge) + len(child.edge) > EDGE_BYTES_MAX or not node.held_like(child):
             return 1
         size = node.size
         node.children = child.children
         for grandchild in node.children.values():
             grandchild.parent = node
         node.edge += child.edge
-        _merge_aliases(node, size, child)
+        node.merge_aliases(size, child)
         for holder_id in bits(child.members):
             holder = self.holder(holder_id)
             run = holder.runs.pop(child)
@@ -382,34 +382,3 @@ def _leave(node: Node, leaving: int, at: int, size: int, groups: list[Group]) ->
                 leaving ^= some
     if leaving and at:
         groups.append((at // HASH_BYTES, leaving))
-
-
-def _held_alike(node: Node, child: Node) -> bool:
-    if node.members != child.members or (node.lower is None) != (child.lower is None):
-        return False
-    return all(a.same_all_over(b) for a, b in zip(node.tiers(), child.tiers(), strict=True))
-
-
-def _split_aliases(node: Node, at: int, lower: Node) -> None:
-    if node.aliases is None:
-        return
-    upper_part: dict[int, dict[int, dict[int, int]]] = {}
-    lower_part: dict[int, dict[int, dict[int, int]]] = {}
-    for holder_id, places in node.aliases.items():
-        for position, names in places.items():
-            if position < at:
-                upper_part.setdefault(holder_id, {})[position] = names
-            else:
-                lower_part.setdefault(holder_id, {})[position - at] = names
-    node.aliases, lower.aliases = upper_part or None, lower_part or None
-
-
-def _merge_aliases(node: Node, size: int, child: Node) -> None:
-    if child.aliases is None:
-        return
-    if node.aliases is None:
-        node.aliases = {}
-    for holder_id, places in child.aliases.items():
-        mine = node.aliases.setdefault(holder_id, {})
-        for position, names in places.items():
-            mine[position + size] = names

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from indexer.core.node import Coverage, Node
     from indexer.core.radix_tree import Group
 
-_CACHED_MASKS_MAX: Final = 4096
-"""Masks whose slots are remembered: a few per hot prompt; all are forgotten together beyond it."""
+_CACHED_MASKS_MAX: Final = 512
+"""Masks whose slots are remembered, a few per hot prompt; all are forgotten together beyond it.
+With a thousand ranks in every mask that is 4 MB."""
 
 
 class SlotTable:

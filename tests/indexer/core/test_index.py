@@ -269,6 +269,22 @@ def test_the_oldest_orphans_give_way() -> None:
     index.check()
 
 
+def test_orphans_of_a_cleared_rank_give_way_first() -> None:
+    index = KvIndex(16, orphan_blocks_max=10)
+    for rank in (A, B):
+        index.attach(rank)
+    index.store(A, GPU, 1000, [1, 2, 3], pack(1, 2, 3))
+    index.store(A, CPU, 2, [4, 5, 6], pack(4, 5, 6))
+    index.clear(A)
+    index.sweep(1)
+    index.store(B, GPU, 1000, list(range(1, 9)), pack(*range(1, 9)))
+    index.check()
+    assert index.stats.orphan_blocks == 8
+    index.store(B, GPU, None, [1000], pack(9))
+    swept(index)
+    assert rows(index, 9, 1, 2) == {B: (3, 0, 0)}
+
+
 # ---- namespaces
 
 

@@ -92,18 +92,31 @@ class IndexMachine(RuleBasedStateMachine):
     ) -> None:
         self._store(rank, tier, parent, run, group)
 
-    @rule(rank=ranks, tier=tiers, length=st.integers(1, 9), start=st.integers(0, 8), group=groups)
+    @rule(
+        rank=ranks,
+        tier=tiers,
+        length=st.integers(1, 9),
+        start=st.integers(0, 8),
+        group=groups,
+        base=st.sampled_from([100, 100, 300]),
+    )
     def store_as_an_engine_would(
-        self, rank: WorkerRank, tier: Tier, length: int, start: int, group: int
+        self, rank: WorkerRank, tier: Tier, length: int, start: int, group: int, base: int
     ) -> None:
-        """One long sequence under the names 100…: prefixes, suffixes, gaps, copies on tiers."""
-        run = [(100 + i, 1 + i % 2) for i in range(start, start + length)]
-        self._store(rank, tier, 99 + start if start else None, run, group)
+        """One long sequence: prefixes, suffixes, gaps, copies on tiers, under one of two names."""
+        run = [(base + i, 1 + i % 2) for i in range(start, start + length)]
+        self._store(rank, tier, base - 1 + start if start else None, run, group)
 
-    @rule(rank=ranks, tier=tiers, at=st.integers(0, 5), length=st.integers(1, 4))
-    def branch(self, rank: WorkerRank, tier: Tier, at: int, length: int) -> None:
-        run = [(200 + 10 * at + i, 2 - i % 2 + 1) for i in range(length)]
-        self._store(rank, tier, 100 + at, run, 0)
+    @rule(
+        rank=ranks,
+        tier=tiers,
+        at=st.integers(0, 5),
+        length=st.integers(1, 4),
+        base=st.sampled_from([100, 100, 300]),
+    )
+    def branch(self, rank: WorkerRank, tier: Tier, at: int, length: int, base: int) -> None:
+        run = [(base + 100 + 10 * at + i, 2 - i % 2 + 1) for i in range(length)]
+        self._store(rank, tier, base + at, run, 0)
 
     @rule(rank=ranks, data=st.data())
     def append(self, rank: WorkerRank, data: st.DataObject) -> None:
@@ -253,5 +266,5 @@ TestShortEdges.settings = settings(max_examples=40, stateful_step_count=40)
 def test_longer_runs() -> None:
     for machine in (IndexMachine, ShortEdgeMachine):
         run_state_machine_as_test(
-            machine, settings=settings(max_examples=2_000, stateful_step_count=60)
+            machine, settings=settings(max_examples=500, stateful_step_count=60)
         )
