@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -144,6 +145,21 @@ def test_events_are_counted_by_kind_dialect_and_outcome() -> None:
         assert value(samples, "kv_restarts_total", **SCOPE) == 1
         assert value(samples, "kv_listeners", state="uncertain") == 1
         assert "select_service_kv_listener_lag_seconds" not in names(samples)  # implausible
+
+        stream.last_batch_ts = time.time() - 5
+        stream.lost_batches = 0
+        stream.last_event_at = 1.0
+        service.core.counters.selections_failed["queue_full"] = 2
+        samples = await scrape(client)
+        rank = {"worker_id": 1, "dp_rank": 0, **SCOPE}
+        assert value(samples, "kv_listener_lag_seconds", **rank) >= 5
+        assert value(samples, "kv_listener_state", **rank, state="current") == 1
+        assert value(samples, "selections_failed_total", code="queue_full") == 2
+
+        stream._replay = object()  # type: ignore[assignment]
+        samples = await scrape(client)
+        assert value(samples, "kv_listener_state", **rank, state="replaying") == 1
+        stream._replay = None
 
     in_process(use)
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
-from select_service.edge.protocol import HEAD_BYTES_MAX
+from select_service.edge.protocol import (
+    HEAD_BYTES_MAX,
+    ConnectionLimits,
+    GuardedProtocol,
+    guarded,
+)
 from select_service.edge.traffic import Connections
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
@@ -125,12 +133,17 @@ def test_waiting_is_not_slowness() -> None:
         waiting = await Wire.to(port)
         waiting.ask("POST", "/select", PROMPT)
         waiting.say(b"GET /health HTT")  # a second request, half of it
+        eager = await Wire.to(port)
+        eager.ask("POST", "/select", PROMPT)
+        eager.ask("POST", "/select", PROMPT)  # a second request, whole: we stop reading
         await asyncio.sleep(0.8)
         wire.ask("DELETE", "/reservations/b")
         await wire.answer()
         assert (await waiting.answer())[0] == 200
         waiting.say(b"P/1.1\r\nhost: s\r\n\r\n")
         assert (await waiting.answer())[0] == 200
+        assert (await eager.answer())[0] == 200
+        assert (await eager.answer())[0] == 200
 
     on_a_port(use, header_timeout_s=0.3, body_timeout_s=0.3)
 
@@ -239,3 +252,70 @@ def test_a_path_with_two_slashes_is_a_path() -> None:
         assert (await wire.answer())[0] == 200
 
     on_a_port(use)
+
+
+class _Transport(asyncio.Transport):
+    """A connection that is only written down."""
+
+    def __init__(self, **extra: object) -> None:
+        super().__init__(extra)
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def _alone(transport: _Transport) -> GuardedProtocol:
+    limits = ConnectionLimits(header_timeout_s=1, body_timeout_s=1, connections_max=1)
+    kind = guarded(limits, Connections())
+    return kind(config=uvicorn.Config(lambda: None), server_state=ServerState(), app_state={})
+
+
+def test_after_a_refusal_nothing_is_heard() -> None:
+    async def run() -> None:
+        transport = _Transport()
+        protocol = _alone(transport)
+        protocol.connection_made(transport)
+        protocol.data_received(b"NONSENSE\r\n\r\n")
+        assert transport.closed
+        written = transport.written
+        assert b"malformed_http" in written
+        protocol.data_received(b"GET /health HTTP/1.1\r\n\r\n")
+        protocol.sweep(1e12)
+        assert transport.written == written
+        assert protocol.counts.header_timeouts == 0
+
+    asyncio.run(run())
+
+
+def test_a_client_that_reads_again_in_time() -> None:
+    async def run() -> None:
+        transport = _Transport()
+        protocol = _alone(transport)
+        protocol.connection_made(transport)
+        protocol.pause_writing()
+        protocol.resume_writing()
+        now = asyncio.get_running_loop().time()
+        protocol.sweep(now + 0.5)
+        assert protocol.counts.write_timeouts == 0
+
+    asyncio.run(run())
+
+
+def test_silent_peers_are_probed_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def probe() -> int:
+        with socket.socket() as sock:
+            transport = _Transport(socket=sock, sockname=("", 0), peername=("", 0))
+            _alone(transport).connection_made(transport)
+            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    assert asyncio.run(probe()) != 0
+    monkeypatch.delattr(socket, "TCP_KEEPIDLE")
+    assert asyncio.run(probe()) != 0
