@@ -258,6 +258,8 @@ def _body_problem(
 ) -> str | None:
     if differing and differing.responses is not None:
         choices = list(differing.responses)
+    elif differing and differing.statuses and answer.status != step["status"]:
+        return None  # another status than recorded is fine here, and brings a body of its own
     else:
         choices = [step["response"], *step.get("ties", [])]
     if isinstance(choices[0], str):  # plain text in the recording, free here: the status counted

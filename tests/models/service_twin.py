@@ -13,6 +13,8 @@ from typing import Any
 
 from tests.models.engine_truth import RankTruth
 
+REMEMBERED_S = 600.0
+
 Rank = tuple[int, int]
 Hashable = Any
 
@@ -93,7 +95,8 @@ class ServiceTwin:
     truths: dict[Rank, RankTruth] = field(default_factory=dict)
     live: dict[str, TwinReservation] = field(default_factory=dict)
     fractions: dict[tuple[Rank, Hashable], float] = field(default_factory=dict)
-    freed: set[str] = field(default_factory=set)
+    freed: dict[str, float] = field(default_factory=dict)  # name → when
+    now: float = 0.0
     queue: list[TwinTicket] = field(default_factory=list)
 
     # -- workers (1.5) -------------------------------------------------------------------------
@@ -155,11 +158,11 @@ class ServiceTwin:
         assert reservation.name not in self.live
         self.live[reservation.name] = reservation
 
-    def output_block(self, name: str, fraction: float | None, now: float) -> None:
+    def output_block(self, name: str, fraction: float | None) -> None:
         """One more private block; a fraction applies to all that only this one references."""
         mine = self.live[name]
         mine.outputs += 1
-        mine.touched_at = now
+        mine.touched_at = self.now
         if fraction is None:
             return
         others = (r.blocks() for r in self.on_rank(mine.rank) if r is not mine)
@@ -169,17 +172,20 @@ class ServiceTwin:
     def release(self, name: str) -> None:
         """A reservation ends; fractions die with their block."""
         gone = self.live.pop(name)
-        self.freed.add(name)
+        self.freed[name] = self.now
         still: set[Hashable] = set().union(*(r.blocks() for r in self.on_rank(gone.rank)))
         for block in gone.blocks() - still:
             self.fractions.pop((gone.rank, block), None)
 
-    def expire(self, now: float) -> list[str]:
+    def must_remember(self, name: str) -> bool:
+        """Whether an id counts as recently freed: for ten minutes at least (4.3)."""
+        return name in self.freed and self.now - self.freed[name] < REMEMBERED_S
+
+    def expire(self) -> None:
         """End what nobody has touched for the TTL (D15)."""
-        old = [r.name for r in self.live.values() if now - r.touched_at >= self.config.ttl_s]
-        for name in old:
-            self.release(name)
-        return old
+        for one in list(self.live.values()):
+            if self.now - one.touched_at >= self.config.ttl_s:
+                self.release(one.name)
 
     # -- choice (3) ----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from hypothesis.stateful import (
 
 from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack_u64
 from indexer.core.registry import Registry
+from select_service.core.partition import Placement
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.errors import (
@@ -61,15 +63,18 @@ from tests.models.service_twin import (
 )
 
 BLOCK_SIZE = 4
-CAPACITY = 2  # tokens; times the threshold of 16: a rank is busy above 32
+THRESHOLD = 4.0
+CAPACITY = 2  # tokens; times the threshold: a rank is busy above 8
 TAINTS = ("gpu", "spot")
-MEDIA = (None, "CPU", "DISK")
+MEDIA = (None, None, "CPU", "DISK")
 TOLERANCE = 1e-9
-LETTERS = 3  # few different blocks, so that prompts share prefixes often
+LETTERS = 3
+CHAINS = ((0, 1, 2, 0, 1), (0, 1, 0, 0), (2,))  # few, so that prompts share prefixes often
 
 worker_ids = st.integers(1, 3)
-letters = st.lists(st.integers(0, LETTERS - 1), max_size=5).map(tuple)
-tails = st.integers(0, BLOCK_SIZE - 1)
+letters = st.builds(
+    lambda chain, cut: chain[:cut], st.sampled_from(CHAINS), st.sampled_from([5, 3, 2, 1, 0])
+)
 taints = st.frozensets(st.sampled_from(TAINTS))
 wishes = st.builds(
     Wish,
@@ -80,7 +85,7 @@ wishes = st.builds(
         st.sampled_from(TAINTS), st.sampled_from([-1.0, 0.5, 5.0]), max_size=2
     ).map(lambda chosen: tuple(chosen.items())),
 )
-free_wishes = st.just(Wish()) | wishes
+free_wishes = st.sampled_from([Wish()] * 3) | wishes
 
 
 def tokens_of(blocks: tuple[int, ...], tail: int = 0) -> list[int]:
@@ -106,8 +111,11 @@ class ServiceMachine(RuleBasedStateMachine):
         decay=st.sampled_from([0.0, 1.0]),
         scale=st.sampled_from([1.0, 2.0]),
         track=st.sampled_from([True, True, False]),
+        workers=st.integers(0, 2),
     )
-    def start(self, credit: float, decay: float, scale: float, *, track: bool) -> None:
+    def start(
+        self, credit: float, decay: float, scale: float, workers: int, *, track: bool
+    ) -> None:
         self.now = 1000.0
         self.names = 0
         self.endpoints = 0
@@ -119,16 +127,30 @@ class ServiceMachine(RuleBasedStateMachine):
             overlap_score_credit_decay=decay,
             prefill_load_scale=scale,
             track_prefill_tokens=track,
+            queue_threshold=THRESHOLD,
         )
-        self.core = SelectionCore(Registry(), config, random.Random(7))
+        self.core = SelectionCore(Registry(), config, random.Random(7), trace_decisions=True)
         self.twin = ServiceTwin(
             TwinConfig(
-                BLOCK_SIZE, credit, decay, scale, track, ttl_s=self.core.limits.reservation_ttl_s
+                BLOCK_SIZE,
+                credit,
+                decay,
+                scale,
+                track,
+                THRESHOLD,
+                self.core.limits.reservation_ttl_s,
             )
         )
+        self.twin.now = self.now
+        self.core.tick(self.now)
+        for worker_id in range(1, workers + 1):
+            self.put_worker(
+                worker_id, size=1, start=0, taints=frozenset(), limited=True, moved=False
+            )
 
     def later(self) -> float:
         self.now += 1.0
+        self.twin.now = self.now
         return self.now
 
     # -- workers -------------------------------------------------------------------------------
@@ -138,7 +160,7 @@ class ServiceMachine(RuleBasedStateMachine):
         size=st.integers(1, 2),
         start=st.integers(0, 1),
         taints=taints,
-        limited=st.booleans(),
+        limited=st.sampled_from([True, True, False]),
         moved=st.booleans(),
     )
     def put_worker(
@@ -176,11 +198,13 @@ class ServiceMachine(RuleBasedStateMachine):
         self.endpoints += 1
         return f"tcp://127.0.0.1:{self.endpoints}"
 
-    @rule(worker_id=worker_ids)
-    def delete_worker(self, worker_id: int) -> None:
+    @rule(worker_id=worker_ids, meant=st.sampled_from([False, False, True]))
+    def delete_worker(self, worker_id: int, *, meant: bool) -> None:
         if worker_id not in self.twin.workers:
             with pytest.raises(ServiceError, match=f"worker {worker_id} not found"):
                 self.core.delete_worker(worker_id, self.later())
+            return
+        if not meant:
             return
         _, effects = self.core.delete_worker(worker_id, self.later())
         self.follow(effects)
@@ -196,8 +220,9 @@ class ServiceMachine(RuleBasedStateMachine):
             rank = (listen.stream.rank.worker_id, listen.stream.rank.dp_rank)
             self.streams[rank] = listen.stream
             self.sequence[rank] = 0
+        decided = iter(effects.decided)
         for ticket in effects.answered:
-            self.settle(ticket)
+            self.settle(ticket, decided)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -206,7 +231,7 @@ class ServiceMachine(RuleBasedStateMachine):
         data=st.data(),
         blocks=letters.filter(bool),
         medium=st.sampled_from(MEDIA),
-        skipped=st.integers(0, 2),
+        skipped=st.sampled_from([0, 0, 0, 1, 2]),
     )
     def store(
         self, data: st.DataObject, blocks: tuple[int, ...], medium: str | None, skipped: int
@@ -234,9 +259,10 @@ class ServiceMachine(RuleBasedStateMachine):
         self.publish(data, {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
 
     @precondition(lambda self: self.twin.workers)
-    @rule(data=st.data())
-    def clear(self, data: st.DataObject) -> None:
-        self.publish(data, {"type": "AllBlocksCleared"})
+    @rule(data=st.data(), meant=st.sampled_from([False, False, False, True]))
+    def clear(self, data: st.DataObject, *, meant: bool) -> None:
+        if meant:
+            self.publish(data, {"type": "AllBlocksCleared"})
 
     def publish(
         self, data: st.DataObject, event: dict[str, Any], needs_parent: int | None = None
@@ -309,8 +335,8 @@ class ServiceMachine(RuleBasedStateMachine):
             self.twin.queue.append(TwinTicket(wish, prompt, name))
             self.tickets.append(answer)
             return None
-        self.accept(prompt, wish, name, answer)
-        self.follow(effects)
+        assert not effects.answered
+        self.accept(prompt, wish, name, answer, effects.decided[0].cost)
         return answer
 
     def expected_refusal(self, wish: Wish) -> type[ServiceError] | None:
@@ -323,12 +349,15 @@ class ServiceMachine(RuleBasedStateMachine):
             return NoEligibleWorker
         return None
 
-    def accept(self, prompt: TwinPrompt, wish: Wish, name: str | None, answer: Selection) -> None:
+    def accept(
+        self, prompt: TwinPrompt, wish: Wish, name: str | None, answer: Selection, cost: float
+    ) -> None:
         """A choice was made: it must be an arg-min; the twin books it too."""
         rank = (answer.worker_id, answer.dp_rank)
         among = self.twin.eligible(wish)
         prices = {one: self.twin.cost(one, prompt, wish, among) for one in among}
         assert prices[rank] <= min(prices.values()) + TOLERANCE, prices
+        assert cost == pytest.approx(prices[rank], abs=TOLERANCE)
         effective = max(0, prompt.isl_tokens - self.twin.cached_tokens(rank, prompt))
         assert answer.effective_prefill_tokens == effective
         assert (
@@ -346,7 +375,7 @@ class ServiceMachine(RuleBasedStateMachine):
         booked = effective if self.twin.config.track else 0
         self.twin.book(TwinReservation(name, rank, prompt, booked, self.now))
 
-    def settle(self, ticket: Ticket) -> None:
+    def settle(self, ticket: Ticket, decided: Iterator[Placement]) -> None:
         """A waiting request has its answer: it was the head of the queue and could go."""
         assert self.twin.head_may_go()
         expected = self.twin.queue.pop(0)
@@ -355,14 +384,15 @@ class ServiceMachine(RuleBasedStateMachine):
             assert isinstance(ticket.answer, NoEligibleWorker)
             return
         assert isinstance(ticket.answer, Selection)
-        self.accept(expected.prompt, expected.wish, expected.name, ticket.answer)
+        cost = next(decided).cost
+        self.accept(expected.prompt, expected.wish, expected.name, ticket.answer, cost)
 
     @rule(
         target=reservations,
         data=st.data(),
         chain=st.lists(st.integers(0, 3), max_size=5).map(tuple),
-        isl=st.integers(0, 30),
-        prefill=st.none() | st.integers(0, 30),
+        isl=st.sampled_from([8, 9, 30, 0]),
+        prefill=st.sampled_from([None, 0, 3, 8, 20]),
     )
     def reserve(
         self,
@@ -418,7 +448,7 @@ class ServiceMachine(RuleBasedStateMachine):
                 self.core.output_block(name, fraction, self.later())
             return
         self.core.output_block(name, fraction, self.later())
-        self.twin.output_block(name, fraction, self.now)
+        self.twin.output_block(name, fraction)
 
     @rule(name=reservations)
     def free(self, name: str) -> None:
@@ -427,9 +457,9 @@ class ServiceMachine(RuleBasedStateMachine):
             self.twin.release(name)
             self.follow(effects)
             assert not self.twin.head_may_go()
-        elif name in self.twin.freed:
+        elif self.twin.must_remember(name):
             self.follow(self.core.free(name, self.later()))  # D4: no error, and nothing happens
-        else:
+        elif name not in self.twin.freed:
             with pytest.raises(ReservationNotFound):
                 self.core.free(name, self.later())
 
@@ -444,7 +474,8 @@ class ServiceMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([70.3, 150.7, 400.1]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.twin.expire(self.now)
+        self.twin.now = self.now
+        self.twin.expire()
         more = True
         while more:
             more, effects = self.core.tick(self.now)
