@@ -126,9 +126,9 @@ async def _service(url: str | None) -> AsyncIterator[str]:
 
     if url is not None:
         yield url.rstrip("/")
-        return
-    async with ServiceProcess() as service:
-        yield service.url
+    else:
+        async with ServiceProcess() as service:
+            yield service.url
 
 
 async def _show(args: argparse.Namespace, url: str) -> int:

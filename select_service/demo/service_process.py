@@ -47,16 +47,17 @@ class ServiceProcess:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
+        started = False
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._wait_healthy()
-        except BaseException as error:
-            await self._stop()
-            words = self._last_words()
-            self._log.close()
-            if isinstance(error, (TimeoutError, _Ended)):
-                raise ServiceDidNotStart(words) from error
-            raise
+            started = True
+        except (TimeoutError, _Ended) as error:
+            raise ServiceDidNotStart(self._last_words()) from error
+        finally:
+            if not started:  # for whatever reason, an interrupt among them
+                await self._stop()
+                self._log.close()
         return self
 
     async def __aexit__(

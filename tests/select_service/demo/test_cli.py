@@ -51,6 +51,19 @@ def test_without_its_extra_it_names_what_is_missing(
 
 
 @pytest.mark.e2e
+def test_on_a_terminal_there_is_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    status = main(["--requests", "20", "--rate", "60", "--engines", "2", "--restart-every", "0"])
+    output = capsys.readouterr().out
+    assert status == 0, output
+    assert "last decisions" in output
+    assert "verdict        ok" in output
+
+
+@pytest.mark.e2e
 def test_ctrl_c_ends_an_endless_run_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     interrupted: list[bool] = []
 
