@@ -135,7 +135,7 @@ def test_waiting_is_not_slowness() -> None:
         waiting.say(b"GET /health HTT")  # a second request, half of it
         eager = await Wire.to(port)
         eager.ask("POST", "/select", PROMPT)
-        eager.ask("POST", "/select", PROMPT)  # a second request, whole: we stop reading
+        eager.ask("POST", "/select", {"token_ids": [7] * 300_000})  # too much: we stop reading
         await asyncio.sleep(0.8)
         wire.ask("DELETE", "/reservations/b")
         await wire.answer()
