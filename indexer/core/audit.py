@@ -58,7 +58,7 @@ def _audit_shape(tree: RadixTree) -> dict[Node, None]:
             assert node.orphaned == root.orphaned, "orphans and matchable blocks do not mix"
             for child in node.children.values():
                 assert child.parent is node, "children know their parent"
-                assert child.namespace is node.namespace, "children inherit the namespace"
+                assert child.namespace == node.namespace, "children inherit the namespace"
             if not node.children:
                 assert node.children is NO_CHILDREN, "leaves share one empty dict"
                 reach = max(c.reach(all_ones(node.size)) for c in node.tiers())

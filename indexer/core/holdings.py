@@ -276,8 +276,9 @@ def forget(tree: RadixTree, holder: Holder, name: int) -> None:
 def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
     """Move what waits behind a block to that block, now that the rank announced it.
 
-    Reference counts go by name and stay as they are. Nothing happens when the block itself waits
-    behind `root`: such a circle has no beginning.
+    A whole subtree moves in O(nodes) where the tree has nothing under the same content yet; only
+    what it has is moved block by block. Reference counts go by name and stay as they are. Nothing
+    happens when the block itself waits behind `root`: such a circle has no beginning.
     """
     target = holder.where[root.parent_hash]
     top = target
@@ -292,6 +293,8 @@ def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
     while pending:
         # Depth first: a sibling's path may split nodes only where this subtree is done with.
         orphan, place = pending.pop()
+        if tree.move_subtree(orphan, *place):
+            continue
         children = list(orphan.children.values())
         place = _transplant(tree, holder, orphan, place)
         pending.extend((child, place) for child in children)

@@ -167,6 +167,29 @@ class RadixTree:
         self.nodes += 1
         self.count_blocks(node, len(node.edge) // HASH_BYTES)
 
+    def move_subtree(self, orphan: Node, node: Node, offset: int) -> bool:
+        """Hang an orphaned subtree behind a position; False if its content begins there already."""
+        first = orphan.edge[:HASH_BYTES]
+        if offset < node.size:
+            if node.edge.startswith(first, offset * HASH_BYTES):
+                return False
+            self.split(node, offset)
+        if first in node.children:
+            return False
+        node.adopt(orphan)
+        self.note_dust(orphan)
+        if node.orphaned and node.namespace == orphan.namespace:
+            return True  # from one wait to the next: O(1), or a chain told backwards were O(n²)
+        pending = [orphan]
+        while pending:
+            moved = pending.pop()
+            moved.namespace = node.namespace
+            if not node.orphaned:
+                moved.orphaned = False
+                self.orphan_blocks -= moved.size
+            pending.extend(moved.children.values())
+        return True
+
     @staticmethod
     def is_own_leaf(node: Node, holder: Holder) -> bool:
         """Say whether the node may grow in place: nobody else would notice."""
@@ -347,27 +370,21 @@ class RadixTree:
         if len(node.edge) + len(child.edge) > EDGE_BYTES_MAX or not node.held_like(child):
             return 1
         size = node.size
+        members = [self.holder(holder_id) for holder_id in bits(child.members)]
+        filed = [holder.names_held(child, all_ones(child.size)) for holder in members]
         node.children = child.children
         for grandchild in node.children.values():
             grandchild.parent = node
         node.edge += child.edge
         node.merge_aliases(size, child)
-        for holder_id in bits(child.members):
-            holder = self.holder(holder_id)
-            run = holder.runs.pop(child)
-            holder.write(node, size, run)
-            self._refile_merged(holder, node, size)
-        cost = 1 + child.members.bit_count()
+        for holder, names in zip(members, filed, strict=True):
+            holder.write(node, size, holder.runs.pop(child))
+            holder.refile(names, node)
         child.parent, child.members, child.children = None, 0, NO_CHILDREN
         self.dust.pop(child, None)
         self.dust[node] = None
         self.nodes -= 1
-        return cost
-
-    @staticmethod
-    def _refile_merged(holder: Holder, node: Node, size: int) -> None:
-        below = all_ones(node.size) ^ all_ones(size)
-        holder.refile(holder.names_held(node, below), node)
+        return 1 + len(members)
 
 
 def _leave(node: Node, leaving: int, at: int, size: int, groups: list[Group]) -> None:

@@ -232,6 +232,29 @@ def test_orphans_arrive_in_any_order(index: KvIndex) -> None:
     assert rows(index, *chain) == {A: (60, 0, 0)}
 
 
+def test_a_chain_told_backwards(index: KvIndex) -> None:
+    salted = Namespace(cache_salt="salt")
+    for name in range(400, 0, -1):
+        index.store(A, GPU, name, [name + 1], pack(name + 1))
+    index.store(A, CPU, None, [1], pack(1), namespace=salted)
+    assert rows(index, *range(1, 402)) == {A: (0, 1, 0)}
+    assert index.namespace_of(A, 401) == salted
+    assert index.stats.orphan_blocks == 0
+    index.store(A, GPU, None, [1], pack(1))
+    assert rows(swept(index), *range(1, 402)) == {A: (401, 0, 0)}
+    assert index.stats.nodes == 2  # block 1 is on the host as well
+
+
+def test_orphans_join_content_that_is_there_already(index: KvIndex) -> None:
+    for name, parent in ((52, 51), (53, 52), (54, 53), (61, 51)):
+        index.store(A, GPU, parent, [name], pack(name))
+    index.store(B, GPU, None, [1, 2, 3, 4], pack(50, 51, 52, 53))
+    index.store(B, GPU, 3, [9], pack(70))
+    index.store(A, GPU, None, [50, 51], pack(50, 51))
+    assert rows(index, 50, 51, 52, 53, 54) == {A: (5, 0, 0), B: (4, 0, 0)}
+    assert rows(index, 50, 51, 61) == {A: (3, 0, 0), B: (2, 0, 0)}
+
+
 def test_reference_counts_survive_the_wait(index: KvIndex) -> None:
     for _ in range(2):
         index.store(A, GPU, 99, [1], pack(1))
