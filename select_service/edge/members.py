@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["DuplicateMemberError", "flat_names", "top_level_names"]
 
@@ -22,8 +19,8 @@ _COLON: Final = ord(":")
 _SPACE: Final = ord(" ")
 _BLANKS: Final = b" \t\r\n"
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b"{}[],"))
-_SHORT_GAP_BYTES: Final = 12
-_STRUCTURE: Final = re.compile(rb",+|[{}\[\]]")
+_SHORT_BYTES: Final = 12
+_STRUCTURE: Final = re.compile(rb"\[,*\]|,+|[{}\[\]]")  # an array of numbers is one token
 
 
 class DuplicateMemberError(ValueError):
@@ -68,24 +65,37 @@ def top_level_names(body: bytes, readable: frozenset[str]) -> list[str]:
     Raises:
         DuplicateMemberError: the same name twice in an object that is read.
     """
+    # Same length, no escaped quotes: the next quote is the closing one. Backslashes pair up from
+    # the left, so doing the pairs first leaves exactly the quotes that are escaped.
+    plain = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
+    find = plain.find
     levels: list[_Level] = []
-    names = []
-    for gap, text, is_name in _strings(body):
-        short = len(gap) <= _SHORT_GAP_BYTES
-        for token in _structure_of_short(gap) if short else _structure(gap):
-            _step(levels, token, readable)
-        if not is_name:
-            continue
-        level = levels[-1]
-        escaped = b"\\" in text
-        level.name = msgspec.json.decode(b'"%s"' % text, type=str) if escaped else text.decode()
-        if level.is_read:
-            if level.name in level.seen:
-                raise DuplicateMemberError(_path(levels))
-            level.seen.add(level.name)
-        if len(levels) == 1:
-            names.append(level.name)
+    names: list[str] = []
+    end, opening = 0, find(b'"')
+    while opening >= 0:
+        closing = find(b'"', opening + 1)
+        gap = plain[end:opening]
+        if gap != b":" and (gap != b"," or levels[-1].is_array):
+            for token in _short_structure(gap) if len(gap) <= _SHORT_BYTES else _structure(gap):
+                _step(levels, token, readable)
+        end = closing + 1
+        if plain[end] == _COLON or (plain[end] <= _SPACE and _colon_follows(plain, end)):
+            name = _read_name(body[opening + 1 : closing])
+            _note(levels, name)
+            if len(levels) == 1:
+                names.append(name)
+        opening = find(b'"', end)
     return names
+
+
+def _colon_follows(plain: bytes, position: int) -> bool:
+    while plain[position] in _BLANKS:
+        position += 1
+    return plain[position] == _COLON
+
+
+def _read_name(text: bytes) -> str:
+    return msgspec.json.decode(b'"%s"' % text, type=str) if b"\\" in text else text.decode()
 
 
 class _Level:
@@ -101,12 +111,21 @@ class _Level:
         self.seen: set[str] = set()
 
 
+def _note(levels: list[_Level], name: str) -> None:
+    level = levels[-1]
+    level.name = name
+    if level.is_read:
+        if name in level.seen:
+            raise DuplicateMemberError(_path(levels))
+        level.seen.add(name)
+
+
 def _structure(gap: bytes) -> list[bytes]:
     """Return the brackets and runs of commas in the text between two strings."""
     return _STRUCTURE.findall(gap.translate(None, _NOT_STRUCTURE))
 
 
-_structure_of_short = functools.lru_cache(maxsize=1024)(_structure)
+_short_structure = functools.lru_cache(maxsize=1024)(_structure)
 """Nearly all gaps are `:`, `,`, `:{` and their like."""
 
 
@@ -117,7 +136,7 @@ def _step(levels: list[_Level], token: bytes, readable: frozenset[str]) -> None:
         outer = levels[-1] if levels else None
         is_read = outer is None or (outer.is_read and (outer.is_array or outer.name in readable))
         levels.append(_Level(is_array=token == b"[", is_read=is_read))
-    elif levels[-1].is_array:
+    elif levels[-1].is_array and token.startswith(b","):
         levels[-1].index += len(token)
 
 
@@ -125,20 +144,3 @@ def _path(levels: list[_Level]) -> str:
     return "".join(
         f"[{level.index}]" if level.is_array else f".{level.name}" for level in levels
     ).removeprefix(".")
-
-
-def _strings(body: bytes) -> Iterator[tuple[bytes, bytes, bool]]:
-    """Yield every string literal as (text before it, raw content, whether a colon follows)."""
-    # Same length, no escaped quotes: the next quote is the closing one. Backslashes pair up from
-    # the left, so doing the pairs first leaves exactly the quotes that are escaped.
-    plain = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
-    end = 0
-    opening = plain.find(b'"')
-    while opening >= 0:
-        closing = plain.find(b'"', opening + 1)
-        after = closing + 1
-        while plain[after] in _BLANKS:
-            after += 1
-        yield plain[end:opening], body[opening + 1 : closing], plain[after] == _COLON
-        end = closing + 1
-        opening = plain.find(b'"', end)
