@@ -19,9 +19,8 @@ POSITIONS = {
         "group_idx",
         "kv_cache_spec_kind",
         "kv_cache_spec_sliding_window",
-        "locality",
     ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality"),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
 

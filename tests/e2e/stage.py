@@ -16,6 +16,7 @@ DEADLINE_S = 10.0
 POLL_S = 0.01
 MARKER_HASH = 0x4D41_524B_0000_0000  # far from every hash in the golden material
 MARKER_TOKEN = 1 << 31
+MARKER_GROUP = 9
 
 
 @dataclass
@@ -99,6 +100,8 @@ class Stage:
             "parent_block_hash": None,
             "token_ids": tokens,
             "block_size": BLOCK_SIZE,
+            "group_idx": MARKER_GROUP,  # whatever kind the test has taught the stream for others
+            "kv_cache_spec_kind": "full_attention",
         }
         engine.publish(seq, [0.0, [event], None])
         self.wait_for_rows(

@@ -41,6 +41,8 @@ def test_the_service_shows_the_golden_rows(
     case: dict[str, Any], encoding: str, stage: Stage
 ) -> None:
     encode = ENCODINGS[encoding]
+    if encoding == "array" and any("locality" in e for s in case["steps"] for e in s["events"]):
+        pytest.skip("no engine ever sent localities in arrays")
     streams = sorted({step["stream"] for step in case["steps"]})
     tenant = stage.new_tenant()
     with contextlib.ExitStack() as stack:
