@@ -53,7 +53,7 @@ class Settings:
     keep_alive_timeout_s: int = 75
     connections_max: int = 8192
     shutdown_timeout_s: int = 5
-    metrics_rank_series_max: int = 4096
+    metrics_rank_series_max: int = 512  # some 16 ms of event loop per scrape
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False
