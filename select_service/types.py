@@ -132,7 +132,7 @@ class KvRankState(Struct, frozen=True):
 
 
 class WorkerRecord(Struct, kw_only=True, frozen=True):
-    """A worker as every worker route answers it (contract 1.2); the order of fields is the wire's."""
+    """A worker as every worker route answers it (contract 1.2), fields in the wire's order."""
 
     worker_id: int
     model_name: str
@@ -301,7 +301,7 @@ class OverlapScoresRequest(SelectRequest, kw_only=True):
 
 
 class OutputBlockRequest(Struct, kw_only=True):
-    """POST /reservations/{id}/output_block; the range of decay_fraction is a 400, checked in core."""
+    """POST /reservations/{id}/output_block; the core checks the range of the fraction (400)."""
 
     decay_fraction: float | None = None
 
