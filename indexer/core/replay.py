@@ -20,6 +20,7 @@ class Mode(Enum):
 
     GAP = "gap"  # live batches are waiting for the ones before them
     POLL = "poll"  # nothing came for a while: was anything lost?
+    VERIFY = "verify"  # the connection was gone for a while: is it still the same engine?
     REBUILD = "rebuild"  # the past has a hole: is it all still there, from number 0?
 
 

@@ -125,7 +125,7 @@ class EventStream:
         assert (self.request is None) == (self._replay is None)
         self.backlog.check()
         assert len(self._names) <= NAMES_REMEMBERED
-        if self._replay is not None and self.backlog:
+        if self._replay is not None and self.backlog and not self._is_proof_due:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
     # -- what happens ------------------------------------------------------------------------
@@ -183,6 +183,22 @@ class EventStream:
             rebuild = self.lost_batches and not self._is_past_gone
             self._ask(Mode.REBUILD if rebuild else Mode.POLL, now)
 
+    def on_reconnect(self, now: float) -> None:
+        """Look whose voice it is after the publisher was out of reach.
+
+        A restarted engine whose numbers happen to go on where the old one stopped is seen in no
+        other way; a mere reconnect costs one small replay and no state.
+        """
+        if self.closed or self.cursor.last is None:
+            return
+        if self._replay is not None:
+            # what was asked before went to the engine that may be gone
+            if self._replay.mode is not Mode.REBUILD:
+                self._replay.mode = Mode.VERIFY
+            self._ask_again(now)
+        elif self.has_replay and now >= self._ask_after:
+            self._ask(Mode.VERIFY, now)
+
     def resume(self, now: float) -> None:
         """Work off what is pending, for about a quarter of a millisecond."""
         budget = self._limits.blocks_per_turn
@@ -223,6 +239,8 @@ class EventStream:
                 return
             self._give_up_before(seq)
         self._accept(batch, seq, digest, live=True)
+        if verdict is Verdict.RESTARTED:
+            self.on_reconnect(now)  # a late word of an engine that is gone would look the same
 
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""
@@ -256,8 +274,9 @@ class EventStream:
 
     def _give_up_before(self, seq: int) -> None:
         """The batches before `seq` will never come."""
-        self._lose(seq - self.cursor.expected)
-        self.cursor.skip_to(seq)
+        if seq > self.cursor.expected:
+            self._lose(seq - self.cursor.expected)
+            self.cursor.skip_to(seq)
 
     def _lose(self, batches: int) -> None:
         self.lost_batches += batches
@@ -349,15 +368,28 @@ class EventStream:
         replay.hear(now)
         if self.cursor.digest_of(last) not in (None, digest):
             self._on_other_engine(payload, now)
+        else:
+            self._meet_live(now)
         return False
 
     def _on_other_engine(self, payload: bytes, now: float) -> None:
         batch = self._decoder.decode(payload)
         if batch is not None and self._is_foreign(batch):
             self._shun(now)
-            return
+        else:
+            self._start_over(now)
+
+    def _start_over(self, now: float) -> None:
+        """The endpoint speaks for another engine than the one we know: learn that one.
+
+        What waits may be of either engine; the replay has it all, up to this moment.
+        """
+        replay = self._replay
+        assert replay is not None
         self.tallies.hidden_restarts += 1
         self._begin_anew()
+        self.backlog.clear()
+        replay.mode = Mode.POLL
         self._ask_again(now)
 
     def _accept_reply(
@@ -389,9 +421,7 @@ class EventStream:
             not replay.is_verified and last is not None and self.cursor.digest_of(last) is not None
         ):
             # what we applied must be in its buffer, being the newest or nearly so; it is not
-            self.tallies.hidden_restarts += 1
-            self._begin_anew()
-            self._ask_again(now)
+            self._start_over(now)
         elif not self.backlog:
             self._end_replay("complete", now)
         elif replay.progressed and replay.may_ask_again(now):
@@ -401,12 +431,17 @@ class EventStream:
 
     def _meet_live(self, now: float) -> None:
         """End the replay as soon as the live batches that wait can go on by themselves."""
-        if self._replay is None or not self.backlog:
+        if self._replay is None or not self.backlog or self._is_proof_due:
             return
         if self.backlog.first <= self.cursor.expected:
             self._end_replay("complete" if self._replay.progressed else "overtaken", now)
-        elif self._replay.mode is Mode.POLL:
+        elif self._replay.mode is not Mode.REBUILD:
             self._replay.mode = Mode.GAP
+
+    @property
+    def _is_proof_due(self) -> bool:
+        replay = self._replay
+        return replay is not None and replay.mode is Mode.VERIFY and not replay.is_verified
 
     def _waste(self, now: float) -> None:
         assert self._replay is not None
@@ -438,7 +473,7 @@ class EventStream:
             backoff_s = self._backoff_s
         self._end_replay(outcome, now)
         self._backoff_s = backoff_s
-        if self.backlog and self.backlog.first > self.cursor.expected:
+        if self.backlog:
             self._give_up_before(self.backlog.first)
 
     def _end_replay(self, outcome: str, now: float) -> None:

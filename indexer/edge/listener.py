@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from indexer.edge.sockets import Receiver, Sockets
+from indexer.edge.sockets import Link, Receiver, Sockets, Subscriber
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits
 
@@ -24,13 +24,30 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
 
 
+RECONNECT_AFTER_S: Final = 1.0
+RECONNECT_AFTER_MAX_S: Final = 30.0
+"""Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
+
+
 class _Feed:
     """One stream and its sockets."""
 
-    __slots__ = ("dealer", "is_queued", "replay_endpoint", "request", "stream", "subscriber")
+    __slots__ = (
+        "connected_at",
+        "dealer",
+        "is_connected",
+        "is_queued",
+        "reconnect_after_s",
+        "reconnect_at",
+        "replay_endpoint",
+        "request",
+        "stream",
+        "subscriber",
+        "was_connected",
+    )
 
     def __init__(
-        self, stream: EventStream, subscriber: Receiver, replay_endpoint: str | None
+        self, stream: EventStream, subscriber: Subscriber, replay_endpoint: str | None
     ) -> None:
         self.stream = stream
         self.subscriber = subscriber
@@ -38,6 +55,11 @@ class _Feed:
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
+        self.is_connected = False
+        self.was_connected = False
+        self.connected_at = 0.0
+        self.reconnect_at: float | None = None
+        self.reconnect_after_s = RECONNECT_AFTER_S
 
 
 class Listeners:
@@ -68,6 +90,11 @@ class Listeners:
     def __len__(self) -> int:
         return len(self._feeds)
 
+    def is_connected(self, stream: EventStream) -> bool:
+        """Whether the stream's publisher is in reach."""
+        feed = self._feeds.get(id(stream))
+        return feed is not None and feed.is_connected
+
     # -- verbs -------------------------------------------------------------------------------------
 
     def start(self, stream: EventStream, endpoint: str, replay_endpoint: str | None) -> None:
@@ -81,8 +108,11 @@ class Listeners:
             self._sockets.try_connect(replay_endpoint)
         feed = _Feed(stream, self._sockets.subscribe(endpoint), replay_endpoint)
         self._feeds[id(stream)] = feed
-        asyncio.get_running_loop().add_reader(feed.subscriber.fd, self._queue, feed)
-        self._queue(feed)  # the descriptor tells of changes only, and one may be over already
+        loop = asyncio.get_running_loop()
+        loop.add_reader(feed.subscriber.fd, self._queue, feed)
+        loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
+        self._queue(feed)  # the descriptors tell of changes only, and one may be over already
+        self._hear_news(feed)
         if self._tick_handle is None:
             self._tick()
 
@@ -91,7 +121,9 @@ class Listeners:
         feed = self._feeds.pop(id(stream), None)
         if feed is not None:
             self._close_dealer(feed)
-            asyncio.get_running_loop().remove_reader(feed.subscriber.fd)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(feed.subscriber.fd)
+            loop.remove_reader(feed.subscriber.news_fd)
             feed.subscriber.close()
 
     async def close(self) -> None:
@@ -168,6 +200,8 @@ class Listeners:
         """Let every stream notice silence."""
         now = self._clock()
         for feed in list(self._feeds.values()):
+            if feed.reconnect_at is not None and now >= feed.reconnect_at:
+                self._connect_again(feed, now)
             feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)
             if feed.stream.request is not feed.request:
                 self._sync(feed)
@@ -175,6 +209,32 @@ class Listeners:
                 self._queue(feed)
         loop = asyncio.get_running_loop()
         self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _hear_news(self, feed: _Feed) -> None:
+        """Follow a connection; make it anew where libzmq does not."""
+        now = self._clock()
+        for link in feed.subscriber.news():
+            feed.is_connected = link is Link.CONNECTED
+            if link is Link.BROKEN:
+                if now - feed.connected_at > RECONNECT_AFTER_MAX_S:
+                    feed.reconnect_after_s = RECONNECT_AFTER_S
+                feed.reconnect_at = now + feed.reconnect_after_s
+                continue
+            feed.reconnect_at = None
+            if link is Link.CONNECTED:
+                if feed.was_connected:
+                    feed.stream.on_reconnect(now)
+                feed.was_connected, feed.connected_at = True, now
+        if feed.stream.request is not feed.request:
+            self._sync(feed)
+
+    def _connect_again(self, feed: _Feed, now: float) -> None:
+        # a connection that lasts sets the wait back; one that breaks at once lets it grow
+        feed.reconnect_after_s = min(2 * feed.reconnect_after_s, RECONNECT_AFTER_MAX_S)
+        feed.reconnect_at = now + feed.reconnect_after_s
+        feed.subscriber.connect_again()
 
     # -- replays -----------------------------------------------------------------------------------
 

@@ -7,6 +7,9 @@ whoever waits on one must read until nothing comes before waiting again.
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -14,7 +17,7 @@ import zmq
 from indexer.errors import EndpointRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from indexer.types import StreamLimits
 
@@ -40,6 +43,17 @@ PUBLISHED_MESSAGES_MAX: Final = 10_000
 """Messages held per slow subscriber of ours before it loses some."""
 
 _DELIMITER: Final = b""
+_CONNECTED: Final = frozenset({zmq.EVENT_HANDSHAKE_SUCCEEDED})
+_BROKEN: Final = frozenset(
+    {
+        zmq.EVENT_DISCONNECTED,
+        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+        zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    }
+)
+_RETRYING: Final = frozenset({zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECT_DELAYED})
+_WATCHED: Final = sum(_CONNECTED | _BROKEN | _RETRYING)
 
 
 class Receiver:
@@ -61,6 +75,57 @@ class Receiver:
     def close(self) -> None:
         """Close and drop what was not read."""
         self._socket.close(linger=0)
+
+
+class Link(Enum):
+    """What a subscriber's connection went through."""
+
+    CONNECTED = "connected"
+    BROKEN = "broken"  # and libzmq may or may not try again
+    RETRYING = "retrying"
+
+
+class Subscriber(Receiver):
+    """A subscriber and the news of its connection.
+
+    libzmq reconnects after a lost connection, but never after a breach of protocol (a message
+    beyond the limit, an HTTP server on the port while the engine restarts). Without the news such
+    a subscriber would be deaf for good.
+    """
+
+    __slots__ = ("_endpoint", "_monitor", "news_fd")
+
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+        super().__init__(socket)
+        self._endpoint = endpoint
+        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_WATCHED)
+        self.news_fd: int = self._monitor.getsockopt(zmq.FD)  # type: ignore[assignment]
+
+    def news(self) -> Iterator[Link]:
+        """What has happened to the connection since the last call."""
+        while True:
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return
+            event = int.from_bytes(frames[0][:2], sys.byteorder)
+            if event in _CONNECTED:
+                yield Link.CONNECTED
+            else:
+                yield Link.BROKEN if event in _BROKEN else Link.RETRYING
+
+    def connect_again(self) -> None:
+        """Give up the old connection for a new one."""
+        with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
+            self._socket.disconnect(self._endpoint)
+        with contextlib.suppress(zmq.ZMQError):  # out of file descriptors: the next time then
+            self._socket.connect(self._endpoint)
+
+    def close(self) -> None:
+        """Close both and drop what was not read."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        super().close()
 
 
 class Publisher:
@@ -92,14 +157,25 @@ class Sockets:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
 
-    def subscribe(self, endpoint: str) -> Receiver:
+    def subscribe(self, endpoint: str) -> Subscriber:
         """Connect to a publisher and subscribe to everything it says.
 
         Raises:
             EndpointRefused: libzmq will not connect there.
         """
-        hwm = self._limits.receive_messages_max
-        return Receiver(self._connect(zmq.SUB, endpoint, {zmq.SUBSCRIBE: b"", zmq.RCVHWM: hwm}))
+        socket = self._open(zmq.SUB, endpoint, self._limits.receive_messages_max)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        try:
+            subscriber = Subscriber(socket, endpoint)  # before connecting, or early news is missed
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise EndpointRefused(endpoint, str(error)) from error
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            subscriber.close()
+            raise EndpointRefused(endpoint, str(error)) from error
+        return subscriber
 
     def ask_replay(self, endpoint: str, start: int) -> Receiver:
         """Connect a fresh socket and ask for every batch from `start` on.
@@ -107,9 +183,14 @@ class Sockets:
         Raises:
             EndpointRefused: libzmq will not connect there.
         """
-        socket = self._connect(zmq.DEALER, endpoint, {zmq.RCVHWM: REPLAY_MESSAGES_MAX})
-        # the empty frame first: without it engines do not answer
-        socket.send_multipart([_DELIMITER, start.to_bytes(8, "big")], zmq.NOBLOCK)
+        socket = self._open(zmq.DEALER, endpoint, REPLAY_MESSAGES_MAX)
+        try:
+            socket.connect(endpoint)
+            # the empty frame first: without it engines do not answer
+            socket.send_multipart([_DELIMITER, start.to_bytes(8, "big")], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise EndpointRefused(endpoint, str(error)) from error
         return Receiver(socket)
 
     def try_connect(self, endpoint: str) -> None:
@@ -118,31 +199,26 @@ class Sockets:
         Raises:
             EndpointRefused: It would not.
         """
-        self._connect(zmq.DEALER, endpoint, {}).close(linger=0)
+        socket = self._open(zmq.DEALER, endpoint, 1)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointRefused(endpoint, str(error)) from error
+        finally:
+            socket.close(linger=0)
 
     def close(self) -> None:
         """Close the context; every socket must be closed before."""
         self._context.term()
 
-    def _connect(
-        self, kind: int, endpoint: str, options: dict[int, int | bytes]
-    ) -> zmq.Socket[bytes]:
+    def _open(self, kind: int, endpoint: str, messages_max: int) -> zmq.Socket[bytes]:
         try:
             socket = self._context.socket(kind)
-        except zmq.ZMQError as error:  # out of file descriptors
+        except zmq.ZMQError as error:  # out of sockets or file descriptors
             raise EndpointRefused(endpoint, str(error)) from error
-        try:
-            for option, value in {**self._common(endpoint), **options}.items():
-                socket.setsockopt(option, value)
-            socket.connect(endpoint)
-        except (zmq.ZMQError, ValueError) as error:
-            socket.close(linger=0)
-            raise EndpointRefused(endpoint, str(error)) from error
-        return socket
-
-    def _common(self, endpoint: str) -> dict[int, int | bytes]:
-        return {
+        options = {
             zmq.LINGER: 0,
+            zmq.RCVHWM: messages_max,
             zmq.MAXMSGSIZE: self._limits.message_bytes_max,
             zmq.RECONNECT_IVL: RECONNECT_MS,
             zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS,
@@ -152,6 +228,9 @@ class Sockets:
             zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_S,
             zmq.IPV6: int("[" in endpoint),  # only where asked for: names keep resolving to IPv4
         }
+        for option, value in options.items():
+            socket.setsockopt(option, value)
+        return socket
 
 
 def open_publisher(endpoint: str) -> Publisher:

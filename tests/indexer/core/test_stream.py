@@ -366,6 +366,8 @@ def test_a_poll_that_lies_is_found_out_by_the_next_live_batch() -> None:
     bench.end()
     bench.live(0)
     bench.live(1)
+    assert bench.asked() == 0, "and is it the engine's voice that we hear?"
+    bench.reply(0)
     assert bench.blocks() == {0, 1}
 
 
@@ -458,11 +460,58 @@ def test_a_restart_hidden_by_the_number_is_seen_by_the_bytes() -> None:
     bench.reply(2, engine="new")
     assert bench.asked() == 0
     assert bench.blocks() == set()
-    for seq in range(5):
+    for seq in range(6):
         bench.reply(seq, engine="new")
+    bench.end()
     assert bench.blocks(engine="new") == {0, 1, 2, 3, 4, 5}
     assert bench.stream.tallies.hidden_restarts == 1
     assert bench.state() == "current"
+
+
+def test_a_reconnect_asks_whose_voice_it_is() -> None:
+    bench = Bench()
+    bench.stream.on_reconnect(0.0)
+    assert bench.asked() is None, "nothing is known that could be wrong"
+    for seq in range(3):
+        bench.live(seq)
+    bench.stream.on_reconnect(0.0)
+    request = bench.stream.request
+    assert bench.asked() == 2
+    bench.stream.on_reconnect(0.0)
+    assert bench.stream.request is not request, "the first one went to nobody"
+    bench.live(3)
+    assert bench.blocks() == {0, 1, 2}, "contiguous, but perhaps by chance"
+    bench.reply(2)
+    assert bench.blocks() == {0, 1, 2, 3}
+    assert bench.stream.tallies.hidden_restarts == 0
+
+
+def test_a_restart_without_a_seam() -> None:
+    bench = Bench()
+    for seq in range(3):
+        bench.live(seq)
+    bench.stream.on_reconnect(0.0)
+    bench.live(3, engine="new")
+    bench.reply(2, engine="new")
+    for seq in range(4):
+        bench.reply(seq, engine="new")
+    bench.end()
+    assert bench.blocks() == set()
+    assert bench.blocks(engine="new") == {0, 1, 2, 3}
+
+
+def test_a_proof_that_does_not_come_is_not_waited_for_long() -> None:
+    for policy in EventLossPolicy:
+        bench = Bench(on_event_loss=policy)
+        bench.live(0)
+        bench.stream.on_reconnect(0.0)
+        bench.live(1)
+        bench.wait(1.1)
+        bench.wait(1.1)
+        assert bench.blocks() == {0, 1}
+        assert bench.state() == "current"
+        bench.stream.on_reconnect(bench.now)
+        assert bench.asked() is None
 
 
 def test_an_engine_that_does_not_know_our_last_batch_is_another_one() -> None:

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from indexer.core.replay import Mode, ReplayRequest
 from indexer.core.stream import EventStream
 from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
 from tests.indexer.encoding import (
@@ -63,9 +64,9 @@ class Engine:
         twin = EventStream(  # the engine's own cache, through the same reading of events
             Scope("m", "t"),
             RANK,
-            self.truth,
+            self.truth,  # type: ignore[arg-type]
             worker_ranks=range(1),
-            has_replay=False,  # type: ignore[arg-type]
+            has_replay=False,
         )
         twin.on_live(message(0, payload), 0.0)
         while twin.is_busy:
@@ -99,6 +100,7 @@ class StreamMachine(RuleBasedStateMachine):
         )
         self.wire: deque[tuple[int, int, bytes]] = deque()
         self.applied_of = 1  # whose batches the cursor counts
+        self.dead_request: ReplayRequest | None = None
         self.now = 0.0
 
     # -- the engine -----------------------------------------------------------------------------
@@ -124,6 +126,7 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(loses_flight=st.booleans())
     def restart(self, loses_flight: bool) -> None:
         self.engine = Engine(self.engine.number + 1, self.steps, self.form)
+        self.dead_request = self.stream.request  # nobody will answer it any more
         if loses_flight:
             self.wire.clear()
 
@@ -135,16 +138,21 @@ class StreamMachine(RuleBasedStateMachine):
             if not self.wire:
                 return
             number, seq, payload = self.wire.popleft()
+            self._settle()
+            if number != self.applied_of:
+                self.stream.on_reconnect(self.now)
+                self.stream.check()
             if number != self.applied_of and self._is_lucky(seq):
                 continue  # the one restart nobody can see: the numbers fit without a seam
             if number != self.applied_of:
                 self.applied_of = number
-            self._settle()
             self.stream.on_live(message(seq, payload), self.now)
             self.stream.check()
 
     def _is_lucky(self, seq: int) -> bool:
-        expected = self.stream.cursor.expected
+        replay, expected = self.stream._replay, self.stream.cursor.expected
+        if replay is not None and replay.mode is Mode.VERIFY:
+            return False
         return seq >= expected > 0 and (seq == expected or not self.stream.has_replay)
 
     def _settle(self) -> None:
@@ -158,6 +166,8 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(hole=st.none() | st.integers(0, 8), ends=st.booleans(), frames=st.sampled_from([3, 4]))
     def answer(self, hole: int | None, ends: bool, frames: int) -> None:
         request = self.stream.request
+        if request is self.dead_request:
+            return
         assert request is not None
         replies = [one for one in self.engine.buffer if one[0] >= request.start]
         if hole is not None:
@@ -186,7 +196,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.stream.check()
         self._settle()
 
-    # -- the truth ----------------------------------------------------------------------------------
+    # -- the truth ------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         if not hasattr(self, "stream"):

@@ -1,0 +1,379 @@
+"""Listeners on real sockets: floods, gaps, restarts, mute endpoints, things that break."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zmq
+
+from indexer.core.hashing import block_hashes
+from indexer.core.registry import Registry
+from indexer.edge.listener import Listeners
+from indexer.errors import EndpointRefused
+from indexer.types import Scope, StreamLimits, WorkerRank
+from tests.indexer.edge.fake_engine import FakeEngine
+from tests.indexer.encoding import encode_batch, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from indexer.core.stream import EventStream
+
+SCOPE = Scope("m", "t")
+LIMITS = StreamLimits(replay_silence_s=0.1, tick_s=0.02, poll_after_s=0.0)
+
+
+def tokens(number: int) -> list[int]:
+    return [number * 16 + at for at in range(16)]
+
+
+def batch(number: int, ts: float = 0.0) -> bytes:
+    return encode_batch([stored([number + 1], tokens(number))], ts=ts + number)
+
+
+class House:
+    """Registry, listeners and engines on the test's loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], limits: StreamLimits) -> None:
+        self.context = context
+        self.registry = Registry(limits=limits)
+        self.index = self.registry.open_index(SCOPE, 16)
+        self.listeners = Listeners(self.registry)
+        self.engines: list[FakeEngine] = []
+
+    def engine(self, ports: tuple[int, int] = (0, 0)) -> FakeEngine:
+        self.engines.append(FakeEngine(self.context, ports))
+        return self.engines[-1]
+
+    async def reborn(self, ports: tuple[int, int]) -> FakeEngine:
+        """Another engine on the same ports, as soon as libzmq has let go of them."""
+        while True:
+            try:
+                return self.engine(ports)
+            except zmq.ZMQError:
+                await asyncio.sleep(0.005)
+
+    async def follow(
+        self, engine: FakeEngine, worker: int = 1, *, replay: bool = True
+    ) -> EventStream:
+        stream = self.registry.open_stream(
+            SCOPE, WorkerRank(worker, 0), worker_ranks=range(1), has_replay=replay
+        )
+        endpoint = engine.replay_endpoint if replay else None
+        self.listeners.start(stream, engine.endpoint, endpoint)
+        await self.until(engine.has_subscriber)
+        return stream
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Let the loop and the engines run until it holds."""
+        async with asyncio.timeout(20):
+            while not condition():
+                for engine in self.engines:
+                    engine.serve()
+                await asyncio.sleep(0.001)
+
+    def holds(self, stream: EventStream, number: int) -> bool:
+        slot = self.index.slot_of(stream.rank)
+        return slot in self.index.find_matches(block_hashes(tokens(number), 16)).rows()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def play(
+    context: zmq.Context[zmq.Socket[bytes]],
+    scenario: Callable[[House], Coroutine[Any, Any, None]],
+    limits: StreamLimits = LIMITS,
+) -> None:
+    """Run a scenario on a loop of its own and close everything after it."""
+
+    async def run() -> None:
+        house = House(context, limits)
+        try:
+            await scenario(house)
+            house.registry.check()
+            assert house.listeners.faults == 0
+        finally:
+            await house.listeners.close()
+            await house.listeners.close()
+            for engine in house.engines:
+                engine.close()
+
+    asyncio.run(run())
+
+
+def test_events_arrive(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        for number in range(10):
+            engine.publish(batch(number))
+        await house.until(lambda: stream.cursor.last == 9)
+        assert all(house.holds(stream, number) for number in range(10))
+
+    play(context, scenario)
+
+
+def test_a_flood_loses_nothing(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine, replay=False)
+        for number in range(25_000):
+            engine.publish(batch(number % 500, ts=number))
+        await house.until(lambda: stream.cursor.last == 24_999)
+        assert stream.tallies.batches == 25_000
+        assert stream.lost_batches == 0
+
+    play(context, scenario)
+
+
+def test_a_gap_is_mended_over_the_wire(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        engine.publish(batch(0))
+        for number in range(1, 3_000):
+            engine.publish(batch(number), is_lost=True)
+        engine.publish(batch(3_000))
+        await house.until(lambda: stream.cursor.last == 3_000)
+        assert stream.kv_state == "current"
+        assert stream.tallies.replays == {"complete": 1}
+        assert engine.requests == [0]
+
+    play(context, scenario)
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_an_engine_restarts_on_the_same_ports(context: Any, replay: bool) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine, replay=replay)
+        for number in range(5):
+            engine.publish(batch(number))
+        await house.until(lambda: stream.cursor.last == 4)
+        ports = engine.ports
+        engine.close()
+        house.engines.remove(engine)
+        heir = await house.reborn(ports)
+        await house.until(heir.has_subscriber)
+        heir.publish(batch(7, ts=1_000.0))
+        await house.until(lambda: house.holds(stream, 7))
+        assert not any(house.holds(stream, number) for number in range(5))
+        assert stream.tallies.restarts + stream.tallies.hidden_restarts == 1
+        assert house.listeners.is_connected(stream)
+
+    play(context, scenario)
+
+
+def test_a_restart_whose_numbers_go_on_without_a_seam(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        for number in range(3):
+            engine.publish(batch(number))
+        await house.until(lambda: stream.cursor.last == 2)
+        ports = engine.ports
+        engine.close()
+        house.engines.remove(engine)
+        heir = await house.reborn(ports)
+        for number in range(3):
+            heir.publish(batch(10 + number))
+        await house.until(heir.has_subscriber)
+        heir.publish(batch(13))  # number 3, the very one that was expected
+        await house.until(lambda: house.holds(stream, 13))
+        assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
+        assert stream.tallies.hidden_restarts == 1
+
+    play(context, scenario)
+
+
+def test_a_port_that_spoke_another_protocol_for_a_while(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        ports = engine.ports
+        engine.close()
+        house.engines.remove(engine)
+        visits = 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal visits
+            visits += 1
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", ports[0])
+        await house.until(lambda: visits)
+        server.close()
+        await server.wait_closed()
+        heir = await house.reborn(ports)
+        await house.until(heir.has_subscriber)
+        heir.publish(batch(1))
+        await house.until(lambda: house.holds(stream, 1))
+
+    play(context, scenario)
+
+
+def test_a_mute_replay_endpoint_does_not_stop_live_events(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        engine.is_mute = True
+        stream = await house.follow(engine)
+        engine.publish(batch(0))
+        engine.publish(batch(1), is_lost=True)
+        engine.publish(batch(2))
+        await house.until(lambda: house.holds(stream, 2))
+        assert stream.kv_state == "uncertain"
+        engine.publish(batch(3))
+        await house.until(lambda: house.holds(stream, 3))
+        assert stream.tallies.replays == {"silent": 1}
+
+    play(context, scenario)
+
+
+def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        engine.publish(batch(0))
+        stream = await house.follow(engine)
+        await house.until(lambda: house.holds(stream, 0))
+        engine.publish(batch(1), is_lost=True)
+        await house.until(lambda: house.holds(stream, 1))
+        assert stream.kv_state == "current"
+
+    limits = StreamLimits(poll_after_s=0.05, tick_s=0.02, replay_silence_s=1.0)
+    play(context, scenario, limits)
+
+
+def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        engine.publish(batch(0))
+        engine.publish(b"\x00" * 20_000)
+        await house.until(engine.has_subscriber)  # it was disconnected, and came back
+        engine.publish(batch(2))
+        await house.until(lambda: house.holds(stream, 2))
+
+    play(context, scenario, StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0))
+
+
+def test_a_long_batch_gives_way(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine, other = house.engine(), house.engine()
+        stream = await house.follow(engine)
+        neighbour = await house.follow(other, worker=2)
+        many = list(range(1, 4_001))
+        engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
+        other.publish(batch(0))
+        await house.until(lambda: stream.tallies.blocks_stored == 4_000)
+        await house.until(lambda: house.holds(neighbour, 0))
+
+    play(context, scenario)
+
+
+def test_many_workers_take_no_thread_each(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        before = threading.active_count()
+        streams = [
+            house.registry.open_stream(
+                SCOPE, WorkerRank(worker, 0), worker_ranks=range(1), has_replay=False
+            )
+            for worker in range(100)
+        ]
+        for stream in streams:
+            house.listeners.start(stream, engine.endpoint, None)
+        assert threading.active_count() == before
+        assert len(asyncio.all_tasks()) == 1
+        await house.until(engine.has_subscriber)
+        number = 0
+        while not all(house.holds(stream, 0) for stream in streams):
+            engine.publish(batch(0, ts=number))
+            number += 1
+            await asyncio.sleep(0.01)
+
+    play(context, scenario)
+
+
+def test_stop_forgets_and_may_be_repeated(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        engine.is_mute = True
+        stream = await house.follow(engine)
+        engine.publish(batch(4))
+        engine.publish(batch(5), is_lost=True)
+        engine.publish(batch(6))
+        await house.until(lambda: stream.request is not None)
+        engine.publish(batch(7))
+        house.registry.close_stream(stream)
+        house.listeners.stop(stream)
+        house.listeners.stop(stream)
+        assert len(house.listeners) == 0
+        assert not house.holds(stream, 4)
+        await asyncio.sleep(0)
+
+    play(context, scenario)
+
+
+def test_what_libzmq_refuses(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        stream = house.registry.open_stream(
+            SCOPE, WorkerRank(1, 0), worker_ranks=range(1), has_replay=True
+        )
+        with pytest.raises(EndpointRefused, match="tcp://"):
+            house.listeners.start(stream, "tcp://*:5557", None)
+        with pytest.raises(EndpointRefused):
+            house.listeners.start(stream, "tcp://127.0.0.1:1", "tcp://*:5558")
+        assert len(house.listeners) == 0
+
+    play(context, scenario)
+
+
+def test_a_bug_costs_one_message(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine, replay=False)
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+
+        def broken(*_: Any) -> None:
+            monkeypatch.undo()
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(stream, "on_live", broken)
+        engine.publish(batch(0))
+        engine.publish(batch(1))
+        await house.until(lambda: house.holds(stream, 1))
+        assert house.listeners.faults == 1
+        assert str(told[0]["exception"]) == "a bug"
+        house.listeners.faults = 0
+
+    play(context, scenario)
+
+
+def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+
+        def refuse(endpoint: str, start: int) -> None:
+            raise EndpointRefused(endpoint, "too many open files")
+
+        monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse)
+        engine.publish(batch(3), is_lost=True)
+        engine.publish(batch(4))
+        await house.until(lambda: house.holds(stream, 4))
+        assert stream.tallies.replays == {"silent": 1}
+
+    play(context, scenario)
