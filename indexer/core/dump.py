@@ -86,6 +86,10 @@ TIER_OF: Final = {name: Tier(number) for number, name in enumerate(_TIER_NAMES)}
 _Run = tuple[int | None, list[DumpBlock]]
 
 
+_Names = list[tuple[int, int]]
+"""What a rank calls one position: name, mask of the tiers that hold it under that name."""
+
+
 class _View(NamedTuple):
     """One holder's share of one node, frozen."""
 
@@ -95,9 +99,9 @@ class _View(NamedTuple):
     run: bytes
     on_tier: int  # positions held on the tier being dumped
     known: int  # positions held on any tier
-    aliases: dict[int, list[tuple[int, int]]]
-    at_root: bool
-    before: int | None  # name of the block before the first one, None: unknown or root
+    told: int  # leading positions that the device part of the dump tells
+    aliases: dict[int, _Names]
+    before: list[int | None]  # parent of the first block, as `parents` returns it
 
     def names(self, position: int, tier: Tier) -> list[int]:
         """Return the names under which the tier holds a position."""
@@ -108,12 +112,10 @@ class _View(NamedTuple):
     def parents(self, position: int) -> list[int | None]:
         """Return the parent of a position as a list of one; empty if it cannot be told."""
         if not position:
-            if self.at_root:
-                return [None]
-            return [] if self.before is None else [self.before]
+            return self.before
         position -= 1
         if position in self.aliases:
-            return [self.aliases[position][0][0]]
+            return [_told_first(self.aliases[position], on_device=position < self.told)]
         name = _hash_at(self.run, position)
         if self.known >> position & 1 or (name and name not in self.holder.where):
             return [name]
@@ -122,6 +124,16 @@ class _View(NamedTuple):
     def block(self, position: int, name: int) -> DumpBlock:
         """Return a block as it is dumped."""
         return DumpBlock(block_hash=name, tokens_hash=_hash_at(self.edge, position))
+
+
+def _told_first(names: _Names, *, on_device: bool) -> int:
+    """Return the name that a reader meets first, so that it knows the parent before the child."""
+
+    def order(entry: tuple[int, int]) -> int:
+        tiers = entry[1] if on_device else entry[1] & ~1
+        return tiers & -tiers or 1 << len(Tier)
+
+    return min(names, key=order)[0]
 
 
 def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent]:
@@ -143,23 +155,18 @@ def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent]:
                 lora_name=view.namespace.lora_name or UNSET,
                 cache_salt=view.namespace.cache_salt or UNSET,
             )
-            rank = view.holder.rank
-            yield DumpEvent(
-                worker_id=rank.worker_id,
-                event=DumpKvEvent(
-                    data=DumpChange(stored=stored), event_id=next(event_ids), dp_rank=rank.dp_rank
-                ),
-                storage_tier=_TIER_NAMES[tier],
-            )
+            worker_id, dp_rank = view.holder.rank
+            event = DumpKvEvent(DumpChange(stored), event_id=next(event_ids), dp_rank=dp_rank)
+            yield DumpEvent(worker_id, event, storage_tier=_TIER_NAMES[tier])
 
 
 def _device_views(tree: RadixTree) -> Iterator[_View]:
     pending = [(child, tree.live) for child in tree.root.children.values()]
     while pending:
+        # A node that was pruned since it was noted down has neither members nor children left.
         node, alive = pending.pop()
-        if node.parent is None:
-            continue  # pruned since it was noted down
-        here = [_view(tree, i, node, Tier.DEVICE) for i in bits(alive & tree.live & node.members)]
+        holders = alive & tree.live & node.members
+        here = [_view(tree, i, node, Tier.DEVICE, alive) for i in bits(holders)]
         alive &= node.full
         if alive:
             pending.extend((child, alive) for child in node.children.values())
@@ -167,28 +174,35 @@ def _device_views(tree: RadixTree) -> Iterator[_View]:
 
 
 def _lower_views(tree: RadixTree, tier: Tier) -> Iterator[_View]:
-    pending: list[Node] = [*tree.root.children.values()]
-    for root in tree.orphan_roots:
-        pending.extend(root.children.values())
+    pending = [(child, tree.live) for child in tree.root.children.values()]
     while pending:
-        node = pending.pop()
-        if node.parent is None:
-            continue
-        coverage = node.coverage(tier)
-        holders = 0 if coverage is None else coverage.everyone() & tree.live
-        here = [_view(tree, holder_id, node, tier) for holder_id in bits(holders)]
-        pending.extend(node.children.values())
+        node, alive = pending.pop()
+        here = _views_of(tree, node, tier, alive)
+        alive &= node.full
+        pending.extend((child, alive) for child in node.children.values())
         yield from here
+    waiting = [child for root in tree.orphan_roots for child in root.children.values()]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        # Orphans move when their parent comes: to where the walk was, or to where it will be.
+        if node.parent is not None and node.orphaned and node not in seen:
+            seen.add(node)
+            here = _views_of(tree, node, tier, 0)
+            waiting.extend(node.children.values())
+            yield from here
 
 
-def _view(tree: RadixTree, holder_id: int, node: Node, tier: Tier) -> _View:
+def _views_of(tree: RadixTree, node: Node, tier: Tier, alive: int) -> list[_View]:
+    coverage = node.coverage(tier)
+    holders = 0 if coverage is None else coverage.everyone() & tree.live
+    return [_view(tree, holder_id, node, tier, alive) for holder_id in bits(holders)]
+
+
+def _view(tree: RadixTree, holder_id: int, node: Node, tier: Tier, alive: int) -> _View:
+    """Freeze a holder's share; `alive` are those who hold all before the node on the device."""
     holder = tree.holder(holder_id)
-    parent = node.parent
-    assert parent is not None, "roots hold nothing"
-    if isinstance(parent, OrphanRoot):
-        before: int | None = parent.parent_hash
-    else:
-        before = holder.name_at(parent, parent.size - 1) if parent.edge else None
+    reached = bool(alive >> holder_id & 1)
     places = node.names_at(holder_id) or {}
     return _View(
         holder=holder,
@@ -197,16 +211,31 @@ def _view(tree: RadixTree, holder_id: int, node: Node, tier: Tier) -> _View:
         run=holder.runs[node],
         on_tier=node.held_on(holder_id, tier),
         known=node.held_anywhere(holder_id),
+        told=leading_run(node.held_on(holder_id, Tier.DEVICE)) if reached else 0,
         aliases={position: list(names.items()) for position, names in places.items()},
-        at_root=parent is tree.root,
-        before=before,
+        before=_before(holder, node, on_device=reached),
     )
+
+
+def _before(holder: Holder, node: Node, *, on_device: bool) -> list[int | None]:
+    parent = node.parent
+    assert parent is not None, "roots hold nothing"
+    if isinstance(parent, OrphanRoot):
+        return [parent.parent_hash]
+    if not parent.edge:
+        return [None]
+    last = parent.size - 1
+    names = (parent.names_at(holder.holder_id) or {}).get(last)
+    if names is not None:
+        return [_told_first([*names.items()], on_device=on_device)]
+    name = holder.name_at(parent, last)
+    return [] if name is None else [name]
 
 
 def _device_runs(view: _View) -> Iterator[_Run]:
     """Yield the blocks before the first hole as one run, further names of a block one by one."""
     positions = range(leading_run(view.on_tier))
-    for parent in view.parents(0) if positions else ():
+    for parent in view.before if positions else ():
         names = [view.names(position, Tier.DEVICE) for position in positions]
         yield parent, [view.block(position, names[position][0]) for position in positions]
     for position in sorted(view.aliases):

@@ -262,6 +262,28 @@ def _drop_alias(holder: Holder, tier: int, place: tuple[Node, int], name: int) -
     return still
 
 
+def place_behind_lost(
+    holder: Holder, parent: int, name: int, hashes: PackedHashes
+) -> tuple[Node, int] | None:
+    """Return where a run begins whose parent the rank lost but whose first block it still holds.
+
+    An engine that lost an interior block goes on to offload what follows it. The parent's name
+    tells nothing any more, the block's own does: if the position before it was called `parent`
+    when it was held last, and the content is the same, it is the same block.
+    """
+    node = holder.where.get(name)
+    if node is None:
+        return None
+    position = holder.locate(node, name)
+    before, last = (node, position - 1) if position else (node.parent, -1)
+    if before is None or not before.edge:
+        return None
+    same = node.edge.startswith(hashes[:HASH_BYTES], position * HASH_BYTES)
+    if same and holder.name_at(before, last % before.size) == parent:
+        return node, position
+    return None
+
+
 def forget(tree: RadixTree, holder: Holder, name: int) -> None:
     """Let go of a name on every tier, however often it is held."""
     node = holder.where[name]

@@ -206,8 +206,10 @@ class KvIndex:
             return 0
         origin = self._origin(holder, parent)
         if not holder.where.keys().isdisjoint(unique):
-            self._forget_moved(holder, origin, names, hashes)
-            origin = self._origin(holder, parent)
+            if parent not in holder.where and parent is not None:
+                origin = holdings.place_behind_lost(holder, parent, names[0], hashes) or origin
+            if self._forget_moved(holder, origin, names, hashes):
+                origin = self._origin(holder, parent)
         if origin is None:
             assert parent is not None, "the root is always there"
             origin = self._expect(holder, parent, namespace)
@@ -241,8 +243,11 @@ class KvIndex:
         origin: tuple[Node, int] | None,
         engine_hashes: Sequence[int],
         local_hashes: PackedHashes,
-    ) -> None:
-        """Let go of names that are filed for another position than they are announced at now."""
+    ) -> bool:
+        """Let go of names that are filed for another position than they are announced at now.
+
+        Returns whether places changed, `origin` among them if it was a wait that is over.
+        """
         segments = [] if origin is None else self.tree.follow(*origin, local_hashes)[0]
         places = [(node, at + i) for node, at, size in segments for i in range(size)]
         moved: list[int] = []
@@ -254,6 +259,7 @@ class KvIndex:
                 moved.append(name)
         for name in moved:
             holdings.forget(self.tree, holder, name)
+        return bool(moved)
 
     def _graft_behind(self, holder: Holder, names: Sequence[int]) -> None:
         for name in names:

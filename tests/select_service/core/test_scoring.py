@@ -64,12 +64,8 @@ EXAMPLES = [
     pytest.param(512, {}, [(0, 8, 0, 0, 0)], [40.0], id="1 no overlap"),
     pytest.param(96, {}, [(0, 6, 3, 2, 1)], [7.25], id="2 three tiers"),
     pytest.param(100, {}, [(0, 6, 3, 2, 1)], [7.5], id="3 partial block"),
-    pytest.param(
-        100, {"overlap_score_credit": 0.0}, [(0, 6, 3, 2, 1)], [10.5], id="4 credit 0"
-    ),
-    pytest.param(
-        100, {"overlap_score_credit": 0.5}, [(0, 6, 3, 2, 1)], [9.0], id="4 credit half"
-    ),
+    pytest.param(100, {"overlap_score_credit": 0.0}, [(0, 6, 3, 2, 1)], [10.5], id="4 credit 0"),
+    pytest.param(100, {"overlap_score_credit": 0.5}, [(0, 6, 3, 2, 1)], [9.0], id="4 credit half"),
     pytest.param(100, {"prefill_load_scale": 3.0}, [(0, 6, 3, 2, 1)], [10.5], id="4 scale 3"),
     pytest.param(100, {"overlap_score_weight": 0.0}, [(0, 6, 3, 2, 1)], [6.0], id="4 weight 0"),
     pytest.param(
@@ -98,9 +94,7 @@ EXAMPLES = [
         [14.0, 10.0, 9.0],
         id="10 decode only",
     ),
-    pytest.param(
-        64, {}, [(0, 4, 2, 0, 0), (0, 4, 1, 3, 0)], [6.0, 4.75], id="11 ranks and tiers"
-    ),
+    pytest.param(64, {}, [(0, 4, 2, 0, 0), (0, 4, 1, 3, 0)], [6.0, 4.75], id="11 ranks and tiers"),
 ]
 
 
@@ -128,9 +122,7 @@ def test_worked_example_13_decay() -> None:
     ("preferred", "expected"),
     [({"b": 1.0}, 3.268450414057098), ({"a": -1.0, "b": 5.0}, 2.576883825392521)],
 )
-def test_worked_example_12_preferred_taints(
-    preferred: dict[str, float], expected: float
-) -> None:
+def test_worked_example_12_preferred_taints(preferred: dict[str, float], expected: float) -> None:
     assert prefer(np.array([7.0]), preferred, [frozenset("ab")])[0] == expected
 
 
