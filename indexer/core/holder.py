@@ -192,14 +192,15 @@ class Holder:
         aliases = node.names_at(self.holder_id)
         if aliases is not None and position in aliases:
             return next(iter(aliases[position]))
-        run = self.runs.get(node, b"")
-        start = position * HASH_BYTES
-        if len(run) <= start:
-            return None
-        name = int.from_bytes(run[start : start + HASH_BYTES], "little")
+        name = self.last_name(node, position)
         if node.held_anywhere(self.holder_id) >> position & 1:
             return name
         return name if name and name not in self.where else None
+
+    def last_name(self, node: Node, position: int) -> int:
+        """Return what is written in the run; where nothing is held any more, 0 means nothing."""
+        start = position * HASH_BYTES
+        return int.from_bytes(self.runs.get(node, b"")[start : start + HASH_BYTES], "little")
 
     def drop_reference(self, tier: int, name: int, group: int) -> tuple[bool, bool]:
         """Drop one reference to a held block; return (there was one, it was the last)."""

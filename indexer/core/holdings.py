@@ -334,14 +334,15 @@ def _transplant(
             names_of[position] = aliases[position]
             continue
         tiers = sum(1 << tier for tier in Tier if orphan.held_on(me, tier) >> position & 1)
-        name = holder.name_at(orphan, position)
-        if name is not None:
+        name = holder.last_name(orphan, position)
+        if tiers or name:
             names_of[position] = {name: tiers}
     for tier in Tier:
         holder.blocks[tier] -= orphan.held_on(me, tier).bit_count()
     for names in names_of:
-        for name in names:
-            holder.where.pop(name, None)
+        for name, tiers in names.items():
+            if tiers:
+                del holder.where[name]
     del holder.runs[orphan]
     tree.dissolve(orphan)
     segments = tree.make_path(*place, orphan.edge, BASE_NAMESPACE, holder)

@@ -204,12 +204,10 @@ class KvIndex:
         if len(unique) != len(names) or parent in unique:
             self._events_refused += 1
             return 0
-        origin = self._origin(holder, parent)
+        origin = self._origin_of_known(holder, event)
         if not holder.where.keys().isdisjoint(unique):
-            if parent not in holder.where and parent is not None:
-                origin = holdings.place_behind_lost(holder, parent, names[0], hashes) or origin
-            if self._forget_moved(holder, origin, names, hashes):
-                origin = self._origin(holder, parent)
+            self._forget_moved(holder, origin, names, hashes)
+            origin = self._origin_of_known(holder, event)
         if origin is None:
             assert parent is not None, "the root is always there"
             origin = self._expect(holder, parent, namespace)
@@ -231,6 +229,15 @@ class KvIndex:
         root = holder.waiting.get(parent)
         return None if root is None else (root, 0)
 
+    def _origin_of_known(self, holder: Holder, event: _Stored) -> tuple[Node, int] | None:
+        """Like `_origin`; a parent that is unknown by now may be told by the first block."""
+        parent, names, hashes, _ = event
+        if parent is not None and parent not in holder.where:
+            place = holdings.place_behind_lost(holder, parent, names[0], hashes)
+            if place is not None:
+                return place
+        return self._origin(holder, parent)
+
     def _expect(self, holder: Holder, parent: int, namespace: Namespace) -> tuple[Node, int]:
         root = OrphanRoot(holder.holder_id, parent, namespace)
         holder.waiting[parent] = root
@@ -243,11 +250,8 @@ class KvIndex:
         origin: tuple[Node, int] | None,
         engine_hashes: Sequence[int],
         local_hashes: PackedHashes,
-    ) -> bool:
-        """Let go of names that are filed for another position than they are announced at now.
-
-        Returns whether places changed, `origin` among them if it was a wait that is over.
-        """
+    ) -> None:
+        """Let go of names that are filed for another position than they are announced at now."""
         segments = [] if origin is None else self.tree.follow(*origin, local_hashes)[0]
         places = [(node, at + i) for node, at, size in segments for i in range(size)]
         moved: list[int] = []
@@ -259,7 +263,6 @@ class KvIndex:
                 moved.append(name)
         for name in moved:
             holdings.forget(self.tree, holder, name)
-        return bool(moved)
 
     def _graft_behind(self, holder: Holder, names: Sequence[int]) -> None:
         for name in names:

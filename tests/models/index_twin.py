@@ -23,6 +23,7 @@ def missing(name: int) -> Content:
 class RankTwin:
     content: dict[int, Content] = field(default_factory=dict)  # engine hash → what it stands for
     held: Counter[tuple[Tier, int, int]] = field(default_factory=Counter)  # tier, group, hash
+    last_name: dict[Content, int] = field(default_factory=dict)  # of what is not held any more
 
     def on_tier(self, tier: Tier) -> set[Content]:
         return {self.content[name] for at, _, name in self.held if at is tier}
@@ -31,7 +32,7 @@ class RankTwin:
         return {name for at, _, name in self.held if at is tier}
 
     def forget(self, name: int) -> None:
-        del self.content[name]
+        self.last_name[self.content.pop(name)] = name
         for key in [key for key in self.held if key[2] == name]:
             del self.held[key]
 
@@ -40,7 +41,7 @@ class RankTwin:
     ) -> int:
         if len(set(names)) < len(names) or parent in names:
             return 0
-        before = ROOT if parent is None else self.content.get(parent, missing(parent))
+        before = self._place_of(parent, names, local)
         announced: dict[int, Content] = {}
         for name, block in zip(names, local, strict=True):
             before = announced[name] = (*before, block)
@@ -53,11 +54,30 @@ class RankTwin:
             self._arrived(name)
         return len(names)
 
+    def _place_of(self, parent: int | None, names: list[int], local: list[int]) -> Content:
+        if parent is None:
+            return ROOT
+        if parent in self.content:
+            return self.content[parent]
+        *before, block = self.content.get(names[0], ROOT) if names else ROOT
+        if (
+            len(before) > 1
+            and block == local[0]
+            and tuple(before) not in self.content.values()
+            and self.last_name.get(tuple(before)) == parent
+        ):
+            return tuple(before)  # it follows a block that was called so before it got lost
+        return missing(parent)
+
     def _arrived(self, name: int) -> None:
         """What waited behind this block is no orphan any more (unless it comes after itself)."""
         gap = missing(name)
         if self.content[name][:1] == gap:
             return
+        held = set(self.content.values())
+        for content, last in list(self.last_name.items()):
+            if content[:1] == gap and any(after[:-1] == content for after in held):
+                self.last_name[self.content[name] + content[1:]] = last
         for other, content in self.content.items():
             if content[:1] == gap:
                 self.content[other] = self.content[name] + content[1:]
@@ -73,7 +93,7 @@ class RankTwin:
             if not self.held[key]:
                 del self.held[key]
             if not any(other == name for _, _, other in self.held):
-                del self.content[name]
+                self.last_name[self.content.pop(name)] = name
         return found
 
     def mark(self, tier: Tier, names: list[int], group: int) -> int:

@@ -168,6 +168,30 @@ def test_counts_are_kept_per_group(index: KvIndex) -> None:
     assert rows(index, 1) == {}
 
 
+def test_what_follows_a_lost_block_is_known_by_its_own_name(index: KvIndex) -> None:
+    """An engine offloads what it still has behind a block it evicted: nothing moves."""
+    index.store(A, GPU, None, [1, 2, 3, 4], pack(1, 2, 3, 4))
+    index.remove(A, GPU, [2])
+    index.store(A, CPU, 2, [3, 4], pack(3, 4))
+    assert index.stats.orphan_blocks == 0
+    index.store(A, GPU, 1, [2], pack(2))
+    assert rows(index, 1, 2, 3, 4) == {A: (4, 0, 0)}
+    index.remove(A, GPU, [3, 4])
+    assert rows(index, 1, 2, 3, 4) == {A: (2, 2, 0)}
+
+
+def test_a_lost_block_does_not_vouch_for_other_content(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3))
+    index.remove(A, GPU, [2])
+    index.store(A, CPU, 2, [3], pack(9))  # another block under this name
+    assert index.stats.orphan_blocks == 1
+    index.store(A, GPU, 1, [2], pack(2))
+    assert rows(index, 1, 2, 3) == {A: (2, 0, 0)}
+    assert rows(index, 1, 2, 9) == {A: (2, 1, 0)}
+    index.store(A, CPU, 77, [1], pack(1))  # the first block of all has nothing before it
+    assert rows(index, 1, 2) == {}
+
+
 def test_a_name_means_what_was_announced_last(index: KvIndex) -> None:
     index.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3))
     index.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3))

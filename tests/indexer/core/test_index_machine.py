@@ -29,7 +29,7 @@ RANKS = [WorkerRank(1, 0), WorkerRank(1, 1), WorkerRank(2, 0)]
 ranks = st.sampled_from(RANKS)
 tiers = st.sampled_from([Tier.DEVICE, Tier.DEVICE, *Tier])
 groups = st.sampled_from([0, 0, 0, 1])
-names = st.integers(0, 14)
+names = st.integers(1, 14)
 locals_ = st.integers(1, 2)
 
 
