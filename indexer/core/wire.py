@@ -9,10 +9,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Raw, Struct
-from msgspec.msgpack import Decoder
+from msgspec import Raw
 
 from indexer.core.colours import Colours
+from indexer.core.dialects import (
+    ANY,
+    ARRAY,
+    ARRAY_TAG,
+    LOOSE_MAP,
+    MAP,
+    MAP_TAG,
+    MIXED,
+    NIL,
+    RAW_LIST,
+    TYPED,
+    TYPED_EVENT,
+    ArrayCleared,
+    ArrayRemoved,
+    ArrayStored,
+    EngineHash,
+    MapCleared,
+    MapRemoved,
+    MapStored,
+    WireEvent,
+)
 from indexer.core.events import (
     AllBlocksCleared,
     BadEvent,
@@ -23,10 +43,6 @@ from indexer.core.events import (
     Ignored,
 )
 from indexer.types import U64_MASK, Tier
-
-ARRAY: Final = "array"
-MAP: Final = "map"
-MIXED: Final = "mixed"
 
 MEDIA: Final = {
     "GPU": Tier.DEVICE,
@@ -49,164 +65,10 @@ MEDIA: Final = {
 
 _HASH_TAIL: Final = 8  # a digest and its 64-bit form meet in the last 8 bytes, big-endian
 _TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"})
-_NIL: Final = Raw(b"\xc0")
 
 # What msgspec raises on hostile bytes: DecodeError and UnicodeDecodeError are ValueErrors, ten
 # thousand nested arrays are a RecursionError, a 64-bit overflow an OverflowError.
 UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, MemoryError)
-
-EngineHash = int | bytes
-
-
-# -- the two shapes of an event on the wire; field names and positions are the engines' ------------
-
-
-class _ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
-    block_hashes: list[EngineHash]
-    parent_block_hash: EngineHash | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: object = None
-    medium: str | None = None
-    lora_name: str | dict[str, object] | None = None  # SGLang 0.5.18 puts {"cache_salt": s} here
-    extra_keys: list[list[object] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-
-class _ArrayRemoved(Struct, tag="BlockRemoved", array_like=True, gc=False):
-    block_hashes: list[EngineHash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _ArrayCleared(Struct, tag="AllBlocksCleared", array_like=True, gc=False):
-    pass
-
-
-class _ArrayIgnored(Struct, tag="Ignored", array_like=True, gc=False):
-    pass
-
-
-class _MapStored(Struct, tag="BlockStored", gc=False):
-    block_hashes: list[EngineHash]
-    token_ids: list[int]
-    block_size: int
-    parent_block_hash: EngineHash | None = None
-    lora_id: object = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[list[object] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    locality: str | None = None
-    cache_salt: str | None = None
-    mm_keys: list[list[object] | None] | None = None
-    block_mm_infos: list[dict[str, object] | None] | None = None
-
-
-class _MapRemoved(Struct, tag="BlockRemoved", gc=False):
-    block_hashes: list[EngineHash]
-    medium: str | None = None
-    group_idx: int | None = None
-    locality: str | None = None
-
-
-class _MapCleared(Struct, tag="AllBlocksCleared", gc=False):
-    pass
-
-
-class _MapIgnored(Struct, tag="Ignored", gc=False):
-    pass
-
-
-class _ArrayBigram(_ArrayStored, tag="BlockStored", array_like=True, gc=False):
-    token_ids: list[tuple[int, int]]  # type: ignore[assignment]
-
-
-class _MapBigram(_MapStored, tag="BlockStored", gc=False):
-    token_ids: list[tuple[int, int]]  # type: ignore[assignment]
-
-
-_ArrayEvent = _ArrayStored | _ArrayRemoved | _ArrayCleared | _ArrayIgnored
-_MapEvent = _MapStored | _MapRemoved | _MapCleared | _MapIgnored
-_ArrayBigramEvent = _ArrayBigram | _ArrayRemoved | _ArrayCleared | _ArrayIgnored
-_MapBigramEvent = _MapBigram | _MapRemoved | _MapCleared | _MapIgnored
-_WireEvent = _ArrayEvent | _MapEvent
-
-
-class _ArrayBatch(Struct, array_like=True, gc=False):
-    ts: float
-    events: list[_ArrayEvent]
-    dp_rank: int | None = None
-
-
-class _MapBatch(Struct, array_like=True, gc=False):
-    ts: float
-    events: list[_MapEvent]
-    dp_rank: int | None = None
-
-
-class _ArrayBigramBatch(Struct, array_like=True, gc=False):
-    ts: float
-    events: list[_ArrayBigramEvent]
-    dp_rank: int | None = None
-
-
-class _MapBigramBatch(Struct, array_like=True, gc=False):
-    ts: float
-    events: list[_MapBigramEvent]
-    dp_rank: int | None = None
-
-
-class _LooseMapBatch(Struct, gc=False):
-    """A batch that is itself a map; engines' names for the rank differ."""
-
-    events: Raw
-    ts: Raw = _NIL
-    data_parallel_rank: Raw = _NIL
-    dp_rank: Raw = _NIL
-    attn_dp_rank: Raw = _NIL
-
-
-class _ArrayTag(Struct, array_like=True, gc=False):
-    tag: str
-
-
-class _MapTag(Struct, gc=False):
-    type: str
-
-
-_BatchDecoder = (
-    Decoder[_ArrayBatch]
-    | Decoder[_MapBatch]
-    | Decoder[_ArrayBigramBatch]
-    | Decoder[_MapBigramBatch]
-)
-_EventDecoder = (
-    Decoder[_ArrayEvent]
-    | Decoder[_MapEvent]
-    | Decoder[_ArrayBigramEvent]
-    | Decoder[_MapBigramEvent]
-)
-
-_ANY: Final = Decoder()
-_RAW_LIST: Final = Decoder(list[Raw])
-_LOOSE_MAP: Final = Decoder(_LooseMapBatch)
-_ARRAY_TAG: Final = Decoder(_ArrayTag)
-_MAP_TAG: Final = Decoder(_MapTag)
-_TYPED: Final[dict[tuple[str, bool], _BatchDecoder]] = {
-    (ARRAY, False): Decoder(_ArrayBatch),
-    (MAP, False): Decoder(_MapBatch),
-    (ARRAY, True): Decoder(_ArrayBigramBatch),
-    (MAP, True): Decoder(_MapBigramBatch),
-}
-_TYPED_EVENT: Final[dict[tuple[str, bool], _EventDecoder]] = {
-    (ARRAY, False): Decoder(_ArrayEvent),
-    (MAP, False): Decoder(_MapEvent),
-    (ARRAY, True): Decoder(_ArrayBigramEvent),
-    (MAP, True): Decoder(_MapBigramEvent),
-}
 
 
 class BatchDecoder:
@@ -224,7 +86,7 @@ class BatchDecoder:
             return None
         form = self._form
         try:
-            batch = _TYPED[form, self._bigram].decode(payload)
+            batch = TYPED[form, self._bigram].decode(payload)
             events = [_normal(event) for event in batch.events]
         except UNREADABLE:
             return self._decode_loosely(payload)
@@ -233,7 +95,7 @@ class BatchDecoder:
     def _decode_loosely(self, payload: bytes) -> EventBatch | None:
         try:
             ts, raw_events, rank = _loose_batch(payload)
-            raws = _RAW_LIST.decode(raw_events)
+            raws = RAW_LIST.decode(raw_events)
         except UNREADABLE:
             return None
         forms = {_form(raw) for raw in raws} - {None}
@@ -247,11 +109,11 @@ class BatchDecoder:
 def _loose_batch(payload: bytes) -> tuple[Raw, Raw, Raw]:
     """Time, events and rank of a batch that may have any shape an engine ever gave it."""
     if _form(payload) == MAP:
-        batch = _LOOSE_MAP.decode(payload)
+        batch = LOOSE_MAP.decode(payload)
         ranks = (batch.data_parallel_rank, batch.dp_rank, batch.attn_dp_rank)
-        return batch.ts, batch.events, next((r for r in ranks if r != _NIL), _NIL)
-    ts, events, *rest = _RAW_LIST.decode(payload)
-    return ts, events, rest[0] if rest else _NIL
+        return batch.ts, batch.events, next((r for r in ranks if r != NIL), NIL)
+    ts, events, *rest = RAW_LIST.decode(payload)
+    return ts, events, rest[0] if rest else NIL
 
 
 def _form(data: bytes | Raw) -> str | None:
@@ -266,7 +128,7 @@ def _form(data: bytes | Raw) -> str | None:
 
 def _value(raw: Raw) -> object:
     try:
-        value: object = _ANY.decode(raw)
+        value: object = ANY.decode(raw)
     except UNREADABLE:
         return None
     return value
@@ -287,14 +149,14 @@ def _read_event(raw: Raw, *, bigram: bool) -> Event:
     if form is None:
         return BadEvent("malformed")
     try:
-        return _normal(_TYPED_EVENT[form, bigram].decode(raw))
+        return _normal(TYPED_EVENT[form, bigram].decode(raw))
     except UNREADABLE:
         return BadEvent(_why_unreadable(raw, form))
 
 
 def _why_unreadable(raw: Raw, form: str) -> str:
     try:
-        tag = _ARRAY_TAG.decode(raw).tag if form == ARRAY else _MAP_TAG.decode(raw).type
+        tag = ARRAY_TAG.decode(raw).tag if form == ARRAY else MAP_TAG.decode(raw).type
     except UNREADABLE:
         return "malformed"
     return "malformed" if tag in _TAGS else "unknown_tag"
@@ -303,24 +165,24 @@ def _why_unreadable(raw: Raw, form: str) -> str:
 # -- one normal form -------------------------------------------------------------------------------
 
 
-def _normal(event: _WireEvent) -> Event:
-    if isinstance(event, _MapStored):
+def _normal(event: WireEvent) -> Event:
+    if isinstance(event, MapStored):
         return _map_stored(event)
-    if isinstance(event, _ArrayStored):
+    if isinstance(event, ArrayStored):
         return _array_stored(event)
-    if isinstance(event, _MapRemoved | _ArrayRemoved):
+    if isinstance(event, MapRemoved | ArrayRemoved):
         return BlockRemoved(
             block_hashes=_hashes(event.block_hashes),
             tier=_tier(event.medium),
             group=_group(event.group_idx),
-            is_remote=isinstance(event, _MapRemoved) and _is_remote(event.locality),
+            is_remote=isinstance(event, MapRemoved) and _is_remote(event.locality),
         )
-    if isinstance(event, _MapCleared | _ArrayCleared):
+    if isinstance(event, MapCleared | ArrayCleared):
         return AllBlocksCleared()
     return Ignored()
 
 
-def _map_stored(event: _MapStored) -> BlockStored:
+def _map_stored(event: MapStored) -> BlockStored:
     colours = None
     if event.extra_keys or event.mm_keys or event.block_mm_infos:
         colours = _colours(event, event.lora_name or "")
@@ -331,7 +193,7 @@ def _map_stored(event: _MapStored) -> BlockStored:
     return _stored(event, event.lora_name or "", event.cache_salt or "", colours)
 
 
-def _array_stored(event: _ArrayStored) -> BlockStored:
+def _array_stored(event: ArrayStored) -> BlockStored:
     name, salt = "", ""
     if isinstance(event.lora_name, dict):
         salt = _text(event.lora_name.get("cache_salt"))
@@ -340,7 +202,7 @@ def _array_stored(event: _ArrayStored) -> BlockStored:
     return _stored(event, name, salt, _colours(event, name) if event.extra_keys else None)
 
 
-def _colours(event: _ArrayStored | _MapStored, lora_name: str) -> Colours:
+def _colours(event: ArrayStored | MapStored, lora_name: str) -> Colours:
     colours = Colours(len(event.block_hashes))
     if event.extra_keys:
         is_root = event.parent_block_hash is None
@@ -349,7 +211,7 @@ def _colours(event: _ArrayStored | _MapStored, lora_name: str) -> Colours:
 
 
 def _stored(
-    event: _ArrayStored | _MapStored, lora_name: str, salt: str, colours: Colours | None
+    event: ArrayStored | MapStored, lora_name: str, salt: str, colours: Colours | None
 ) -> BlockStored:
     if event.block_size < 0:
         raise ValueError("negative block size")
@@ -367,7 +229,7 @@ def _stored(
         opaque=colours.opaque if colours else None,
         group=_group(event.group_idx),
         attention=event.kv_cache_spec_kind,
-        is_remote=isinstance(event, _MapStored) and _is_remote(event.locality),
+        is_remote=isinstance(event, MapStored) and _is_remote(event.locality),
     )
 
 

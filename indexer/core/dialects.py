@@ -1,0 +1,189 @@
+"""The shapes of batches and events on the wire, engine by engine, and their decoders.
+
+Field names and positions are the engines' own (events section 4); what is not named here is
+ignored, wherever it stands. `wire` chooses among the decoders and gives the results one form.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw, Struct
+from msgspec.msgpack import Decoder
+
+ARRAY: Final = "array"
+MAP: Final = "map"
+MIXED: Final = "mixed"
+
+NIL: Final = Raw(b"\xc0")
+
+EngineHash = int | bytes
+
+
+# -- the two shapes of an event on the wire; field names and positions are the engines' ------------
+
+
+class ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
+    """Positional BlockStored, vLLM to 0.23 and SGLang to 0.5.19."""
+
+    block_hashes: list[EngineHash]
+    parent_block_hash: EngineHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: object = None
+    medium: str | None = None
+    lora_name: str | dict[str, object] | None = None  # SGLang 0.5.18 puts {"cache_salt": s} here
+    extra_keys: list[list[object] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class ArrayRemoved(Struct, tag="BlockRemoved", array_like=True, gc=False):
+    """Positional BlockRemoved."""
+
+    block_hashes: list[EngineHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class ArrayCleared(Struct, tag="AllBlocksCleared", array_like=True, gc=False):
+    """Positional AllBlocksCleared."""
+
+
+class ArrayIgnored(Struct, tag="Ignored", array_like=True, gc=False):
+    """Positional no-op."""
+
+
+class MapStored(Struct, tag="BlockStored", gc=False):
+    """BlockStored as a map: vLLM from 0.24, SGLang from 0.5.20, TensorRT-LLM, Dynamo."""
+
+    block_hashes: list[EngineHash]
+    token_ids: list[int]
+    block_size: int
+    parent_block_hash: EngineHash | None = None
+    lora_id: object = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[object] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    locality: str | None = None
+    cache_salt: str | None = None
+    mm_keys: list[list[object] | None] | None = None
+    block_mm_infos: list[dict[str, object] | None] | None = None
+
+
+class MapRemoved(Struct, tag="BlockRemoved", gc=False):
+    """BlockRemoved as a map."""
+
+    block_hashes: list[EngineHash]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class MapCleared(Struct, tag="AllBlocksCleared", gc=False):
+    """AllBlocksCleared as a map."""
+
+
+class MapIgnored(Struct, tag="Ignored", gc=False):
+    """No-op as a map."""
+
+
+class ArrayBigram(ArrayStored, tag="BlockStored", array_like=True, gc=False):
+    """Positional BlockStored of SGLang's speculative pages: pairs of tokens."""
+
+    token_ids: list[tuple[int, int]]  # type: ignore[assignment]
+
+
+class MapBigram(MapStored, tag="BlockStored", gc=False):
+    """BlockStored of speculative pages as a map."""
+
+    token_ids: list[tuple[int, int]]  # type: ignore[assignment]
+
+
+ArrayEvent = ArrayStored | ArrayRemoved | ArrayCleared | ArrayIgnored
+MapEvent = MapStored | MapRemoved | MapCleared | MapIgnored
+ArrayBigramEvent = ArrayBigram | ArrayRemoved | ArrayCleared | ArrayIgnored
+MapBigramEvent = MapBigram | MapRemoved | MapCleared | MapIgnored
+WireEvent = ArrayEvent | MapEvent
+
+
+class ArrayBatch(Struct, array_like=True, gc=False):
+    """A batch of positional events."""
+
+    ts: float
+    events: list[ArrayEvent]
+    dp_rank: int | None = None
+
+
+class MapBatch(Struct, array_like=True, gc=False):
+    """A batch of maps."""
+
+    ts: float
+    events: list[MapEvent]
+    dp_rank: int | None = None
+
+
+class ArrayBigramBatch(Struct, array_like=True, gc=False):
+    """A batch of positional events with pairs of tokens."""
+
+    ts: float
+    events: list[ArrayBigramEvent]
+    dp_rank: int | None = None
+
+
+class MapBigramBatch(Struct, array_like=True, gc=False):
+    """A batch of maps with pairs of tokens."""
+
+    ts: float
+    events: list[MapBigramEvent]
+    dp_rank: int | None = None
+
+
+class LooseMapBatch(Struct, gc=False):
+    """A batch that is itself a map; engines' names for the rank differ."""
+
+    events: Raw
+    ts: Raw = NIL
+    data_parallel_rank: Raw = NIL
+    dp_rank: Raw = NIL
+    attn_dp_rank: Raw = NIL
+
+
+class ArrayTag(Struct, array_like=True, gc=False):
+    """Only the tag of a positional event."""
+
+    tag: str
+
+
+class MapTag(Struct, gc=False):
+    """Only the tag of a map."""
+
+    type: str
+
+
+AnyBatchDecoder = (
+    Decoder[ArrayBatch] | Decoder[MapBatch] | Decoder[ArrayBigramBatch] | Decoder[MapBigramBatch]
+)
+AnyEventDecoder = (
+    Decoder[ArrayEvent] | Decoder[MapEvent] | Decoder[ArrayBigramEvent] | Decoder[MapBigramEvent]
+)
+
+ANY: Final = Decoder()
+RAW_LIST: Final = Decoder(list[Raw])
+LOOSE_MAP: Final = Decoder(LooseMapBatch)
+ARRAY_TAG: Final = Decoder(ArrayTag)
+MAP_TAG: Final = Decoder(MapTag)
+TYPED: Final[dict[tuple[str, bool], AnyBatchDecoder]] = {
+    (ARRAY, False): Decoder(ArrayBatch),
+    (MAP, False): Decoder(MapBatch),
+    (ARRAY, True): Decoder(ArrayBigramBatch),
+    (MAP, True): Decoder(MapBigramBatch),
+}
+TYPED_EVENT: Final[dict[tuple[str, bool], AnyEventDecoder]] = {
+    (ARRAY, False): Decoder(ArrayEvent),
+    (MAP, False): Decoder(MapEvent),
+    (ARRAY, True): Decoder(ArrayBigramEvent),
+    (MAP, True): Decoder(MapBigramEvent),
+}

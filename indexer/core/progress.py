@@ -1,0 +1,127 @@
+"""What of a stream has been applied, and what was lost on the way.
+
+The floor the other two rooms of a stream stand on: `repair` mends holes by replay, `stream` takes
+live messages. Here is the cursor, the writer, and what becomes of the blocks when batches are lost
+or the engine begins anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from indexer.core.cursor import Cursor
+from indexer.core.tallies import Tallies
+from indexer.core.wire import BatchDecoder
+from indexer.core.writer import IndexWriter
+from indexer.types import EventLossPolicy
+
+if TYPE_CHECKING:
+    from indexer.core.events import EventBatch
+    from indexer.core.index import KvIndex
+    from indexer.types import WorkerRank
+
+SEQUENCE_BYTES: Final = 8
+END_MARKER: Final = (1 << 64) - 1
+"""Sequence of the message that ends a replay; on the live stream it is nothing (R37)."""
+
+NAMES_REMEMBERED: Final = 64
+"""Ranks an engine may have called itself on one stream before we stop keeping them."""
+
+PLAUSIBLE_LAG_S: Final = 86_400.0
+"""An engine whose clock is off by more than a day has no lag."""
+
+
+class Progress:
+    """Batches applied in order, batches lost, engines gone."""
+
+    def __init__(
+        self,
+        rank: WorkerRank,
+        index: KvIndex,
+        *,
+        worker_ranks: range,
+        on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
+    ) -> None:
+        self.rank = rank
+        self.worker_ranks = worker_ranks
+        self.lost_batches = 0
+        self.last_batch_ts: float | None = None  # the engine's wall clock
+        self.tallies = Tallies()
+        self.cursor = Cursor()
+        self._on_event_loss = on_event_loss
+        self._decoder = BatchDecoder(is_eagle=index.is_eagle)
+        self._writer = IndexWriter(index, rank, self.tallies)
+        self._names: set[int] = set()  # what the engine has called its rank, live
+        self._is_past_gone = False  # batch 0 has left the engine's buffer: no rebuilding
+        index.attach(rank)
+
+    @property
+    def kv_state(self) -> Literal["current", "uncertain"]:
+        """Whether the index is known to hold what the engine holds (R35)."""
+        return "uncertain" if self.lost_batches else "current"
+
+    def lag(self, wall_now: float) -> float | None:
+        """Seconds since the engine made its last batch, by its own clock; None if implausible."""
+        if self.last_batch_ts is None:
+            return None
+        lag = wall_now - self.last_batch_ts
+        return max(lag, 0.0) if abs(lag) < PLAUSIBLE_LAG_S else None
+
+    def check(self) -> None:
+        """Assert what can be asserted about a position."""
+        self.cursor.check()
+        assert len(self._names) <= NAMES_REMEMBERED
+        assert self.lost_batches >= 0
+
+    def _hear_name(self, batch: EventBatch) -> None:
+        """Remember what the engine calls its rank."""
+        if batch.dp_rank is not None and len(self._names) < NAMES_REMEMBERED:
+            self._names.add(batch.dp_rank)
+
+    def _is_foreign(self, batch: EventBatch) -> bool:
+        """Whether a replayed batch is another rank's: one replay address often serves them all."""
+        name = batch.dp_rank
+        if name is None:
+            return False
+        if self._names:
+            return name not in self._names
+        return name != self.rank.dp_rank and name in self.worker_ranks
+
+    def _accept(self, batch: EventBatch, seq: int, digest: int, *, live: bool) -> None:
+        """Begin to apply a batch; it is the expected one."""
+        self.cursor.advance(seq, digest, live=live)
+        self.tallies.batches += 1
+        self.last_batch_ts = batch.ts
+        self._writer.begin(batch, self.worker_ranks)
+
+    def _work(self, budget: int) -> int:
+        """Write some of the batch being applied; return what is left of the budget."""
+        left = self._writer.work(budget)
+        if self._writer.is_whole:
+            self.lost_batches = 0  # all was cleared: whatever was lost is gone anyway
+        return left
+
+    def _give_up_before(self, seq: int) -> None:
+        """The batches before `seq` will never come."""
+        if seq > self.cursor.expected:
+            self._lose(seq - self.cursor.expected)
+            self.cursor.skip_to(seq)
+
+    def _lose(self, batches: int) -> None:
+        self.lost_batches += batches
+        self.tallies.lost_batches += batches
+        if self._on_event_loss is EventLossPolicy.DROP:
+            self._writer.forget_blocks()
+
+    def _begin_anew(self) -> None:
+        """Another engine process speaks: nothing that was known of the old one holds."""
+        self._writer.forget()
+        self._names.clear()
+        self.cursor.reset()
+        self.lost_batches = 0
+        self._is_past_gone = False
+
+
+def read_sequence(frame: bytes) -> int | None:
+    """The number in a sequence frame, None if it is none."""
+    return int.from_bytes(frame, "big") if len(frame) == SEQUENCE_BYTES else None

@@ -1,0 +1,292 @@
+"""A stream's holes and how they are mended: the reactions to everything a replay can bring.
+
+`replay` keeps the budgets, here is what they protect: replies are applied in order and once, never
+beyond what the live stream has shown; the first one must prove that the engine is the one we know;
+and whatever the endpoint does, live batches wait for a bounded time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from xxhash import xxh3_64_intdigest
+
+from indexer.core.backlog import Backlog
+from indexer.core.progress import END_MARKER, Progress, read_sequence
+from indexer.core.replay import Mode, Replay, ReplayRequest
+from indexer.types import EventLossPolicy, StreamLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indexer.core.index import KvIndex
+    from indexer.types import WorkerRank
+
+REPLY_FRAMES: Final = (3, 4)  # delimiter, topic (vLLM 0.26 and later), sequence, payload
+
+
+class Repair(Progress):
+    """A position that mends what is missing before it.
+
+    Attributes:
+        request: The replay that should be running now; None for none. Compare by identity: a
+            new object is a new request, on a fresh socket.
+        backlog: Live messages that wait for the replay, or for the batch before them.
+    """
+
+    def __init__(
+        self,
+        rank: WorkerRank,
+        index: KvIndex,
+        *,
+        worker_ranks: range,
+        has_replay: bool,
+        on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        super().__init__(rank, index, worker_ranks=worker_ranks, on_event_loss=on_event_loss)
+        self.has_replay = has_replay
+        self.request: ReplayRequest | None = None
+        self._limits = limits or StreamLimits()
+        self.backlog = Backlog(self._limits.backlog_batches_max, self._limits.backlog_bytes_max)
+        self._replay: Replay | None = None
+        self._ask_after = float("-inf")
+        self._backoff_s = 0.0
+        self._quiet_since: float | None = None
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether live messages wait for a replay."""
+        return self._replay is not None
+
+    def check(self) -> None:
+        """Assert every promise of the machine."""
+        super().check()
+        self.backlog.check()
+        assert (self.request is None) == (self._replay is None)
+        if self._replay is not None and self.backlog and not self._is_proof_due:
+            assert self.backlog.first > self.cursor.expected, "live batches wait without need"
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _may_ask(self, now: float) -> bool:
+        return self.has_replay and now >= self._ask_after
+
+    def _ask(self, mode: Mode, now: float) -> None:
+        self._replay = Replay(mode, self._limits, now)
+        self._send_request()
+
+    def _send_request(self) -> None:
+        """Ask from the last batch applied: its copy shows whether this is still the same engine."""
+        replay = self._replay
+        assert replay is not None
+        last = None if replay.mode is Mode.REBUILD else self.cursor.last
+        self.request = ReplayRequest(0 if last is None else last)
+        self.tallies.replays_asked += 1
+
+    def _ask_again(self, now: float) -> None:
+        assert self._replay is not None
+        self._replay.begin_attempt(now)
+        self._send_request()
+
+    def _ask_again_or_abandon(self, outcome: str, now: float) -> None:
+        assert self._replay is not None
+        if self._replay.may_ask_again(now):
+            self._ask_again(now)
+        else:
+            self._abandon(outcome, now)
+
+    def _ask_whose_voice(self, now: float) -> None:
+        """Have the engine prove that it is the one we know."""
+        if self.cursor.last is None:
+            return  # there is nothing that could be wrong
+        if self._replay is not None:
+            # what was asked before went to the engine that may be gone
+            if self._replay.mode is not Mode.REBUILD:
+                self._replay.mode = Mode.VERIFY
+            self._ask_again(now)
+        elif self._may_ask(now):
+            self._ask(Mode.VERIFY, now)
+
+    def _watch_silence(self, now: float, *, may_poll: bool) -> None:
+        """Give up a replay that is late, or look for lost last batches."""
+        replay, limits = self._replay, self._limits
+        if replay is not None:
+            if now >= replay.deadline:
+                self._abandon("deadline", now)
+            elif now >= replay.quiet_until:
+                self._ask_again_or_abandon("silent", now)
+            return
+        if self._quiet_since is None:
+            self._quiet_since = now
+        is_quiet = limits.poll_after_s and now - self._quiet_since >= limits.poll_after_s
+        if is_quiet and may_poll and not self.backlog and self._may_ask(now):
+            can_rebuild = self.lost_batches and not self._is_past_gone
+            self._ask(Mode.REBUILD if can_rebuild else Mode.POLL, now)
+
+    # -- replies -----------------------------------------------------------------------------------
+
+    def _read_reply(self, replay: Replay, frames: Sequence[bytes], now: float) -> None:
+        self._writer.finish()  # the reply comes after what is still being written
+        if not replay.count(sum(map(len, frames))):
+            self._abandon("budget", now)
+            return
+        seq = read_sequence(frames[-2]) if len(frames) in REPLY_FRAMES else None
+        if seq is None or (seq == END_MARKER and frames[-1]):
+            self.tallies.count_bad_message("replay")
+            self._waste(now)
+        elif frames[-1]:
+            self._on_reply(seq, frames[-1], now)
+        else:
+            self._on_marker(now)
+
+    def _on_reply(self, seq: int, payload: bytes, now: float) -> None:
+        replay = self._replay
+        assert replay is not None
+        digest = xxh3_64_intdigest(payload)
+        if not replay.is_verified and not self._verify(replay, seq, payload, digest, now):
+            return
+        expected = self.cursor.expected
+        if seq < expected:
+            self._waste(now)
+        elif seq == expected:
+            self._accept_reply(replay, seq, payload, digest, now)
+        elif replay.replies_now > 1 and replay.may_ask_again(now):
+            self._ask_again(now)  # a hole: replies were dropped on the way
+        else:
+            # the engine's buffer begins later, or the hole will not close; never beyond what is
+            # known from the live stream, so that a wrong endpoint cannot carry the cursor away
+            self._give_up_before(min(seq, self.backlog.first) if self.backlog else seq)
+            if seq == self.cursor.expected:
+                self._accept_reply(replay, seq, payload, digest, now)
+            else:
+                self._meet_live(now)
+
+    def _verify(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> bool:
+        """Look at the first reply: whose is it? True if it has still to be applied."""
+        if replay.mode is Mode.REBUILD:
+            if seq != 0:
+                self._is_past_gone = True
+                self._end_replay("past_gone", now)
+                return False
+            self._begin_anew()
+            replay.mode = Mode.GAP if self.backlog else Mode.POLL
+        last = self.cursor.last
+        if last is None or seq > last:
+            replay.is_verified = True  # nothing to compare with
+            return True
+        if seq < last:
+            self._waste(now)
+            return False
+        replay.is_verified = True
+        replay.hear(now)
+        if self.cursor.digest_of(last) not in (None, digest):
+            self._on_other_engine(payload, now)
+        else:
+            self._meet_live(now)
+        return False
+
+    def _on_other_engine(self, payload: bytes, now: float) -> None:
+        batch = self._decoder.decode(payload)
+        if batch is not None and self._is_foreign(batch):
+            self._shun(now)
+        else:
+            self._start_over(now)
+
+    def _start_over(self, now: float) -> None:
+        """The endpoint speaks for another engine than the one we know: learn that one.
+
+        What waits may be of either engine; the replay has it all, up to this moment.
+        """
+        replay = self._replay
+        assert replay is not None
+        self.tallies.hidden_restarts += 1
+        self._begin_anew()
+        self.backlog.clear()
+        replay.mode = Mode.POLL
+        self._ask_again(now)
+
+    def _accept_reply(
+        self, replay: Replay, seq: int, payload: bytes, digest: int, now: float
+    ) -> None:
+        batch = self._decoder.decode(payload)
+        if batch is None:
+            self.tallies.count_bad_message("payload")
+            self.cursor.advance(seq, digest, live=False)
+            self._lose(1)
+        elif self._is_foreign(batch):
+            self._shun(now)
+            return
+        else:
+            self.tallies.replayed_batches += 1
+            self._accept(batch, seq, digest, live=False)
+        replay.advance(now)
+        self._meet_live(now)
+
+    def _on_marker(self, now: float) -> None:
+        """The engine says that was all."""
+        replay = self._replay
+        assert replay is not None
+        last = self.cursor.last
+        if not replay.is_verified and replay.mode is Mode.REBUILD:
+            self._is_past_gone = True
+            self._end_replay("past_gone", now)
+        elif (
+            not replay.is_verified and last is not None and self.cursor.digest_of(last) is not None
+        ):
+            # what we applied must be in its buffer, being the newest or nearly so; it is not
+            self._start_over(now)
+        elif not self.backlog:
+            self._end_replay("complete", now)
+        elif replay.progressed and replay.may_ask_again(now):
+            self._ask_again(now)  # the end arrived, but not everything before it
+        else:
+            self._abandon("incomplete", now)
+
+    def _meet_live(self, now: float) -> None:
+        """End the replay as soon as the live batches that wait can go on by themselves."""
+        if self._replay is None or not self.backlog or self._is_proof_due:
+            return
+        if self.backlog.first <= self.cursor.expected:
+            self._end_replay("complete" if self._replay.progressed else "overtaken", now)
+        elif self._replay.mode is not Mode.REBUILD:
+            self._replay.mode = Mode.GAP
+
+    @property
+    def _is_proof_due(self) -> bool:
+        replay = self._replay
+        return replay is not None and replay.mode is Mode.VERIFY and not replay.is_verified
+
+    def _waste(self, now: float) -> None:
+        assert self._replay is not None
+        if not self._replay.waste():
+            self._abandon("garbage", now)
+
+    def _shun(self, now: float) -> None:
+        """The endpoint replays another rank: never ask it again."""
+        self.has_replay = False
+        self._abandon("wrong_rank", now)
+
+    def _abandon(self, outcome: str, now: float) -> None:
+        """Go on without what should have come; leave the endpoint alone for a while."""
+        limits = self._limits
+        if outcome != "backlog_full":
+            doubled = min(2 * self._backoff_s, limits.replay_backoff_max_s)
+            backoff_s = doubled or limits.replay_backoff_s
+            self._ask_after = now + backoff_s
+        else:
+            backoff_s = self._backoff_s
+        self._end_replay(outcome, now)
+        self._backoff_s = backoff_s
+        if self.backlog:
+            self._give_up_before(self.backlog.first)
+
+    def _end_replay(self, outcome: str, now: float) -> None:
+        self.tallies.count_replay(outcome)
+        self._stop_replay()
+        self._backoff_s = 0.0
+        self._quiet_since = now
+
+    def _stop_replay(self) -> None:
+        self._replay = None
+        self.request = None
