@@ -209,6 +209,74 @@ def test_a_dump_survives_a_clear_in_the_middle(index: KvIndex) -> None:
     assert len([event for event in rest if event.worker_id == A.worker_id]) == 0
 
 
+def test_a_dump_ends_where_its_rank_ends(index: KvIndex) -> None:
+    index.store(A, CPU, None, [1, 2, 3], pack(1, 2, 3))
+    dump = index.dump()
+    next(dump)
+    index.clear(A)
+    assert list(dump) == []
+
+
+def test_nobody_gets_the_id_of_a_rank_that_left_during_a_dump(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2], pack(1, 2))
+    index.store(B, GPU, None, [1], pack(1))
+    index.store(A, GPU, 1, [3], pack(3))
+    dump = index.dump()
+    next(dump)
+    before = len(index.tree.holders)
+    index.detach(A)
+    while index.sweep(10):
+        pass
+    index.attach(WorkerRank(7, 7))
+    assert len(index.tree.holders) == before + 1
+    assert {event.worker_id for event in dump} <= {B.worker_id}
+    index.attach(WorkerRank(7, 8))
+    assert len(index.tree.holders) == before + 1
+    index.check()
+
+
+def test_a_moved_name_is_no_parent(index: KvIndex) -> None:
+    """What followed the old block must not be told behind the new one."""
+    index.store(A, CPU, None, [1, 2, 3], pack(1, 2, 3))
+    index.store(A, CPU, None, [2], pack(9))
+    copy = loaded(dumped(index))
+    assert found(copy, 9, 3) == {A: (0, 1, 0)}
+    assert found(copy, 1, 2, 3) == {A: (0, 1, 0)}
+    index.store(A, CPU, None, [5, 6], pack(5, 6))
+    index.store(B, CPU, None, [5, 7], pack(5, 7))  # splits behind 5
+    index.store(A, CPU, None, [5], pack(8))
+    copy = loaded(dumped(index))
+    assert found(copy, 8, 6) == {A: (0, 1, 0)}
+
+
+def test_orphans_that_move_during_a_dump_are_not_told_twice(index: KvIndex) -> None:
+    index.store(B, CPU, None, [50, 51, 52], pack(1, 2, 3))
+    for parent, name in ((60, 61), (51, 52), (61, 62), (62, 63)):
+        index.store(A, CPU, parent, [name], pack(name if name > 60 else 3))
+    dump = index.dump()
+    told = [next(dump) for _ in range(4)]
+    index.store(A, CPU, None, [50, 51], pack(1, 2))
+    index.store(A, CPU, 59, [60], pack(60))
+    index.check()
+    told += list(dump)
+    names = [
+        block.block_hash
+        for event in told
+        if event.worker_id == A.worker_id and event.event.data != "cleared"
+        for block in event.event.data.stored.blocks  # type: ignore[union-attr]
+    ]
+    assert sorted(names) == sorted(set(names))
+    assert {61, 62, 63} <= set(names)
+
+
+def test_parents_are_told_by_names_the_reader_has(index: KvIndex) -> None:
+    """Block 2 has one name on disk and one on the device; its child is told behind the latter."""
+    index.store(A, DISK, None, [1, 3], pack(1, 2))
+    index.store(A, GPU, None, [11, 12, 10], pack(1, 2, 3))
+    index.store(A, CPU, 12, [10], pack(3))
+    assert found(loaded(dumped(index)), 1, 2, 3) == {A: (3, 0, 0)}
+
+
 def test_merging_waits_for_the_dump(index: KvIndex) -> None:
     index.store(A, GPU, None, [1, 2, 3, 4], pack(1, 2, 3, 4))
     index.store(A, GPU, 2, [5], pack(5))

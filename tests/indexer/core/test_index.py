@@ -143,6 +143,7 @@ def test_columns_say_the_same_as_rows(index: KvIndex) -> None:
     columns = np.zeros((3, index.capacity))
     assert not index.find_matches(pack(1)).fill(*columns)
     assert columns.T.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
+    assert matches.slots(0b101).tolist() == [0, 2]
     assert index.find_matches(pack(9)).empty
     assert index.find_matches(b"").empty
 
@@ -192,6 +193,57 @@ def test_a_lost_block_does_not_vouch_for_other_content(index: KvIndex) -> None:
     assert rows(index, 1, 2) == {}
 
 
+def test_three_names_for_one_block(index: KvIndex) -> None:
+    for first in (10, 20, 30):
+        index.store(A, GPU, None, [first, first + 1, first + 2], pack(1, 2, 3))
+    index.remove(A, GPU, [11])  # still written in the run, but no name of a held block
+    index.store(A, GPU, 12, [11], pack(4))
+    assert index.namespace_of(A, 11) is not None
+    index.remove(A, GPU, [21, 31])
+    assert rows(index, 1, 2, 3, 4) == {A: (1, 0, 0)}
+    index.store(A, GPU, 10, [41], pack(2))
+    assert rows(index, 1, 2, 3, 4) == {A: (4, 0, 0)}
+
+
+def test_aliases_stay_right_through_split_and_merge(index: KvIndex) -> None:
+    index.store(A, GPU, None, [10, 11, 12, 13], pack(1, 2, 3, 4))
+    index.store(A, CPU, None, [20, 21, 22, 23], pack(1, 2, 3, 4))
+    index.store(A, GPU, None, [30, 31, 32, 33], pack(1, 2, 3, 4))
+    index.store(A, GPU, 31, [34], pack(9))
+    assert index.stats.nodes == 3
+    index.remove(A, GPU, [34])
+    assert swept(index).stats.nodes == 1
+    index.remove(A, GPU, [10, 11, 12, 13])
+    assert rows(index, 1, 2, 3, 4) == {A: (4, 0, 0)}
+    index.remove(A, GPU, [30, 33])
+    assert rows(index, 1, 2, 3, 4) == {A: (0, 4, 0)}
+    index.clear(A)
+    assert swept(index).stats.nodes == 0
+
+
+def test_the_group_of_the_first_store_is_the_plain_one(index: KvIndex) -> None:
+    """Or every block of a model whose main group is not 0 would need a count of its own."""
+    index.store(A, GPU, None, [1], pack(1), group=1)
+    index.remove(A, GPU, [1], group=1)
+    index.store(A, GPU, None, [1, 2], pack(1, 2), group=0)
+    index.store(B, GPU, None, [1, 2], pack(1, 2), group=2)
+    assert index.tree.holders[0].counts[GPU] is None  # type: ignore[union-attr]
+    assert index.tree.holders[1].counts[GPU] is None  # type: ignore[union-attr]
+    index.store(B, GPU, None, [1, 2], pack(1, 2), group=2)
+    index.store(B, GPU, None, [1, 2], pack(1, 2), group=0)
+    index.store(B, CPU, None, [1, 2], pack(1, 2), group=0)
+    index.store(B, CPU, None, [1, 2], pack(1, 2), group=2)
+    index.mark_on_tier(B, DISK, [2], group=5)
+    assert index.remove(B, GPU, [1, 2, 1, 2, 1, 2], group=2) == 4
+    assert index.remove(B, CPU, [1, 2, 1], group=2) == 2
+    assert rows(index, 1, 2) == {A: (2, 0, 0), B: (2, 0, 0)}
+    assert index.remove(B, GPU, [1, 2], group=0) == 2
+    assert rows(index, 1, 2) == {A: (2, 0, 0), B: (0, 2, 0)}
+    assert index.remove(B, CPU, [1, 2], group=0) == 2
+    assert index.remove(B, DISK, [1, 2], group=5) == 1
+    assert rows(index, 1, 2) == {A: (2, 0, 0)}
+
+
 def test_a_name_means_what_was_announced_last(index: KvIndex) -> None:
     index.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3))
     index.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3))
@@ -235,6 +287,27 @@ def test_an_orphan_is_no_root(index: KvIndex) -> None:
     index.store(A, GPU, None, [99], pack(7))
     assert rows(index, 7, 1, 2, 3) == {A: (4, 0, 0)}
     assert index.stats.orphan_blocks == 0
+
+
+def test_a_block_cannot_follow_itself(index: KvIndex) -> None:
+    index.store(A, GPU, 99, [1], pack(1))
+    assert index.store(A, GPU, 99, [98, 99], pack(2, 3)) == 0
+    assert index.store(A, GPU, None, [5, 1, 5], pack(5, 6, 7)) == 0
+    index.store(A, GPU, None, [99], pack(7))
+    assert rows(index, 7, 1) == {A: (2, 0, 0)}
+
+
+def test_dropped_orphans_forget_their_counts() -> None:
+    index = KvIndex(16, orphan_blocks_max=3)
+    index.attach(A)
+    for _ in range(2):
+        index.store(A, GPU, 99, [1, 2], pack(1, 2))
+        index.store(A, GPU, 99, [11, 12], pack(1, 2))
+    index.store(A, GPU, 98, [3, 4], pack(3, 4))
+    assert index.stats.orphan_blocks_dropped == 2
+    index.store(A, GPU, None, [1], pack(1))
+    index.remove(A, GPU, [1])
+    assert rows(index, 1) == {}
 
 
 def test_orphans_of_one_rank_do_not_wait_for_another(index: KvIndex) -> None:
@@ -385,6 +458,19 @@ def test_a_late_rank_does_not_inherit_the_past(index: KvIndex) -> None:
     swept(index)
     assert rows(index, 1, 2, 3) == {A: (3, 0, 0), B: (2, 0, 0)}
     assert len(index.tree.holders) < 10
+
+
+def test_slots_of_many_different_masks(index: KvIndex) -> None:
+    """More masks than are remembered."""
+    ranks = [WorkerRank(worker, 0) for worker in range(100, 110)]
+    for rank in ranks:
+        index.attach(rank)
+    for number in range(1, 1024):
+        for bit, rank in enumerate(ranks):
+            if number >> bit & 1:
+                index.store(rank, GPU, None, [number], pack(number))
+        found = index.find_matches(pack(number)).rows()
+        assert sum(1 << ranks.index(index.rank_of(slot)) for slot in found) == number  # type: ignore[arg-type]
 
 
 def test_unknown_ranks_have_nothing(index: KvIndex) -> None:
