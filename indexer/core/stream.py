@@ -75,7 +75,7 @@ class EventStream(Repair):
             self.tallies.count_bad_message("sequence")
             return
         self.last_event_at = self._quiet_since = now
-        if self._replay is None and not self.is_busy:
+        if self._replay is None and not self._writer.is_busy and not self.backlog:
             self._take(seq, frames[2], now)
         else:
             self._hold(seq, frames[2], now)

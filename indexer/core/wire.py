@@ -184,7 +184,7 @@ def _normal(event: WireEvent) -> Event:
 
 def _map_stored(event: MapStored) -> BlockStored:
     colours = None
-    if event.extra_keys or event.mm_keys or event.block_mm_infos:
+    if _has_extra_keys(event) or event.mm_keys or event.block_mm_infos:
         colours = _colours(event, event.lora_name or "")
         if event.mm_keys:
             colours.read_mm_keys(event.mm_keys)
@@ -199,7 +199,15 @@ def _array_stored(event: ArrayStored) -> BlockStored:
         salt = _text(event.lora_name.get("cache_salt"))
     elif event.lora_name:
         name = event.lora_name
-    return _stored(event, name, salt, _colours(event, name) if event.extra_keys else None)
+    return _stored(event, name, salt, _colours(event, name) if _has_extra_keys(event) else None)
+
+
+def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
+    keys = event.extra_keys
+    if not keys:
+        return False
+    # plain text has [nil, nil, ...]: not worth a closer look, unless their number is wrong
+    return any(keys) or len(keys) != len(event.block_hashes)
 
 
 def _colours(event: ArrayStored | MapStored, lora_name: str) -> Colours:

@@ -52,6 +52,7 @@ class IndexWriter:
     """Writes one stream's batches; remembers which ranks it wrote to and which groups count.
 
     Attributes:
+        is_busy: Whether a batch is not yet written to its end.
         is_whole: Whether the last call of `work` ended with the stream's only rank cleared.
     """
 
@@ -65,6 +66,7 @@ class IndexWriter:
         "_slice",
         "_tallies",
         "_written",
+        "is_busy",
         "is_whole",
     )
 
@@ -78,12 +80,8 @@ class IndexWriter:
         self._rank = rank  # of the batch being written
         self._next = 0
         self._slice: Slice | None = None
+        self.is_busy = False
         self.is_whole = False
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a batch is not yet written to its end."""
-        return self._batch is not None
 
     def begin(self, batch: EventBatch, worker_ranks: range) -> None:
         """Take the next batch; `work` writes it."""
@@ -97,6 +95,7 @@ class IndexWriter:
                 self._tallies.foreign_ranks += 1
         self._index.attach(rank)  # costs nothing, and a detached rank may still have a listener
         self._batch, self._rank, self._next = batch, rank, 0
+        self.is_busy = True
 
     def work(self, budget: int) -> int:
         """Write events while the budget, in blocks, lasts; return what is left of it."""
@@ -108,7 +107,7 @@ class IndexWriter:
             if self._slice is not None:
                 self._slice = self._write_slice(self._slice)
             elif self._next == len(batch.events):
-                self._batch = None
+                self._batch, self.is_busy = None, False
                 break
             else:
                 event = batch.events[self._next]
@@ -120,7 +119,7 @@ class IndexWriter:
 
     def finish(self) -> None:
         """Write what is left of the batch in one go."""
-        while self._batch is not None:
+        while self.is_busy:
             self.work(SLICE_BLOCKS)
 
     def forget_blocks(self) -> None:
@@ -135,6 +134,7 @@ class IndexWriter:
         self.forget_blocks()
         self._groups.clear()
         self._batch = self._slice = None
+        self.is_busy = False
 
     def _write(self, event: Event, form: str) -> None:
         """Apply one event; of a long store only the first slice."""
@@ -174,10 +174,9 @@ class IndexWriter:
 
     def _store(self, event: BlockStored) -> str:
         refusal = self._why_elsewhere(event)
-        if refusal is not None:
-            return refusal
+        if refusal is not None or event.tier is None:
+            return refusal or "unknown_medium"
         if event.is_placeholder:
-            assert event.tier is not None
             self._index.mark_on_tier(self._rank, event.tier, event.block_hashes, group=event.group)
             return "placeholder"
         refusal = self._why_not_whole(event)
@@ -188,9 +187,20 @@ class IndexWriter:
             local_hashes = self._local_hashes(event, namespace)
         except ValueError:  # a token beyond 32 bits
             return "malformed"
-        stored = self._tallies.blocks_stored
-        self._slice = self._write_slice(Slice(event, namespace, local_hashes))
-        return APPLIED if self._tallies.blocks_stored > stored else "duplicate_hash"
+        if len(event.block_hashes) > SLICE_BLOCKS:
+            self._slice = self._write_slice(Slice(event, namespace, local_hashes))
+            return APPLIED
+        accepted = self._index.store(
+            self._rank,
+            event.tier,
+            event.parent,
+            event.block_hashes,
+            local_hashes,
+            namespace=namespace,
+            group=event.group,
+        )
+        self._tallies.blocks_stored += accepted
+        return APPLIED if accepted else "duplicate_hash"
 
     def _remove(self, event: BlockRemoved) -> str:
         refusal = self._why_elsewhere(event)

@@ -275,6 +275,8 @@ def test_parents_are_told_by_names_the_reader_has(index: KvIndex) -> None:
     index.store(A, GPU, None, [11, 12, 10], pack(1, 2, 3))
     index.store(A, CPU, 12, [10], pack(3))
     assert found(loaded(dumped(index)), 1, 2, 3) == {A: (3, 0, 0)}
+    index.store(A, GPU, 12, [20], pack(9))  # now a branch, so that the child is in another node
+    assert found(loaded(dumped(index)), 1, 2, 3) == {A: (3, 0, 0)}
 
 
 def test_merging_waits_for_the_dump(index: KvIndex) -> None:

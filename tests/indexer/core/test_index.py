@@ -163,6 +163,10 @@ def test_counts_are_kept_per_group(index: KvIndex) -> None:
     for group in (0, 1, 1):
         index.store(A, GPU, None, [1], pack(1), group=group)
     assert index.remove(A, GPU, [1], group=2) == 0
+    index.store(B, GPU, None, [1], pack(1))
+    index.store(B, GPU, None, [1], pack(1), group=1)
+    assert index.remove(B, GPU, [1, 1], group=1) == 1
+    assert index.remove(B, GPU, [1, 1]) == 1
     assert index.remove(A, GPU, [1, 1], group=0) == 1
     assert rows(index, 1) == {A: (1, 0, 0)}
     assert index.remove(A, GPU, [1, 1, 1], group=1) == 2
@@ -219,6 +223,25 @@ def test_aliases_stay_right_through_split_and_merge(index: KvIndex) -> None:
     assert rows(index, 1, 2, 3, 4) == {A: (0, 4, 0)}
     index.clear(A)
     assert swept(index).stats.nodes == 0
+
+
+def test_a_held_block_is_not_taken_for_a_lost_one(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3))
+    index.store(A, CPU, None, [11, 12], pack(1, 2))
+    index.store(A, CPU, 99, [3], pack(3))
+    assert index.stats.orphan_blocks == 1
+    assert rows(index, 1, 2, 3) == {A: (2, 0, 0)}
+
+
+def test_a_tail_that_others_do_not_hold_is_cut(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2, 3, 4], pack(1, 2, 3, 4))
+    index.store(B, GPU, None, [1, 2], pack(1, 2))
+    index.remove(A, GPU, [4])
+    assert index.stats.blocks == 3
+    index.remove(A, GPU, [2])
+    index.remove(A, GPU, [3])
+    assert index.stats.blocks == 2
+    assert rows(index, 1, 2, 3) == {A: (1, 0, 0), B: (2, 0, 0)}
 
 
 def test_the_group_of_the_first_store_is_the_plain_one(index: KvIndex) -> None:
@@ -362,6 +385,25 @@ def test_reference_counts_survive_the_wait(index: KvIndex) -> None:
     assert rows(index, 7, 1) == {A: (1, 0, 0)}
 
 
+def test_orphans_with_holes_and_second_names_join_what_is_there(index: KvIndex) -> None:
+    index.store(B, GPU, None, [1, 2, 3, 4, 5], pack(1, 2, 3, 4, 5))
+    index.store(A, GPU, 11, [12, 13, 14, 15], pack(2, 3, 4, 5))
+    index.store(A, CPU, 11, [22, 23, 24, 25], pack(2, 3, 4, 5))
+    index.remove(A, GPU, [12, 13])
+    index.remove(A, CPU, [23])
+    assert index.stats.orphan_blocks == 4
+    index.store(A, GPU, None, [11], pack(1))
+    assert index.stats.orphan_blocks == 0
+    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 1, 0), B: (5, 0, 0)}
+    index.store(A, CPU, 23, [24], pack(4))  # 3 is lost, but known by the block behind it
+    index.store(A, CPU, 22, [23], pack(3))
+    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 4, 0), B: (5, 0, 0)}
+    assert index.remove(A, CPU, [24]) == 1
+    assert index.remove(A, CPU, [24]) == 1
+    assert index.remove(A, GPU, [14, 15]) == 2
+    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 2, 0), B: (5, 0, 0)}
+
+
 def test_a_circle_of_parents_has_no_beginning(index: KvIndex) -> None:
     index.store(A, GPU, 1, [2], pack(2))
     index.store(A, GPU, 2, [1], pack(1))
@@ -470,7 +512,8 @@ def test_slots_of_many_different_masks(index: KvIndex) -> None:
             if number >> bit & 1:
                 index.store(rank, GPU, None, [number], pack(number))
         found = index.find_matches(pack(number)).rows()
-        assert sum(1 << ranks.index(index.rank_of(slot)) for slot in found) == number  # type: ignore[arg-type]
+        holders = {index.rank_of(slot) for slot in found}
+        assert holders == {rank for bit, rank in enumerate(ranks) if number >> bit & 1}
 
 
 def test_unknown_ranks_have_nothing(index: KvIndex) -> None:
