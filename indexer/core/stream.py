@@ -113,6 +113,12 @@ class EventStream(Repair):
             else:
                 return
 
+    def on_fault(self) -> None:
+        """Let go of a batch whose writing raised: it would raise again, for ever."""
+        if self._writer.is_busy:
+            self._writer.drop_batch()
+            self._lose(1)
+
     def close(self) -> None:
         """Stop for good and forget what the stream has brought; late messages are ignored."""
         if not self.closed:

@@ -102,7 +102,9 @@ class IndexWriter:
         batch, tallies = self._batch, self._tallies
         assert batch is not None
         self.is_whole = False
-        while budget > 0:
+        if self._index.slot_of(self._rank) is None:  # the rank left between two turns
+            self.drop_batch()
+        while budget > 0 and self.is_busy:
             stored = tallies.blocks_stored
             if self._slice is not None:
                 self._slice = self._write_slice(self._slice)
@@ -122,6 +124,11 @@ class IndexWriter:
         while self.is_busy:
             self.work(SLICE_BLOCKS)
 
+    def drop_batch(self) -> None:
+        """Let go of what is left of the batch."""
+        self._batch = self._slice = None
+        self.is_busy = False
+
     def forget_blocks(self) -> None:
         """Clear every rank this stream wrote to."""
         for rank in self._written:
@@ -133,8 +140,7 @@ class IndexWriter:
         """Forget everything: another engine, with other groups, will speak."""
         self.forget_blocks()
         self._groups.clear()
-        self._batch = self._slice = None
-        self.is_busy = False
+        self.drop_batch()
 
     def _write(self, event: Event, form: str) -> None:
         """Apply one event; of a long store only the first slice."""

@@ -66,7 +66,7 @@ class Listeners:
     """All event sockets of the process; lives on the loop it is used from.
 
     Attributes:
-        faults: Messages whose handling raised, which is a bug; the message is lost, the stream
+        faults: Messages whose handling raised, which is a bug; the batch is lost, the stream
             goes on.
     """
 
@@ -172,6 +172,7 @@ class Listeners:
                 is_idle = self._step(feed, now)
             except Exception as error:  # noqa: BLE001 - a bug must not end the listener
                 self._report(error)
+                stream.on_fault()
                 is_idle = False
             if stream.request is not feed.request:
                 self._sync(feed)

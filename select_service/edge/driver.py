@@ -286,7 +286,7 @@ class Driver:
     async def dump(self) -> AsyncIterator[bytes]:
         """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds."""
         opening = b"{"
-        for scope, index in self.core.registry.indexes():
+        for scope, index in list(self.core.registry.indexes()):  # some may open meanwhile
             name = _encode(f"{scope.model_name}:{scope.tenant_id}")
             yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
             opening = b","

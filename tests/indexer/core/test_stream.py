@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from indexer.core.hashing import block_hashes
+from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.types import EventLossPolicy, Namespace, Scope, StreamLimits, WorkerRank
 from tests.indexer.encoding import (
@@ -725,6 +726,31 @@ def test_a_long_batch_is_applied_in_slices_and_in_order() -> None:
     assert 2 <= turns <= 9
     assert {c for c in bench.index.counts[RANK].values() if c} == {1}, "only the second copy of 1"
     bench.stream.check()
+
+
+def test_a_rank_that_leaves_while_its_batch_is_written() -> None:
+    index = KvIndex(16)
+    stream = EventStream(
+        Scope("m", "t"),
+        RANK,
+        index,
+        worker_ranks=range(2),
+        has_replay=False,
+        limits=StreamLimits(blocks_per_turn=64),
+    )
+    long = stored(list(range(1, 2_001)), [at % 977 for at in range(32_000)])
+    stream.on_live(message(0, encode_batch([long], rank=1)), 0.0)
+    assert stream.is_busy
+    index.detach(WorkerRank(1, 1))
+    stream.worker_ranks = range(1)
+    stream.resume(0.0)
+    assert not stream.is_busy
+    assert index.slot_of(WorkerRank(1, 1)) is None
+    stream.on_live(message(1, batch(1)), 0.0)
+    assert index.stats.holdings[0] == 1
+    while index.sweep(100):
+        pass
+    index.check()
 
 
 def test_a_listener_that_never_resumes_cannot_fill_the_memory() -> None:

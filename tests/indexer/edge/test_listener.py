@@ -360,6 +360,32 @@ def test_a_bug_costs_one_message(context: Any, monkeypatch: pytest.MonkeyPatch) 
     play(context, scenario)
 
 
+def test_a_bug_in_writing_costs_one_batch(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine, replay=False)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        true_store = house.index.store
+
+        def broken(
+            rank: WorkerRank, tier: Any, parent: Any, hashes: Any, *rest: Any, **more: Any
+        ) -> int:
+            if 600 in hashes:
+                raise RuntimeError("a bug")
+            return true_store(rank, tier, parent, hashes, *rest, **more)
+
+        monkeypatch.setattr(house.index, "store", broken)
+        many = list(range(1, 4_001))
+        engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
+        engine.publish(batch(5_000))
+        await house.until(lambda: house.holds(stream, 5_000))
+        assert house.listeners.faults == 1
+        assert stream.kv_state == "uncertain"
+        house.listeners.faults = 0
+
+    play(context, scenario)
+
+
 def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

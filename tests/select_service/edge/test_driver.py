@@ -217,6 +217,19 @@ def test_the_dump_is_one_json_object_whatever_the_slices() -> None:
     run(scene)
 
 
+def test_a_partition_may_open_while_a_dump_is_read() -> None:
+    async def scene() -> None:
+        async with driver() as service:
+            service.upsert_worker(spec(2, model_name="m2"))
+            pieces = service.dump()
+            text = await anext(pieces)
+            service.upsert_worker(spec(3, model_name="m3"))
+            text += b"".join([piece async for piece in pieces])
+            assert {"default:default", "m2:default"} <= set(msgspec.json.decode(text))
+
+    run(scene)
+
+
 def test_the_embedded_service_mirrors_the_routes() -> None:
     async def scene() -> None:
         async with SelectionService(seed=1) as service:
