@@ -23,10 +23,11 @@ from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
+from select_service.edge.fast_lane import fast_lane
 from select_service.edge.http import Api
 from select_service.edge.metrics import Metrics
 from select_service.edge.openapi import describe
-from select_service.edge.protocol import ConnectionLimits, guarded
+from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.traffic import Traffic
 from select_service.types import CoreLimits
 from select_service.version import __version__
@@ -136,7 +137,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 door,
-                http=guarded(limits, traffic.connections),
+                http=fast_lane(door, limits, traffic.connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.errors import IndexerError
 from select_service.edge.http import ROUTES, Api, Handler, Request, Response, refusal
@@ -29,12 +29,24 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-__all__ = ["Door"]
+__all__ = ["HANDED_OVER", "Call", "Door"]
 
 _log = logging.getLogger("select_service.http")
 _access_log = logging.getLogger("select_service.access")
 
+HANDED_OVER: Final = "select_service.answer"
+"""Key of the scope: a response the carrier got from `Door.answer_now` and cannot write itself."""
+
 _BAD_REQUEST: Final = 400
+
+
+class Call(NamedTuple):
+    """A request whose route is known and whose body may follow."""
+
+    route: Route[Handler]
+    params: tuple[str, ...]
+    query: bytes
+    path: bytes
 
 
 class _ClientGoneError(Exception):
@@ -59,6 +71,50 @@ class Door:
         """Send waiting requests away and cut streams: the process is about to end."""
         self._leaving.set()
 
+    # -- at once -------------------------------------------------------------------------------
+
+    def call_for(
+        self, method: bytes, url: bytes, media_type: bytes | None, length: int
+    ) -> Call | None:
+        """Return the call a plain request makes; None when only `__call__` can do it justice.
+
+        Args:
+            method: as on the request line.
+            url: as on the request line.
+            media_type: the Content-Type header.
+            length: of the body, in bytes.
+        """
+        path, _, query = url.partition(b"?")
+        found = None if self._access_log else self._router.find(method.decode("ascii"), path)
+        if found is None or length > self._max_body_bytes or b"#" in url:
+            return None
+        route, params = found
+        if route.takes is not None and not is_json(media_type):
+            return None
+        return Call(route, params, query, path)
+
+    def answer_now(self, call: Call, body: bytes) -> Response | Awaitable[Response]:
+        """Answer a whole request, and count it unless the answer has to wait or is a stream.
+
+        Such an answer goes through `__call__`, under `HANDED_OVER`. Never raises.
+        """
+        started = perf_counter()
+        route = call.route
+        try:
+            request = Request(call.params, call.query, b"" if route.takes is None else body)
+            answer = route.handler(self._api, request)
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the process
+            answer = self._fault(error, route.method, call.path)
+        if isinstance(answer, Response) and answer.stream is None:
+            self._stats[id(route)].observe(answer.status, perf_counter() - started)
+        return answer
+
+    def count_gone(self, call: Call) -> None:
+        """Count a client that left while its body was on the way."""
+        self._stats[id(call.route)].observe(CLIENT_GONE, 0.0)
+
+    # -- through ASGI --------------------------------------------------------------------------
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
@@ -72,15 +128,10 @@ class Door:
                 route, params = self._router.match(method, raw_path)
                 stats = self._stats[id(route)]
                 response = await self._handle(route, params, scope, receive)
-            except (ServiceError, IndexerError) as error:
-                response = self._refuse(error, raw_path)
             except _ClientGoneError:
                 return
-            except Exception:  # noqa: BLE001 - one bad request must not end the process
-                self._traffic.crashes += 1
-                where = {"method": method[:16], "path": _short(raw_path)}
-                _log.exception("request failed", extra=where)
-                response = refusal(ServiceError("internal error"))
+            except Exception as error:  # noqa: BLE001 - one bad request must not end the process
+                response = self._fault(error, method, raw_path)
             status = response.status
             if _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
@@ -95,8 +146,10 @@ class Door:
     async def _handle(
         self, route: Route[Handler], params: tuple[str, ...], scope: Scope, receive: Receive
     ) -> Response:
-        body = b"" if route.takes is None else await self._read_body(scope, receive)
-        answer = route.handler(self._api, Request(params, scope["query_string"], body))
+        answer = scope.get(HANDED_OVER)
+        if answer is None:
+            body = b"" if route.takes is None else await self._read_body(scope, receive)
+            answer = route.handler(self._api, Request(params, scope["query_string"], body))
         return answer if isinstance(answer, Response) else await self._wait(answer, receive)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
@@ -192,11 +245,17 @@ class Door:
             return False
         return True
 
-    def _refuse(self, error: ServiceError | IndexerError, raw_path: bytes) -> Response:
-        response = refusal(error)
-        if isinstance(error, MethodNotAllowed):
-            response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
-        return response
+    def _fault(self, error: Exception, method: str, raw_path: bytes) -> Response:
+        """Make an answer of what a handler raised."""
+        if isinstance(error, ServiceError | IndexerError):
+            response = refusal(error)
+            if isinstance(error, MethodNotAllowed):
+                response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
+            return response
+        self._traffic.crashes += 1
+        where = {"method": method[:16], "path": _short(raw_path)}
+        _log.error("request failed", extra=where, exc_info=error)
+        return refusal(ServiceError("internal error"))
 
 
 def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:

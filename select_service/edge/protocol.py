@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.traffic import Connections
 
-__all__ = ["ConnectionLimits", "GuardedProtocol", "guarded"]
+__all__ = ["ConnectionLimits", "GuardedProtocol"]
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Request line and headers: what common proxies allow at most, several times over."""
@@ -70,10 +70,12 @@ class _Phase(Enum):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. Made through `guarded`, which sets `limits` and `counts`."""
+    """One connection. A subclass sets `limits` and `counts`: uvicorn makes the instances."""
 
     limits: ConnectionLimits
     counts: Connections
+
+    _owes_answer = False  # to a request that has no ASGI cycle
 
     _phase = _Phase.HEAD
     _stamped: _Phase | None = None  # the phase `_since` belongs to
@@ -132,8 +134,7 @@ class GuardedProtocol(HttpToolsProtocol):
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._phase = _Phase.HEAD
-        self._stamped = None
+        self._enter_head()
 
     @override
     def on_headers_complete(self) -> None:
@@ -141,15 +142,25 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._upgrading:
             return
         super().on_headers_complete()  # may raise: then the head is still what is wrong
-        self._phase = _Phase.BODY
-        self._head_bytes = 0
+        self._enter_body()
 
     @override
     def on_message_complete(self) -> None:
         if self._upgrading:
             return
-        self._phase = _Phase.REST
+        self._enter_rest()
         super().on_message_complete()
+
+    def _enter_head(self) -> None:
+        self._phase = _Phase.HEAD
+        self._stamped = None
+
+    def _enter_body(self) -> None:
+        self._phase = _Phase.BODY
+        self._head_bytes = 0
+
+    def _enter_rest(self) -> None:
+        self._phase = _Phase.REST
 
     def _start_over(self, rest: bytes) -> None:
         """Read a request that offers another protocol as plain HTTP/1.1, which is what it gets.
@@ -219,7 +230,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refused = True
         cycle = self._unanswered()
         if cycle is None:
-            due = self._phase is not _Phase.BODY  # else answered before its body had arrived
+            # in the phase BODY without a debt: answered before its body had arrived
+            due = self._phase is not _Phase.BODY or self._owes_answer
         else:
             due = self._phase is _Phase.BODY and not cycle.response_started
             cycle.disconnected = True
@@ -229,16 +241,6 @@ class GuardedProtocol(HttpToolsProtocol):
             content = encode(body)
             self.transport.write(STATUS_LINE[status] + _REFUSAL_HEAD % len(content) + content)
         self.transport.close()
-
-
-def guarded(limits: ConnectionLimits, counts: Connections) -> type[GuardedProtocol]:
-    """Return the protocol class for one server: uvicorn makes the instances itself."""
-
-    class Guarded(GuardedProtocol):
-        pass
-
-    Guarded.limits, Guarded.counts = limits, counts
-    return Guarded
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:

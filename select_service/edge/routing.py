@@ -50,25 +50,23 @@ class Match(NamedTuple, Generic[H]):
 
 
 class Router(Generic[H]):
-    """Finds routes; static paths cost one dict lookup."""
+    """Finds routes by a dict lookup; those with braces in their pattern by first segment."""
 
     def __init__(self, routes: Sequence[Route[H]]) -> None:
         self._static: dict[bytes, dict[str, Route[H]]] = {}
-        self._shaped: list[tuple[tuple[bytes | None, ...], dict[str, Route[H]]]] = []
-        shapes: dict[tuple[bytes | None, ...], dict[str, Route[H]]] = {}
+        self._shaped: dict[bytes, list[tuple[_Shape, dict[str, Route[H]]]]] = {}
+        shapes: dict[_Shape, dict[str, Route[H]]] = {}
         for route in routes:
             if "{" not in route.pattern:
                 methods = self._static.setdefault(route.pattern.encode(), {})
             else:
-                shape = tuple(
-                    None if part.startswith("{") else part.encode()
-                    for part in route.pattern.split("/")
-                )
+                shape = _shape(route.pattern)
                 methods = shapes.setdefault(shape, {})
             methods[route.method] = route
             if route.method == "GET":
                 methods.setdefault("HEAD", route)
-        self._shaped = list(shapes.items())
+        for shape, methods in shapes.items():
+            self._shaped.setdefault(shape.first, []).append((shape, methods))
 
     def match(self, method: str, raw_path: bytes) -> Match[H]:
         """Find the route of a request.
@@ -86,6 +84,17 @@ class Router(Generic[H]):
             raise MethodNotAllowed("method not allowed")
         return Match(route, tuple(map(_decode_segment, segments)) if segments else ())
 
+    def find(self, method: str, raw_path: bytes) -> Match[H] | None:
+        """Like `match`, for a caller that has another way: None where that raises, and for HEAD."""
+        methods, segments = self._find(raw_path)
+        route = methods.get(method)
+        if route is None or route.method != method:
+            return None
+        try:
+            return Match(route, tuple(map(_decode_segment, segments)) if segments else ())
+        except InvalidPath:
+            return None
+
     def allowed(self, raw_path: bytes) -> str:
         """Return the value of an Allow header for a path."""
         methods, _ = self._find(raw_path)
@@ -96,18 +105,40 @@ class Router(Generic[H]):
         if methods is not None:
             return methods, []
         parts = raw_path.split(b"/")
-        for shape, shaped in self._shaped:
-            if len(shape) == len(parts) and all(
-                part if want is None else part == want
-                for want, part in zip(shape, parts, strict=True)
+        for shape, shaped in self._shaped.get(parts[1], ()) if len(parts) > 1 else ():
+            if len(parts) == shape.length and shape.texts == tuple(
+                [parts[at] for at in shape.fixed]
             ):
-                return shaped, [
-                    part for want, part in zip(shape, parts, strict=True) if want is None
-                ]
+                segments = [parts[at] for at in shape.open]
+                return (shaped, segments) if all(segments) else ({}, [])
         return {}, []
 
 
+class _Shape(NamedTuple):
+    """A pattern with braces: `/workers/{id}` has the parts "", "workers" and an open one."""
+
+    length: int
+    first: bytes
+    fixed: tuple[int, ...]
+    texts: tuple[bytes, ...]
+    open: tuple[int, ...]
+
+
+def _shape(pattern: str) -> _Shape:
+    parts = pattern.split("/")
+    is_open = [part.startswith("{") for part in parts]
+    return _Shape(
+        len(parts),
+        parts[1].encode(),
+        tuple(at for at, is_it in enumerate(is_open) if not is_it),
+        tuple(part.encode() for at, part in enumerate(parts) if not is_open[at]),
+        tuple(at for at, is_it in enumerate(is_open) if is_it),
+    )
+
+
 def _decode_segment(segment: bytes) -> str:
+    if b"%" not in segment and segment.isascii():
+        return segment.decode()
     try:
         return unquote_to_bytes(segment).decode()
     except UnicodeDecodeError as error:

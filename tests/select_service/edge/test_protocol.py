@@ -17,7 +17,6 @@ from select_service.edge.protocol import (
     HEAD_BYTES_MAX,
     ConnectionLimits,
     GuardedProtocol,
-    guarded,
 )
 from select_service.edge.traffic import Connections
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
@@ -274,8 +273,12 @@ class _Transport(asyncio.Transport):
 
 def _alone(transport: _Transport) -> GuardedProtocol:
     limits = ConnectionLimits(header_timeout_s=1, body_timeout_s=1, connections_max=1)
-    kind = guarded(limits, Connections())
-    return kind(config=uvicorn.Config(lambda: None), server_state=ServerState(), app_state={})
+
+    class Alone(GuardedProtocol):
+        pass
+
+    Alone.limits, Alone.counts = limits, Connections()
+    return Alone(config=uvicorn.Config(lambda: None), server_state=ServerState(), app_state={})
 
 
 def test_after_a_refusal_nothing_is_heard() -> None:

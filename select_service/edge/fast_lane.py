@@ -1,0 +1,197 @@
+"""Answers plain requests as soon as they are complete, without a task or an ASGI exchange.
+
+Most requests arrive whole, are answered from memory and fit one write; for those a task, an event
+and a scope per request cost more than the answer. Whatever is unusual (a body in chunks, `Expect`,
+HEAD, a client that pipelines or does not read, an answer that has to wait or comes as a stream)
+takes the ASGI way through the same `Door`, the same routes and the same counters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from select_service.edge.asgi import HANDED_OVER
+from select_service.edge.http import JSON, Response
+from select_service.edge.protocol import GuardedProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.edge.asgi import Call, Door
+    from select_service.edge.protocol import ConnectionLimits
+    from select_service.edge.traffic import Connections
+
+__all__ = ["FastLane", "fast_lane"]
+
+_UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
+_DIGITS_MAX: Final = 12
+_ONLY_JSON: Final = (JSON,)
+
+
+class _Preamble:
+    """The header lines uvicorn puts on every answer; it makes a new list of them every second."""
+
+    __slots__ = ("_headers", "_lines")
+
+    def __init__(self) -> None:
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._lines = b""
+
+    def lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        if headers is not self._headers:
+            self._headers, self._lines = headers, _lines(headers)
+        return self._lines
+
+
+class FastLane(GuardedProtocol):
+    """One connection. Made through `fast_lane`, which sets `door`, `limits` and `counts`."""
+
+    door: Door
+
+    _preamble = _Preamble()
+    _call: Call | None = None  # the request whose body is arriving
+    _body: bytes | bytearray = b""
+    _turn_used = False  # one request per read: a client that pipelines must not own the loop
+    _is_last = False  # the server is leaving
+    _idle_since: float | None = None  # loop time of our last answer; None on the ASGI way
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._call is not None:
+            self.door.count_gone(self._call)
+            self._call = None
+        super().connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._turn_used = False
+        self._idle_since = None
+        super().data_received(data)
+
+    @override
+    def on_message_begin(self) -> None:
+        self._enter_head()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._call = self._plain_call()
+        if self._call is None:
+            self._take_asgi_way()
+        else:
+            self._owes_answer = True
+            self._enter_body()
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        if self._call is None:
+            super().on_body(body)
+        elif not self._body:
+            self._body = body
+        else:
+            if not isinstance(self._body, bytearray):
+                self._body = bytearray(self._body)
+            self._body += body
+
+    @override
+    def on_message_complete(self) -> None:
+        call = self._call
+        if call is None:
+            super().on_message_complete()
+            return
+        body, self._body = self._body, b""
+        self._call = None
+        self._owes_answer = False
+        answer = self.door.answer_now(call, body if isinstance(body, bytes) else bytes(body))
+        if isinstance(answer, Response) and answer.stream is None:
+            self._enter_rest()
+            self._write_answer(answer)
+            return
+        self._take_asgi_way()
+        self.scope[HANDED_OVER] = answer  # type: ignore[typeddict-unknown-key]
+        super().on_message_complete()
+
+    @override
+    def shutdown(self) -> None:
+        if self._call is None:
+            super().shutdown()
+        else:
+            self._is_last = True
+
+    @override
+    def sweep(self, now: float) -> None:
+        super().sweep(now)
+        if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
+            self.transport.close()
+
+    def _plain_call(self) -> Call | None:
+        """Return what to call if this request can be answered as soon as its body is there."""
+        if (
+            self._turn_used
+            or self._unanswered() is not None
+            or self.flow.write_paused
+            or self.transport.is_closing()
+            or not self.parser.should_keep_alive()
+            or self.parser.get_http_version() != "1.1"
+        ):
+            return None
+        self._turn_used = True
+        media_type, length = None, 0
+        for name, value in self.headers:
+            if name == b"content-type":
+                media_type = value
+            elif name == b"content-length":
+                if len(value) > _DIGITS_MAX:
+                    return None
+                length = int(value)
+            elif name in _UNUSUAL:
+                return None
+        return self.door.call_for(self.parser.get_method(), self.url, media_type, length)
+
+    def _take_asgi_way(self) -> None:
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expect
+        self.headers += headers
+        super().on_headers_complete()
+
+    def _write_answer(self, answer: Response) -> None:
+        headers = b"content-type: application/json\r\n"
+        if answer.headers is not _ONLY_JSON and answer.headers != _ONLY_JSON:
+            headers = _lines(answer.headers)
+        if self._is_last:
+            headers += b"connection: close\r\n"
+        body = answer.body
+        self.transport.write(
+            b"%b%b%bcontent-length: %d\r\n\r\n%b"
+            % (
+                STATUS_LINE[answer.status],
+                self._preamble.lines(self.server_state.default_headers),
+                headers,
+                len(body),
+                body,
+            )
+        )
+        self.server_state.total_requests += 1
+        self._idle_since = self.loop.time()
+        if self._is_last:
+            self.transport.close()
+
+
+def fast_lane(door: Door, limits: ConnectionLimits, counts: Connections) -> type[FastLane]:
+    """Return the protocol class for one server: uvicorn makes the instances itself."""
+
+    class Lane(FastLane):
+        pass
+
+    Lane.door, Lane.limits, Lane.counts = door, limits, counts
+    return Lane
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])

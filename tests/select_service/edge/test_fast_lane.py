@@ -1,0 +1,243 @@
+"""Both ways through the door give the same answers; the fast one is taken when it may be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from select_service.edge.app import Server
+from select_service.edge.asgi import Door
+from select_service.edge.driver import Driver
+from select_service.edge.http import Response
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+
+BOOKING = {**PROMPT, "reservation_id": "r/1"}
+EXCHANGES: list[tuple[str, str, object]] = [
+    ("GET", "/health", None),
+    ("GET", "/ready", None),
+    ("GET", "/workers?model_name=default&x=%ff", None),
+    ("GET", "/workers?model_name=a&model_name=b", None),
+    ("POST", "/select", PROMPT),
+    ("POST", "/select", {**PROMPT, "surprise": 1}),
+    ("POST", "/select", {**PROMPT, "isl_tokens": -1}),
+    ("POST", "/select", {**PROMPT, "model_name": "nobody's"}),
+    ("POST", "/select", None),
+    ("GET", "/select", None),
+    ("HEAD", "/health", None),
+    ("GET", "/nowhere", None),
+    ("PATCH", "/workers/one", {}),
+    ("DELETE", "/reservations/never%20seen", None),
+    ("DELETE", "/reservations/%ff", None),
+    ("DELETE", "/reservations/", None),
+    ("POST", "/reservations/never/output_block", {}),
+    ("GET", "/loads#top", None),
+    ("GET", "/dump", None),
+]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The paths of the requests answered in the fast lane."""
+    paths: list[bytes] = []
+    real = Door.answer_now
+
+    def spy(self: Door, call: Any, body: bytes) -> Any:
+        answer = real(self, call, body)
+        if isinstance(answer, Response) and answer.stream is None:
+            paths.append(call.path)
+        return answer
+
+    monkeypatch.setattr(Door, "answer_now", spy)
+    return paths
+
+
+async def _exchange(wire: Wire, exchange: tuple[str, str, object], *headers: str) -> object:
+    wire.ask(*exchange, *headers)
+    if exchange[0] == "HEAD":
+        status, got, body = await _head(wire)
+    elif exchange[1] == "/dump":
+        got, body = {}, (await wire.reader.readuntil(b"\r\n0\r\n\r\n")).partition(b"\r\n\r\n")[2]
+        status = 200
+    else:
+        status, got, body = await wire.answer()
+    got.pop("date", None)
+    got.pop("connection", None)
+    return status, got, body
+
+
+async def _head(wire: Wire) -> tuple[int, dict[str, str], bytes]:
+    lines = (await wire.reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+    return int(lines[0].split()[1]), headers, b""
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda e: f"{e[0]} {e[1]}")
+def test_both_ways_answer_alike(
+    exchange: tuple[str, str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        fast = await _exchange(await Wire.to(port), exchange)
+        monkeypatch.setattr(Door, "call_for", lambda *_: None)
+        assert await _exchange(await Wire.to(port), exchange) == fast
+
+    on_a_port(use)
+
+
+def test_a_lifecycle_takes_the_fast_lane(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        for method, path, body in (
+            ("POST", "/select_and_reserve", BOOKING),
+            ("POST", "/reservations/r%2F1/prefill_complete", None),
+            ("POST", "/reservations/r%2F1/output_block", {}),
+            ("DELETE", "/reservations/r%2F1", None),
+        ):
+            wire.ask(method, path, body)
+            assert (await wire.answer())[0] == 200
+        assert len(taken) == 4
+
+    on_a_port(use)
+
+
+def test_a_body_in_pieces(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        body = json.dumps(PROMPT).encode()
+        wire = await Wire.to(port)
+        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        wire.say(head + b"content-length: %d\r\n\r\n" % len(body))
+        for at in range(0, len(body), 9):
+            other = await Wire.to(port)  # its answer shows that the piece before was read
+            other.ask("GET", "/health")
+            await other.answer()
+            wire.say(body[at : at + 9])
+        assert (await wire.answer())[0] == 200
+        assert taken.count(b"/select") == 1
+
+    on_a_port(use)
+
+
+def test_who_pipelines_is_answered_in_order_and_one_at_a_time(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        for path in ("/health", "/ready", "/workers", "/health"):
+            wire.ask("GET", path)
+        bodies = [json.loads((await wire.answer())[2]) for _ in range(4)]
+        assert bodies[0] == bodies[3] == {"status": "ok"}
+        assert "ready" in bodies[1]
+        assert bodies[2][0]["worker_id"] == 1
+        assert taken == [b"/health"]
+
+    on_a_port(use)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [("connection: close",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
+)
+def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, ...]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say("\r\n".join(["GET /health HTTP/1.1", *headers, "", ""]).encode())
+        assert (await wire.answer())[0] == 200
+        assert taken == []
+
+    on_a_port(use)
+
+
+def test_http_1_0(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        assert (await wire.answer())[0] == 200
+        assert await wire.rest() == b""
+        assert taken == []
+
+    on_a_port(use)
+
+
+def test_with_an_access_log_every_request_is_in_it(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert taken == []
+
+    on_a_port(use, access_log=True)
+
+
+def test_an_idle_connection_is_closed(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert await wire.rest() == b""
+        assert taken == [b"/health"]
+
+    on_a_port(use, keep_alive_timeout_s=0, header_timeout_s=0.3, body_timeout_s=0.3)
+
+
+def test_a_body_that_arrives_while_the_server_leaves(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        body = json.dumps(PROMPT).encode()
+        wire = await Wire.to(port)
+        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        wire.say(head + b"content-length: %d\r\n\r\n" % len(body) + body[:-1])
+        await until(lambda: len(server.server_state.connections) == 1)
+        (connection,) = server.server_state.connections
+        await until(lambda: getattr(connection, "_call", None) is not None)
+        connection.shutdown()
+        wire.say(body[-1:])
+        status, headers, _ = await wire.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await wire.rest() == b""
+        assert taken == [b"/select"]
+
+    on_a_port(use)
+
+
+def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        monkeypatch.setattr(service, "select_now", crash)
+        wire = await Wire.to(port)
+        wire.ask("POST", "/select", PROMPT)
+        status, _, body = await wire.answer()
+        assert (status, json.loads(body)["code"]) == (500, "internal_error")
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert server._door._traffic.crashes == 1
+
+    on_a_port(use)
+
+
+def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        asked = asyncio.Event()
+
+        async def later() -> Response:
+            await asked.wait()
+            return Response(200, b'"late"')
+
+        monkeypatch.setattr(
+            Door, "answer_now", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
+        )
+        waiting, other = await Wire.to(port), await Wire.to(port)
+        waiting.ask("GET", "/health")
+        await until(lambda: server._door._traffic.in_flight == 1)
+        asked.set()
+        assert (await waiting.answer())[2] == b'"late"'
+        other.ask("GET", "/health")
+        assert (await other.answer())[2] == b"{}"
+
+    on_a_port(use)
