@@ -8,6 +8,7 @@ What a store or a removal means is decided in `index.py`; tiers below the device
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 from indexer.core.holder import Holder
 from indexer.core.node import (
@@ -21,6 +22,9 @@ from indexer.core.node import (
     leading_run,
 )
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, PackedHashes
+
+ORPHANS_PER_DROP: Final = 64
+"""Nodes dropped at once when too many wait for parents, about 0.3 ms."""
 
 Segment = tuple[Node, int, int]
 """A stretch of a path: node, first position in it, number of blocks."""
@@ -323,13 +327,17 @@ class RadixTree:
         self.tidy(node)
 
     def drop_orphans(self, root: OrphanRoot) -> int:
-        """Forget everything that waits behind `root`; return the number of blocks."""
+        """Forget some of what waits behind `root`, leaves first; return the number of blocks.
+
+        A bounded number of nodes: hundreds of thousands may wait behind one lost parent.
+        """
         holder = self.holder(root.holder_id)
         before = self.orphan_blocks
-        while root in self.orphan_roots:
-            node: Node = root
+        node: Node = root
+        for _ in range(ORPHANS_PER_DROP):
             while node.children:
-                node = next(iter(node.children.values()))
+                # the youngest: a dict that loses its oldest is searched through from its start
+                node = next(reversed(node.children.values()))
             for name in holder.names_held(node, all_ones(node.size)):
                 del holder.where[name]
                 for counts in holder.counts:
@@ -337,7 +345,12 @@ class RadixTree:
                         counts.forget(name)
             for tier in range(len(holder.blocks)):
                 holder.blocks[tier] -= node.held_on(holder.holder_id, tier).bit_count()
+            above = node.parent
             self.expel(holder, node)
+            if root not in self.orphan_roots:
+                break
+            # on from there, a long chain is not walked again; parents may be gone with their child
+            node = above if above is not None and above.parent is not None else root
         return before - self.orphan_blocks
 
     def dissolve(self, node: Node) -> None:

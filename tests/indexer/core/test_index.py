@@ -431,6 +431,28 @@ def test_the_oldest_orphans_give_way() -> None:
     index.check()
 
 
+@pytest.mark.parametrize("shape", ["bush", "chain"])
+def test_few_orphans_behind_one_parent_give_way_at_a_time(shape: str) -> None:
+    index = KvIndex(16, orphan_blocks_max=1000)
+    index.attach(A)
+    for name in range(1001, 1, -1):  # a chain told backwards is one node per block
+        parent = name - 1 if shape == "chain" and name > 2 else 10**9
+        index.store(A, GPU, parent, [name], pack(name))
+    assert index.stats.orphan_blocks_dropped == 0
+    index.store(A, GPU, 10**10, [10**11], pack(7))
+    assert 1 <= index.stats.orphan_blocks_dropped <= 64
+    index.check()
+    for name in range(2_000, 4_000):
+        index.store(A, GPU, 10**10, [name], pack(name))
+    index.check()
+    assert index.stats.orphan_blocks <= 1000
+    index.store(A, GPU, None, [10**9], pack(7))
+    assert rows(index, 7, 2) == {A: (1, 0, 0)}
+    index.clear(A)
+    swept(index)
+    assert index.stats.nodes == index.stats.orphan_blocks == 0
+
+
 def test_orphans_of_a_cleared_rank_give_way_first() -> None:
     index = KvIndex(16, orphan_blocks_max=10)
     for rank in (A, B):
