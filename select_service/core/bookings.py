@@ -2,6 +2,9 @@
 
 The lifecycle routes carry nothing but an id, so ids are unique in the whole process (D16). The
 ledger of each partition knows the load behind an id; this room only finds it.
+
+A rank that goes may take very many reservations with it. Their ids count as freed from that moment
+(the ledger says which are live), and move to the freed ones a few at a time.
 """
 
 from __future__ import annotations
@@ -12,11 +15,9 @@ from typing import TYPE_CHECKING
 from select_service.errors import ReservationConflict, ReservationNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from select_service.core.ledger import Reservation
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
+    from select_service.core.reservation import Reservation
     from select_service.types import ReservationAnswer, Selection
 
 FREED_MEMORY_S = 600.0  # contract 4.3: at least ten minutes, as far as the bound allows
@@ -47,12 +48,10 @@ class Bookings:
         self._waiting: dict[str, Ticket] = {}
         self._freed: OrderedDict[str, float] = OrderedDict()
         self._freed_ids_max = freed_ids_max
+        self._dropped = 0  # of the bookings, those that are not live any more
 
     def __len__(self) -> int:
-        return len(self._live)
-
-    def __iter__(self) -> Iterator[Booking]:
-        return iter(self._live.values())
+        return len(self._live) - self._dropped
 
     @property
     def freed_count(self) -> int:
@@ -61,12 +60,16 @@ class Bookings:
 
     def find(self, name: str) -> Booking | None:
         """Return the live booking of a reservation_id or, failing that, of a selection_id."""
-        booking = self._live.get(name)
+        booking = self._find_live(name)
         if booking is None:
             second = self._second_names.get(name)
             if second is not None:
-                booking = self._live.get(second)
+                booking = self._find_live(second)
         return booking
+
+    def _find_live(self, reservation_id: str) -> Booking | None:
+        booking = self._live.get(reservation_id)
+        return booking if booking is not None and booking.reservation.live else None
 
     def get(self, name: str) -> Booking:
         """Return the live booking.
@@ -85,7 +88,7 @@ class Bookings:
         Raises:
             ReservationConflict: the id is live with another body or route (D14, D16).
         """
-        booking = self._live.get(reservation_id)
+        booking = self._find_live(reservation_id)
         if booking is None:
             return None
         if booking.answer is not None and booking.reservation.fingerprint == fingerprint:
@@ -100,6 +103,9 @@ class Bookings:
     def add(self, booking: Booking) -> None:
         """Remember a new live booking; its id must be unused."""
         reservation = booking.reservation
+        before = self._live.get(reservation.reservation_id)
+        if before is not None:
+            self.forget_dropped(before.reservation, reservation.created)
         self._live[reservation.reservation_id] = booking
         self._freed.pop(reservation.reservation_id, None)
         if reservation.selection_id is not None:
@@ -114,7 +120,19 @@ class Bookings:
         second = reservation.selection_id
         if second is not None and self._second_names.get(second) == name:
             del self._second_names[second]
-            self._remember_freed(second, now)
+            if second not in self._live:  # somebody else's first name by now
+                self._remember_freed(second, now)
+
+    def expect_dropped(self, count: int) -> None:
+        """So many bookings are not live from now on; `forget_dropped` will name each."""
+        self._dropped += count
+
+    def forget_dropped(self, reservation: Reservation, now: float) -> None:
+        """Forget a booking whose rank has gone, unless its id was booked anew and it went then."""
+        booking = self._live.get(reservation.reservation_id)
+        if booking is not None and booking.reservation is reservation:
+            self.forget(reservation, now)
+            self._dropped -= 1
 
     def _remember_freed(self, name: str, now: float) -> None:
         self._freed[name] = now
@@ -123,8 +141,8 @@ class Bookings:
             self._freed.popitem(last=False)
 
     def was_freed(self, name: str) -> bool:
-        """Tell whether the id was live not long ago."""
-        return name in self._freed
+        """Tell whether an id that is not live was so not long ago."""
+        return name in self._freed or name in self._live or name in self._second_names
 
     def purge_freed(self, now: float, limit: int) -> int:
         """Forget up to `limit` ids freed more than ten minutes ago; return how many went."""
@@ -170,8 +188,12 @@ class Bookings:
         """State every promise: each live id is in exactly one ledger, and the other way round."""
         for name, booking in self._live.items():
             assert booking.reservation.reservation_id == name
+            if not booking.reservation.live:
+                continue
             found = booking.partition.ledger.reservations_on(booking.reservation.slot)
             assert booking.reservation in list(found), "a live id without load"
+        dropped = sum(not booking.reservation.live for booking in self._live.values())
+        assert self._dropped == dropped, "what is dropped will be forgotten"
         for second, name in self._second_names.items():
             assert self._live[name].reservation.selection_id == second
         assert not self._freed.keys() & self._live.keys(), "live and freed at once"

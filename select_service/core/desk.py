@@ -20,11 +20,11 @@ from select_service.types import ReservationAnswer, Selection
 
 if TYPE_CHECKING:
     from select_service.core.counters import Counters
-    from select_service.core.ledger import Reservation
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.queue import Ticket
     from select_service.core.replica_events import Ending
+    from select_service.core.reservation import Reservation
     from select_service.types import CoreLimits, ReservationRequest, SelectRequest
 
 _BOOKING_FAILED = "failed to book scheduler state: "
@@ -193,11 +193,17 @@ class Desk:
         self._counters.reservations_expired += len(expired)
         return expired
 
-    def dropped(self, reservations: list[Reservation], now: float) -> None:
-        """Forget reservations whose rank is gone; the ledger has let them go already."""
-        for reservation in reservations:
-            self.bookings.forget(reservation, now)
-        self._counters.reservations_dropped += len(reservations)
+    def dropped(self, count: int) -> None:
+        """Note that so many reservations have lost their rank; `sweep` clears them away."""
+        self.bookings.expect_dropped(count)
+        self._counters.reservations_dropped += count
+
+    def sweep(self, partition: Partition, limit: int, now: float) -> int:
+        """Forget up to `limit` reservations whose rank has gone; return how many."""
+        swept = partition.ledger.sweep(limit)
+        for reservation in swept:
+            self.bookings.forget_dropped(reservation, now)
+        return len(swept)
 
     def _release(self, booking: Booking, now: float) -> None:
         booking.partition.ledger.free(booking.reservation)

@@ -1,21 +1,27 @@
 """The book of active load of one partition: reservations, and P, D and requests per slot.
 
 The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
-`partition.py` books and frees here, `projection.py` reads the columns and the shared prefixes, and
-`active_blocks.py` below counts distinct blocks. Contract section 4.
+`partition.py` books and frees here, `projection.py` reads the columns and the shared prefixes,
+`active_blocks.py` below counts distinct blocks and `deadlines.py` knows who expires. Contract 4.
+
+A slot that loses its rank may carry a hundred thousand reservations. They run in a lane of their
+own: closing it takes them out of every answer at once, the slot goes on in a new lane, and `sweep`
+takes the old one apart a few at a time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from heapq import heapify, heappop, heappush
-from math import inf
+from collections import deque
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from select_service.core.active_blocks import ActiveBlocks, ChainNode
+from select_service.core.active_blocks import ActiveBlocks
+from select_service.core.columns import slots_of_mask
+from select_service.core.deadlines import Deadlines
 from select_service.core.decode_blocks import DecodeBlocks
+from select_service.core.reservation import Lane, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,66 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.types import PackedHashes
+    from select_service.core.columns import Floats, Slots
 
-_ALARMS_SPARE: Final = 64
-"""Alarms of freed reservations that may pile up beyond as many as are live, before a clean-up."""
-
-
-class Reservation:
-    """One booked request. Written by the ledger, but for the plain facts at the end."""
-
-    __slots__ = (
-        "alarm",
-        "chain",
-        "created",
-        "expected_output_tokens",
-        "faded_outputs",
-        "fingerprint",
-        "isl_tokens",
-        "live",
-        "lora_name",
-        "origin",
-        "output_fraction",
-        "prefill_done",
-        "prefill_tokens",
-        "reservation_id",
-        "selection_id",
-        "slot",
-        "touched",
-        "track_prefill_tokens",
-        "ttl_s",
-        "whole_outputs",
-    )
-
-    def __init__(
-        self, reservation_id: str, slot: int, chain: ChainNode, prefill_tokens: int, now: float
-    ) -> None:
-        self.reservation_id = reservation_id
-        self.slot = slot
-        self.chain = chain
-        self.prefill_tokens = prefill_tokens  # as booked; see prefill_done
-        self.prefill_done = False
-        self.live = True
-        self.whole_outputs = 0  # output blocks of weight 1
-        self.faded_outputs = 0  # output blocks of weight output_fraction
-        self.output_fraction = 1.0
-        self.created = now
-        self.touched = now  # last lifecycle call; the service may move it on by itself
-        self.ttl_s = 0.0  # 0: never expires. Change it through Ledger.touch
-        self.alarm = 0  # number of its valid entry in the heap of deadlines, 0: none
-        # Facts the ledger only keeps:
-        self.isl_tokens = 0
-        self.selection_id: str | None = None
-        self.lora_name: str | None = None
-        self.expected_output_tokens: int | None = None
-        self.track_prefill_tokens = True
-        self.fingerprint: bytes | None = None  # of the request, to recognise a repeat (D14)
-        self.origin: str | int = "local"  # or the router id of the replica it was learnt from
-
-    @property
-    def output_blocks(self) -> int:
-        """Output blocks so far, whatever their fraction."""
-        return self.whole_outputs + self.faded_outputs
+_BLOCKS_PER_STEP: Final = 64
+"""Blocks nobody else has booked that cost about as much to forget as one short reservation."""
 
 
 class Ledger:
@@ -92,31 +42,47 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.prefill: NDArray[np.float64] = np.zeros(0)
+        self.prefill: Floats = np.zeros(0)
         """P: booked prefill tokens of reservations whose prefill is not complete."""
-        self.decode: NDArray[np.float64] = np.zeros(0)
+        self.decode: Floats = np.zeros(0)
         """D: weight of the distinct live blocks, rounded half up."""
         self.requests: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Live reservations."""
         self._prefill_tokens: list[int] = []  # P again; doubles would drift beyond 2^53
-        self._weights = DecodeBlocks()
-        self.blocks = ActiveBlocks(self._weights)
-        self._by_slot: list[dict[str, Reservation]] = []
+        self._weights = DecodeBlocks()  # by lane
+        self.blocks = ActiveBlocks(self._weights)  # chains by lane
+        self._deadlines = Deadlines()
         self.live = 0  # reservations
-        self._alarms: list[tuple[float, int, Reservation]] = []
-        self._alarm_number = 0
+        self.prefilling = 0  # those whose prefill is not complete
+        self._lanes: list[Lane] = []  # by slot
+        self._lane_numbers: Slots = np.zeros(0, dtype=np.int64)  # the same, as an index
+        self._numbers = 0  # of lanes ever used
+        self._free_numbers: list[int] = []  # a heap, so that lanes stay where slots are
+        self._displaced = 0  # slots whose lane has another number than they
+        self._closed: deque[Lane] = deque()  # with reservations to sweep
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
-        missing = capacity - len(self._by_slot)
+        missing = capacity - len(self._lanes)
         if missing <= 0:
             return
         self.prefill = np.concatenate([self.prefill, np.zeros(missing)])
         self.decode = np.concatenate([self.decode, np.zeros(missing)])
         self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
         self._prefill_tokens += [0] * missing
-        self._by_slot += [{} for _ in range(missing)]
-        self._weights.ensure(capacity)
+        opened = [self._open_lane() for _ in range(missing)]
+        self._displaced += sum(
+            lane.number != slot for slot, lane in enumerate(opened, len(self._lanes))
+        )
+        self._lanes += opened
+        self._lane_numbers = np.array([lane.number for lane in self._lanes], dtype=np.int64)
+
+    def _open_lane(self) -> Lane:
+        if self._free_numbers:
+            return Lane(heappop(self._free_numbers))
+        self._numbers += 1
+        self._weights.ensure(self._numbers)
+        return Lane(self._numbers - 1)
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -136,27 +102,30 @@ class Ledger:
         `sequence_hashes` may hold any values in any order. O(nodes on the path of the chain), plus
         some tens of nanoseconds for each block that nobody has booked on any slot.
         """
-        of_slot = self._by_slot[slot]
-        assert reservation_id not in of_slot
-        chain = self.blocks.acquire(sequence_hashes, slot)
-        reservation = Reservation(reservation_id, slot, chain, prefill_tokens, now)
+        lane = self._lanes[slot]
+        assert reservation_id not in lane.reservations
+        chain = self.blocks.acquire(sequence_hashes, lane.number)
+        reservation = Reservation(reservation_id, slot, lane, chain, prefill_tokens, now)
         reservation.isl_tokens = isl_tokens
-        of_slot[reservation_id] = reservation
+        lane.reservations[reservation_id] = reservation
+        lane.prefilling += 1
         self.live += 1
-        self.requests[slot] = len(of_slot)
-        self.decode[slot] = self._weights.count(slot)
+        self.prefilling += 1
+        self.requests[slot] = len(lane.reservations)
+        self.decode[slot] = self._weights.count(lane.number)
         self._add_prefill(slot, prefill_tokens)
         if ttl_s:
-            reservation.ttl_s = ttl_s
-            self._set_alarm(reservation)
+            self._deadlines.add(reservation, ttl_s, now)
         return reservation
 
     def prefill_complete(self, reservation: Reservation, now: float) -> None:
         """The prompt is computed: its tokens leave P, its blocks stay. Repeatable."""
         assert reservation.live
-        reservation.touched = now
+        self.touch(reservation, now)
         if not reservation.prefill_done:
             reservation.prefill_done = True
+            reservation.lane.prefilling -= 1
+            self.prefilling -= 1
             self._add_prefill(reservation.slot, -reservation.prefill_tokens)
 
     def output_block(
@@ -168,11 +137,11 @@ class Ledger:
         they are and the new block weighs 1.
         """
         assert reservation.live
-        reservation.touched = now
-        slot = reservation.slot
+        self.touch(reservation, now)
+        number = reservation.lane.number
         if decay_fraction is None:
             reservation.whole_outputs += 1
-            self._weights.whole[slot] += 1
+            self._weights.whole[number] += 1
         else:
             outputs = reservation.output_blocks + 1
             self._drop_outputs(reservation)
@@ -181,48 +150,90 @@ class Ledger:
                 reservation.whole_outputs = outputs
             else:
                 reservation.faded_outputs = outputs
-            self._weights.add(slot, outputs, decay_fraction)
-            self.blocks.fade(reservation.chain, slot, decay_fraction)
-        self.decode[slot] = self._weights.count(slot)
+            self._weights.add(number, outputs, decay_fraction)
+            self.blocks.fade(reservation.chain, number, decay_fraction)
+        self.decode[reservation.slot] = self._weights.count(number)
 
     def free(self, reservation: Reservation) -> None:
         """Take a live reservation out of the book."""
         assert reservation.live
-        slot = reservation.slot
-        of_slot = self._by_slot[slot]
-        del of_slot[reservation.reservation_id]
+        slot, lane = reservation.slot, reservation.lane
+        self._take_out(reservation)
         self.live -= 1
-        reservation.live = False
-        reservation.alarm = 0
-        self.blocks.release(reservation.chain, slot)
-        reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
-        self._drop_outputs(reservation)
-        self.requests[slot] = len(of_slot)
-        self.decode[slot] = self._weights.count(slot)
+        self.requests[slot] = len(lane.reservations)
+        self.decode[slot] = self._weights.count(lane.number)
         if not reservation.prefill_done:
+            lane.prefilling -= 1
+            self.prefilling -= 1
             self._add_prefill(slot, -reservation.prefill_tokens)
 
-    def drop_slot(self, slot: int) -> list[Reservation]:
-        """Free everything on a slot whose rank has vanished; returns what was dropped."""
-        dropped = list(self._by_slot[slot].values())
-        for reservation in dropped:
-            self.free(reservation)
+    def _take_out(self, reservation: Reservation) -> None:
+        lane = reservation.lane
+        del lane.reservations[reservation.reservation_id]
+        self._deadlines.remove(reservation)
+        self.blocks.release(reservation.chain, lane.number)
+        reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
+        self._drop_outputs(reservation)
+        reservation.leave()
+
+    # -- a rank goes ---------------------------------------------------------------------------
+
+    def drop_slot(self, slot: int) -> int:
+        """Empty a slot whose rank has gone; returns how many reservations that ended.
+
+        They are live no longer and count nowhere; `sweep` returns them later. O(1), whatever their
+        number.
+        """
+        lane = self._lanes[slot]
+        dropped = len(lane.reservations)
+        if not dropped:
+            return 0
+        lane.is_open = False
+        self._closed.append(lane)
+        fresh = self._lanes[slot] = self._open_lane()
+        self._lane_numbers[slot] = fresh.number
+        self._displaced += (fresh.number != slot) - (lane.number != slot)
+        self.live -= dropped
+        self.prefilling -= lane.prefilling
+        self.requests[slot] = self.decode[slot] = self.prefill[slot] = 0
+        self._prefill_tokens[slot] = 0
         return dropped
+
+    def sweep(self, limit: int) -> list[Reservation]:
+        """Let go of up to `limit` dropped reservations and return them; see `is_swept`.
+
+        Long prompts of their own count for several.
+        """
+        swept: list[Reservation] = []
+        blocks = self.blocks.blocks
+        while (
+            self._closed and len(swept) + (blocks - self.blocks.blocks) // _BLOCKS_PER_STEP < limit
+        ):
+            lane = self._closed[0]
+            reservation = next(reversed(lane.reservations.values()))  # a dict is slow at its head
+            self._take_out(reservation)
+            swept.append(reservation)
+            if not lane.reservations:
+                self._closed.popleft()
+                heappush(self._free_numbers, lane.number)
+        return swept
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether nothing is left of dropped slots."""
+        return not self._closed
 
     # -- expiry --------------------------------------------------------------------------------
 
     def touch(self, reservation: Reservation, now: float, ttl_s: float | None = None) -> None:
-        """Note a sign of life, and a new time to live if one is given (0: never expires).
-
-        Assigning `reservation.touched` does as well when the time to live stays. O(1): a deadline
-        that moves away is noticed when the old one comes.
-        """
+        """Note a sign of life, and a new time to live if one is given (0: never expires). O(1)."""
         reservation.touched = now
-        if ttl_s is not None and ttl_s != reservation.ttl_s:
-            reservation.ttl_s = ttl_s
-            reservation.alarm = 0
-            if ttl_s:
-                self._set_alarm(reservation)
+        if ttl_s is None or ttl_s == reservation.ttl_s:
+            self._deadlines.touch(reservation, now)
+            return
+        self._deadlines.remove(reservation)
+        if ttl_s:
+            self._deadlines.add(reservation, ttl_s, now)
 
     def expired(self, now: float, limit: int) -> list[Reservation]:
         """Live reservations whose time has passed since they were last touched.
@@ -230,34 +241,31 @@ class Ledger:
         Looks at no more than `limit` deadlines; `next_expiry() <= now` tells that there is more to
         look at. Frees nothing: what is returned will be returned again until it is freed.
         """
-        due: list[tuple[float, int, Reservation]] = []
-        for _ in range(limit):
-            if not self._alarms or self._alarms[0][0] > now:
-                break
-            entry = heappop(self._alarms)
-            reservation = entry[2]
-            if entry[1] != reservation.alarm:
-                continue
-            if reservation.touched + reservation.ttl_s > now:
-                self._set_alarm(reservation)
-            else:
-                due.append(entry)
-        for entry in due:
-            heappush(self._alarms, entry)
-        return [reservation for _, _, reservation in due]
+        due = self._deadlines.due(now, limit)
+        for reservation in due:
+            if not reservation.live:  # dropped, and not swept yet
+                self._deadlines.remove(reservation)
+        return [reservation for reservation in due if reservation.live]
 
     def next_expiry(self) -> float:
         """When `expired` may have something to do next; infinity if nothing can expire."""
-        alarms = self._alarms
-        while alarms and alarms[0][1] != alarms[0][2].alarm:
-            heappop(alarms)
-        return alarms[0][0] if alarms else inf
+        return self._deadlines.next()
 
     # -- reading -------------------------------------------------------------------------------
 
-    def shared_prefix(self, sequence_hashes: PackedHashes) -> list[tuple[int, int]]:
-        """The m of contract 3.2 as groups (m > 0, mask of slots), m ascending, masks disjoint."""
-        return self.blocks.shared_prefix(sequence_hashes)
+    def shared_blocks(self, sequence_hashes: PackedHashes) -> Floats | None:
+        """The m of contract 3.2 as a column by slot; None when it is 0 everywhere.
+
+        The longest common prefix, in blocks, with the chain of any live reservation on the slot.
+        """
+        groups = self.blocks.shared_prefix(sequence_hashes)
+        if not groups:
+            return None
+        shared = np.zeros(self._numbers)
+        for blocks, mask in groups:
+            shared[slots_of_mask(mask)] = blocks
+        # Closed lanes fall out here: no slot has their number.
+        return shared[self._lane_numbers] if self._displaced else shared[: len(self._lanes)]
 
     def chain_of(self, reservation: Reservation) -> PackedHashes:
         """The sequence hashes a live reservation was booked with."""
@@ -270,12 +278,7 @@ class Ledger:
 
     def reservations_on(self, slot: int) -> Collection[Reservation]:
         """Live reservations of a slot, oldest booking first; a view."""
-        return self._by_slot[slot].values()
-
-    @property
-    def alarms(self) -> int:
-        """Deadlines in the heap, those of freed reservations included."""
-        return len(self._alarms)
+        return self._lanes[slot].reservations.values()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -285,37 +288,40 @@ class Ledger:
             self.prefill[slot] = self._prefill_tokens[slot]
 
     def _drop_outputs(self, reservation: Reservation) -> None:
-        self._weights.whole[reservation.slot] -= reservation.whole_outputs
+        number = reservation.lane.number
+        self._weights.whole[number] -= reservation.whole_outputs
         if reservation.faded_outputs:
-            self._weights.add(
-                reservation.slot, -reservation.faded_outputs, reservation.output_fraction
-            )
+            self._weights.add(number, -reservation.faded_outputs, reservation.output_fraction)
         reservation.whole_outputs = reservation.faded_outputs = 0
-
-    def _set_alarm(self, reservation: Reservation) -> None:
-        self._alarm_number += 1
-        reservation.alarm = self._alarm_number
-        deadline = reservation.touched + reservation.ttl_s
-        heappush(self._alarms, (deadline, self._alarm_number, reservation))
-        # Entries of the freed stay behind; at most half the heap may be such, or a busy service
-        # with a long time to live would keep everything it has ever booked in that time.
-        if len(self._alarms) > 2 * self.live + _ALARMS_SPARE:
-            self._alarms = [alarm for alarm in self._alarms if alarm[1] == alarm[2].alarm]
-            heapify(self._alarms)
 
     def check(self) -> None:
         """Assert every promise of the ledger; O(everything)."""
         self.blocks.check()
-        assert self.live == sum(len(of_slot) for of_slot in self._by_slot)
-        for slot, of_slot in enumerate(self._by_slot):
+        assert self.live == sum(len(lane.reservations) for lane in self._lanes)
+        for slot, lane in enumerate(self._lanes):
+            of_slot = lane.reservations.values()
+            assert all(r.live and r.lane is lane and r.slot == slot for r in of_slot)
             assert self.requests[slot] == len(of_slot)
-            waiting = sum(r.prefill_tokens for r in of_slot.values() if not r.prefill_done)
+            assert lane.prefilling == sum(not r.prefill_done for r in of_slot)
+            waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
             assert self.prefill_tokens(slot) == waiting, "P is the sum of what is not complete"
             assert self.prefill[slot] == float(waiting)
-            assert self.decode[slot] == self._weights.count(slot)
+            assert self.decode[slot] == self._weights.count(lane.number)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
-        live = [r for of_slot in self._by_slot for r in of_slot.values()]
-        assert all(r.live for r in live)
-        alarms = Counter(entry[2] for entry in self._alarms if entry[1] == entry[2].alarm)
-        assert alarms == Counter(r for r in live if r.ttl_s), "who can expire has one alarm"
+        assert self.prefilling == sum(lane.prefilling for lane in self._lanes)
+        self._check_lanes()
+        booked = [r for lane in (*self._lanes, *self._closed) for r in lane.reservations.values()]
+        self._deadlines.check(r for r in booked if r.ttl_s)
+
+    def _check_lanes(self) -> None:
+        used = [lane.number for lane in (*self._lanes, *self._closed)]
+        assert sorted(used + self._free_numbers) == list(range(self._numbers)), "one lane a number"
+        assert self._lane_numbers.tolist() == used[: len(self._lanes)]
+        displaced = sum(lane.number != slot for slot, lane in enumerate(self._lanes))
+        assert self._displaced == displaced
+        for lane in self._closed:
+            assert lane.reservations, "a closed lane ends with its last reservation"
+            assert not lane.is_open
+        for number in self._free_numbers:
+            assert self._weights.count(number) == 0, "nothing is inherited"

@@ -1,7 +1,7 @@
 """Workers enter, change and leave: what that means for partitions, load and event listeners (1.5).
 
 The catalog judges a record alone; here it meets its scope: the pinned block size, the ranks that
-stay or go, the event sources that are new. Reservations that lose their rank are handed back.
+stay or go, the event sources that are new. Reservations that lose their rank are counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from indexer.core.registry import Registry
     from indexer.core.stream import EventStream
     from select_service.core.effects import Effects
-    from select_service.core.ledger import Reservation
 
 
 class _Source(NamedTuple):
@@ -78,16 +77,14 @@ class Membership:
             return [reconciliation_failed(str(self._policies))]
         return []
 
-    def replace(
-        self, old: Worker | None, new: Worker | None, effects: Effects
-    ) -> list[Reservation]:
+    def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> int:
         """Put `new` in the place of `old`; either may be None or not schedulable.
 
         Ranks that exist before and after in the same scope keep load and index; an unchanged event
         source keeps its stream. Everything else of `old` is dropped.
 
         Returns:
-            The reservations that lost their rank.
+            How many reservations lost their rank.
         """
         entering = new is not None and new.lifecycle == "schedulable"
         staying = (
@@ -97,7 +94,7 @@ class Membership:
             and bool(old.slots)
             and old.scope == new.scope
         )
-        dropped: list[Reservation] = []
+        dropped = 0
         if old is not None and old.slots:
             kept = new.ranks if staying and new is not None else range(0)
             dropped = self._unseat(old, kept, effects, keep=staying)
@@ -105,11 +102,9 @@ class Membership:
             self._seat(new, old if staying else None, effects)
         return dropped
 
-    def _unseat(
-        self, worker: Worker, kept: range, effects: Effects, *, keep: bool
-    ) -> list[Reservation]:
+    def _unseat(self, worker: Worker, kept: range, effects: Effects, *, keep: bool) -> int:
         partition = self.partitions[worker.scope]
-        dropped: list[Reservation] = []
+        dropped = 0
         for rank, slot in list(worker.slots.items()):
             if rank not in kept:
                 dropped += partition.ledger.drop_slot(slot)

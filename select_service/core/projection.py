@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from indexer.types import HASH_BYTES
-from select_service.core.columns import slots_of_mask
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
@@ -62,20 +61,6 @@ def cached_tokens(overlap: Overlap, weights: Weights, block_size: int) -> Floats
     return np.floor(blocks * block_size + 0.5)
 
 
-def shared_blocks(ledger: Ledger, prompt: Prompt) -> Floats | None:
-    """Return the blocks of this prompt that are already active on each slot; None: on no slot.
-
-    The longest common prefix with any active chain of the slot (m of contract 3.2).
-    """
-    groups = ledger.shared_prefix(prompt.sequence_hashes)
-    if not groups:
-        return None
-    shared = np.zeros(len(ledger.decode))
-    for blocks, mask in groups:
-        shared[slots_of_mask(mask)] = blocks
-    return shared
-
-
 def project(
     ledger: Ledger,
     index: KvIndex,
@@ -85,7 +70,7 @@ def project(
 ) -> Projection:
     """Project the prompt on the given rows (slots)."""
     decode = ledger.decode[rows] + (len(prompt.sequence_hashes) // HASH_BYTES)
-    shared = shared_blocks(ledger, prompt)
+    shared = ledger.shared_blocks(prompt.sequence_hashes)
     if shared is not None:
         decode = decode - shared[rows]
     overlap, has_lower = matched(index, prompt)

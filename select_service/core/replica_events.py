@@ -13,8 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 from indexer.core.hashing import unpack_u64
 
 if TYPE_CHECKING:
-    from select_service.core.ledger import Reservation
     from select_service.core.partition import Partition
+    from select_service.core.reservation import Reservation
 
 TOPIC: Final = b"dynamo.slot-tracker.v1"
 

@@ -141,7 +141,7 @@ class SelectionCore:
         """
         worker = self.catalog.get(worker_id)
         effects = Effects()
-        self.desk.dropped(self.membership.replace(worker, None, effects), now)
+        self._reseat(worker, None, effects, now)
         self.catalog.remove(worker_id)
         self._recount()
         worker.lifecycle, worker.reasons = "unschedulable", []
@@ -150,11 +150,17 @@ class SelectionCore:
     def _replace(self, worker: Worker, now: float) -> tuple[WorkerRecord, Effects]:
         effects = Effects()
         self.membership.judge(worker)
-        old = self.catalog.find(worker.worker_id)
-        self.desk.dropped(self.membership.replace(old, worker, effects), now)
+        self._reseat(self.catalog.find(worker.worker_id), worker, effects, now)
         self.catalog.put(worker)
         self._recount()
         return self._record(worker), effects
+
+    def _reseat(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
+        """Let ranks go and come; of the load that goes, the first slice is cleared away at once."""
+        self.desk.dropped(self.membership.replace(old, new, effects))
+        partition = None if old is None else self.partitions.get(old.scope)
+        if partition is not None:
+            self.desk.sweep(partition, self.limits.ended_per_turn_max, now)
 
     def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
         """Put a worker out of service whose event source cannot be listened to.
@@ -169,7 +175,7 @@ class SelectionCore:
         worker = self.catalog.admit(old.spec)
         where = f"worker {rank.worker_id} dp_rank {rank.dp_rank}"
         worker.reasons = [reconciliation_failed(f"event source of {where}: {why}")]
-        self.desk.dropped(self.membership.replace(old, worker, effects), now)
+        self._reseat(old, worker, effects, now)
         self.catalog.put(worker)
         self._recount()
         return effects
@@ -528,7 +534,7 @@ class SelectionCore:
     # -- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> tuple[bool, Effects]:
-        """Do a bounded turn of housekeeping: expiry, index sweep, waiting requests, old ids.
+        """Do a bounded turn of housekeeping: what was dropped or has expired, old ids, the queue.
 
         Returns:
             (more, effects): `more` when another turn is due at once.
@@ -536,11 +542,14 @@ class SelectionCore:
         effects = Effects()
         limits = self.limits
         more = self.registry.sweep(limits.swept_nodes_per_turn_max) > 0
-        more |= self.desk.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
+        left = limits.ended_per_turn_max
+        more |= self.desk.bookings.purge_freed(now, left) > 0
         recheck = self._recheck_due(now)
         for partition in self.partitions.values():
-            expired = self.desk.expire(partition, limits.expired_per_turn_max, now, effects)
-            more |= partition.ledger.next_expiry() <= now
+            left -= self.desk.sweep(partition, left, now)
+            expired = self.desk.expire(partition, left, now, effects)
+            left -= len(expired)
+            more |= not partition.ledger.is_swept or partition.ledger.next_expiry() <= now
             if partition.pending_count and (expired or recheck):
                 self._drain(partition, now, effects)
         return more, effects

@@ -201,14 +201,10 @@ class _Service(Collector):
     def _reservations(self) -> Iterator[Metric]:
         core = self._service.core
         live = _gauge("reservations", "Live reservations.", ("state", *SCOPE))
-        states = {
-            (state, *scope): 0 for scope in core.partitions for state in ("prefill", "decode")
-        }
-        for booking in core.desk.bookings:
-            state = "decode" if booking.reservation.prefill_done else "prefill"
-            states[(state, *booking.partition.scope)] += 1
-        for labels, count in states.items():
-            live.add_metric(labels, count)
+        for scope, partition in core.partitions.items():
+            ledger = partition.ledger
+            live.add_metric(["prefill", *scope], ledger.prefilling)
+            live.add_metric(["decode", *scope], ledger.live - ledger.prefilling)
         yield live
         freed = _gauge("freed_reservation_ids", "Ids of ended reservations still remembered.")
         freed.add_metric((), core.desk.bookings.freed_count)

@@ -40,6 +40,7 @@ from select_service.errors import (
     ServiceError,
 )
 from select_service.types import (
+    CoreLimits,
     OverlapScoresRequest,
     PinnedWorker,
     PotentialLoadsRequest,
@@ -129,7 +130,13 @@ class ServiceMachine(RuleBasedStateMachine):
             track_prefill_tokens=track,
             queue_threshold=THRESHOLD,
         )
-        self.core = SelectionCore(Registry(), config, random.Random(7), trace_decisions=True)
+        self.core = SelectionCore(
+            Registry(),
+            config,
+            random.Random(7),
+            limits=CoreLimits(ended_per_turn_max=1),  # what a rank leaves behind stays for a while
+            trace_decisions=True,
+        )
         self.twin = ServiceTwin(
             TwinConfig(
                 BLOCK_SIZE,
@@ -299,11 +306,12 @@ class ServiceMachine(RuleBasedStateMachine):
         tail=st.integers(1, BLOCK_SIZE - 1),
         wish=free_wishes,
         again=st.booleans(),
+        reused=st.booleans(),
     )
     def select_and_reserve(
-        self, blocks: tuple[int, ...], tail: int, wish: Wish, *, again: bool
+        self, blocks: tuple[int, ...], tail: int, wish: Wish, *, again: bool, reused: bool
     ) -> str:
-        name = self.new_name()
+        name = self.new_name(reused=reused)
         prompt = self.token_prompt(blocks, tail)
         request = SelectAndReserveRequest(
             token_ids=tokens_of(blocks, tail), reservation_id=name, **fields_of(wish)
@@ -317,7 +325,13 @@ class ServiceMachine(RuleBasedStateMachine):
             assert ask()[0] == answer  # D14: the same answer, and nothing is booked twice
         return name
 
-    def new_name(self) -> str:
+    def new_name(self, *, reused: bool = False) -> str:
+        """An id nobody has; the last one that was freed may be had again (4.3)."""
+        if reused:
+            taken = self.twin.live.keys() | {ticket.name for ticket in self.twin.queue}
+            for name in reversed(self.twin.freed):
+                if name not in taken:
+                    return name
         self.names += 1
         return f"r{self.names}"
 
@@ -393,6 +407,7 @@ class ServiceMachine(RuleBasedStateMachine):
         chain=st.lists(st.integers(0, 3), max_size=5).map(tuple),
         isl=st.sampled_from([8, 9, 30, 0]),
         prefill=st.sampled_from([None, 0, 3, 8, 20]),
+        reused=st.booleans(),
     )
     def reserve(
         self,
@@ -400,9 +415,11 @@ class ServiceMachine(RuleBasedStateMachine):
         chain: tuple[int, ...],
         isl: int,
         prefill: int | None,
+        *,
+        reused: bool,
     ) -> str:
         """Book a rank by hand, with hashes that are chained to nothing and may repeat."""
-        name = self.new_name()
+        name = self.new_name(reused=reused)
         if not self.twin.workers:
             return name
         rank = data.draw(st.sampled_from(sorted(self.twin.ranks())))
@@ -481,6 +498,12 @@ class ServiceMachine(RuleBasedStateMachine):
             more, effects = self.core.tick(self.now)
             self.follow(effects)
         assert not self.twin.head_may_go()
+
+    @rule()
+    def housekeeping(self) -> None:
+        """One turn, in which nothing can be seen to happen."""
+        _, effects = self.core.tick(self.now)
+        assert not effects
 
     # -- what is always true -------------------------------------------------------------------
 

@@ -13,11 +13,13 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     invariant,
+    precondition,
     rule,
 )
 from typing_extensions import override
 
-from select_service.core.ledger import Ledger, Reservation
+from select_service.core.ledger import Ledger
+from select_service.core.reservation import Reservation
 from tests.models.ledger import NaiveLedger, NaiveReservation
 
 SLOTS = 2
@@ -42,6 +44,11 @@ def book(ledger: Ledger, name: str, *hashes: int, slot: int = 0, prefill: int = 
     reservation = ledger.book(name, slot, pack(*hashes), prefill, 0.0)
     ledger.check()
     return reservation
+
+
+def shared(ledger: Ledger, *hashes: int) -> list[float] | None:
+    column = ledger.shared_blocks(pack(*hashes))
+    return None if column is None else column.tolist()
 
 
 def row(ledger: Ledger, slot: int = 0) -> tuple[float, float, int]:
@@ -107,10 +114,10 @@ def test_blocks_count_once_per_slot_whatever_their_place(ledger: Ledger) -> None
     for name, (slot, hashes, decode) in bookings.items():
         live[name] = book(ledger, name, *hashes, slot=slot)
         assert tuple(ledger.decode[:2]) == decode
-    assert ledger.shared_prefix(pack(1, 2, 3, 4, 5, 6)) == [(4, 0b11)]
-    assert ledger.shared_prefix(pack(1, 2, 3, 5, 5)) == [(3, 0b10), (4, 0b01)]
-    assert ledger.shared_prefix(pack(2, 3)) == []
-    assert ledger.shared_prefix(b"") == []
+    assert shared(ledger, 1, 2, 3, 4, 5, 6) == [4, 4]
+    assert shared(ledger, 1, 2, 3, 5, 5) == [4, 3]
+    assert shared(ledger, 2, 3) is None
+    assert shared(ledger) is None
     after = []
     for reservation in live.values():
         ledger.free(reservation)
@@ -141,16 +148,52 @@ def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) 
     assert ledger.prefill[0] == 0
 
 
-def test_a_vanished_slot_drops_its_reservations(ledger: Ledger) -> None:
+def test_a_dropped_slot_is_empty_at_once_and_cleared_away_in_slices(ledger: Ledger) -> None:
     kept = book(ledger, "kept", 1, 2, slot=1, prefill=5)
-    gone = [book(ledger, name, 1, 2, 3, prefill=7) for name in "ab"]
-    assert ledger.drop_slot(0) == gone
+    gone = [ledger.book(str(n), 0, pack(1, 2, 10 + n), 7, 0.0, ttl_s=1.0) for n in range(100)]
+    ledger.output_block(gone[0], 0.5, 0.0)
+    assert ledger.drop_slot(0) == 100
+    ledger.check()
     assert not any(reservation.live for reservation in gone)
     assert row(ledger) == (0, 0, 0)
     assert row(ledger, 1) == (5, 2, 1)
+    assert shared(ledger, 1, 2, 3) == [0, 2]
+    assert ledger.expired(9.0, 1000) == []
     assert list(ledger.reservations_on(0)) == []
     assert list(ledger.reservations_on(1)) == [kept]
+    assert (ledger.live, ledger.prefilling) == (1, 1)
+    swept = []
+    while not ledger.is_swept:
+        part = ledger.sweep(30)
+        assert 0 < len(part) <= 30, "a turn of the event loop is bounded"
+        swept += part
+        ledger.check()
+    assert set(swept) == set(gone)
+    assert ledger.blocks.blocks == 2
+    assert ledger.next_expiry() == inf
+
+
+def test_whoever_takes_a_dropped_slot_inherits_nothing(ledger: Ledger) -> None:
+    old = ledger.book("a", 0, pack(1, 2, 3), 7, 0.0, ttl_s=1.0)
+    ledger.drop_slot(0)
+    new = book(ledger, "a", 1, 5, prefill=3)
+    assert row(ledger) == (3, 2, 1)
+    assert shared(ledger, 1, 2, 3) == [1, 0]
+    ledger.ensure(3)  # the lane of the dropped one has a number that slots come to
+    book(ledger, "b", 1, 2, 3, slot=2)
+    assert shared(ledger, 1, 2, 3) == [1, 0, 3]
+    assert ledger.drop_slot(0) == 1
+    assert set(ledger.sweep(9)) == {old, new}
     ledger.check()
+    assert row(ledger) == (0, 0, 0)
+    assert row(ledger, 2) == (0, 3, 1)
+
+
+def test_long_prompts_make_slices_shorter(ledger: Ledger) -> None:
+    for n in range(4):
+        ledger.book(str(n), 0, pack(*range(n * 1000, n * 1000 + 640)), 0, 0.0)
+    ledger.drop_slot(0)
+    assert [len(ledger.sweep(20)) for _ in range(3)] == [2, 2, 0]
 
 
 def test_columns_grow_and_keep_what_they_hold(ledger: Ledger) -> None:
@@ -160,7 +203,7 @@ def test_columns_grow_and_keep_what_they_hold(ledger: Ledger) -> None:
     assert len(ledger.prefill) == len(ledger.decode) == len(ledger.requests) == 200
     assert row(ledger) == (9, 2, 1)
     book(ledger, "b", 1, slot=199)
-    assert ledger.shared_prefix(pack(1)) == [(1, 1 << 199 | 1)]
+    assert shared(ledger, 1) == [1, *[0] * 198, 1]
     ledger.check()
 
 
@@ -186,14 +229,6 @@ def test_expiry_follows_the_last_sign_of_life(ledger: Ledger) -> None:
         ledger.free(reservation)
     assert ledger.next_expiry() == inf
     ledger.check()
-
-
-def test_alarms_of_the_freed_do_not_pile_up(ledger: Ledger) -> None:
-    standing = ledger.book("standing", 0, b"", 0, 0.0, ttl_s=1.0)
-    for number in range(1000):
-        ledger.free(ledger.book(str(number), 0, b"", 0, 0.0, ttl_s=300.0))
-    assert ledger.alarms < 100
-    assert ledger.expired(1000.0, 2) == [standing]
 
 
 def test_chains_can_be_read_back(ledger: Ledger) -> None:
@@ -230,16 +265,19 @@ class AgainstTheTwin(RuleBasedStateMachine):
         self.ledger.ensure(SLOTS)
         self.twin = NaiveLedger()
         self.names: dict[str, Reservation] = {}
+        self.dropped: set[Reservation] = set()  # and not swept yet
+        self.slots = SLOTS
         self.number = 0
 
     @rule(
         target=live,
-        slot=st.integers(0, SLOTS - 1),
+        slot=st.integers(0, SLOTS + 1),
         hashes=CHAINS,
         prefill=st.integers(0, 100),
         ttl_s=st.sampled_from([0.0, 2.0, 5.0]),
     )
     def book(self, slot: int, hashes: list[int], prefill: int, ttl_s: float) -> str:
+        slot %= self.slots
         self.number += 1
         name = str(self.number)
         self.names[name] = self.ledger.book(
@@ -278,11 +316,25 @@ class AgainstTheTwin(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, SLOTS - 1))
     def drop_slot(self, slot: int) -> None:
-        dropped = {r.reservation_id for r in self.ledger.drop_slot(slot)}
-        assert dropped == {n for n, r in self.twin.live.items() if r.slot == slot}
+        dropped = [n for n, r in self.twin.live.items() if r.slot == slot]
+        assert self.ledger.drop_slot(slot) == len(dropped)
         for name in dropped:
-            del self.names[name]
+            self.dropped.add(self.names.pop(name))
             self.twin.free(name)
+
+    @precondition(lambda self: self.dropped)
+    @rule(limit=st.integers(1, 3))
+    def sweep(self, limit: int) -> None:
+        swept = set(self.ledger.sweep(limit))
+        assert swept
+        assert swept <= self.dropped
+        self.dropped -= swept
+        assert self.ledger.is_swept is not bool(self.dropped)
+
+    @rule(more=st.integers(0, 1))
+    def grow(self, more: int) -> None:
+        self.slots = min(SLOTS + 2, self.slots + more)
+        self.ledger.ensure(self.slots)
 
     @rule(step=st.sampled_from([0.5, 1.0, 4.0]), limit=st.integers(1, 4))
     def expire(self, step: float, limit: int) -> None:
@@ -298,23 +350,14 @@ class AgainstTheTwin(RuleBasedStateMachine):
 
     @rule(hashes=CHAINS)
     def shared_prefix(self, hashes: list[int]) -> None:
-        lengths = dict.fromkeys(range(SLOTS), 0)
-        groups = self.ledger.shared_prefix(pack(*hashes))
-        assert [m for m, _ in groups] == sorted({m for m, _ in groups} - {0})
-        for m, mask in groups:
-            for slot in range(SLOTS):
-                if mask >> slot & 1:
-                    assert not lengths[slot], "masks are disjoint"
-                    lengths[slot] = m
-            assert mask >> SLOTS == 0
-            assert mask
-        assert lengths == {slot: self.twin.shared_prefix(hashes, slot) for slot in range(SLOTS)}
+        expected = [self.twin.shared_prefix(hashes, slot) for slot in range(self.slots)]
+        assert (shared(self.ledger, *hashes) or [0] * self.slots) == expected
 
     @invariant()
     def agrees(self) -> None:
         self.ledger.check()
         assert self.ledger.live == len(self.twin.live)
-        for slot in range(SLOTS):
+        for slot in range(self.slots):
             assert self.ledger.prefill[slot] == self.twin.prefill(slot)
             assert self.ledger.decode[slot] == self.twin.decode(slot)
             assert self.ledger.requests[slot] == len(self.twin.on(slot))
@@ -324,9 +367,10 @@ class AgainstTheTwin(RuleBasedStateMachine):
 
     @override
     def teardown(self) -> None:
-        for slot in range(SLOTS):
+        for slot in range(self.slots):
             self.ledger.drop_slot(slot)
-        self.ledger.check()
+        while self.ledger.sweep(1):
+            self.ledger.check()
         assert (self.ledger.blocks.nodes, self.ledger.blocks.blocks) == (0, 0)
         assert not self.ledger.blocks.indexed
         assert not self.ledger.prefill.any()

@@ -214,6 +214,40 @@ def test_removed_workers_leave_no_memory_behind(fleet: Fleet) -> None:
 # -- selection (2, 3) ----------------------------------------------------------------------------
 
 
+def test_a_busy_worker_goes_at_once_and_its_books_are_cleared_in_slices() -> None:
+    fleet = Fleet(limits=CoreLimits(ended_per_turn_max=10))
+    fleet.worker(1)
+    for number in range(100):
+        fleet.book(f"r{number}", 1, 1, 1000 + number, selection_id=f"s{number}")
+    fleet.delete(1)
+    assert fleet.core.counters.reservations_dropped == 100
+    assert len(fleet.core.desk.bookings) == 0
+    fleet.worker(1)
+    assert fleet.load(1) == (0, 0, 0)
+    for name in ("r50", "s50"):  # whether cleared away or not: recently freed (contract 4.3)
+        with pytest.raises(ReservationNotFound):
+            fleet.done(name)
+        with pytest.raises(ReservationNotFound):
+            fleet.core.output_block(name, None, fleet.now)
+        fleet.free(name)
+    fleet.book("r51", 1, 1, 2, selection_id="again")
+    assert fleet.load(1) == (32, 2, 1)
+    with pytest.raises(ReservationNotFound):
+        fleet.done("s51")
+    ledger = fleet.core.partitions[DEFAULT].ledger
+    turns, more = 0, True
+    while more:
+        before = ledger.blocks.blocks
+        more, _ = fleet.core.tick(fleet.now)
+        assert before - ledger.blocks.blocks <= 10
+        fleet.core.check()
+        turns += 1
+    assert turns == 9, "ten went with the worker, ten with each turn"
+    assert ledger.blocks.blocks == 2
+    assert fleet.load(1) == (32, 2, 1)
+    fleet.free("r99")
+
+
 def test_no_worker_anywhere_and_none_in_the_scope_are_told_apart(fleet: Fleet) -> None:
     with pytest.raises(NoSchedulableWorker, match="no schedulable workers are available"):
         Fleet().select(1)
