@@ -195,7 +195,11 @@ class Partition:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""
         if not self._can_be_busy[number]:
             return False
-        return bool((self.ledger.prefill[rows] > self._busy_above[number][rows]).all())
+        prefill, busy_above = self.ledger.prefill, self._busy_above[number]
+        first = 0 if isinstance(rows, slice) else rows[0]
+        if prefill[first] <= busy_above[first]:
+            return False  # nearly always, at a tenth of the price of looking at everyone
+        return bool((prefill[rows] > busy_above[rows]).all())
 
     def class_of(self, prompt: Prompt, weights: Weights) -> int:
         """Return the position of the policy class of a prompt, by its uncached length."""
