@@ -138,7 +138,7 @@ class Repair(Progress):
         elif frames[-1]:
             self._on_reply(seq, frames[-1], now)
         else:
-            self._on_marker(now)
+            self._on_end(now, is_marker=seq == END_MARKER)
 
     def _on_reply(self, seq: int, payload: bytes, now: float) -> None:
         replay = self._replay
@@ -168,6 +168,10 @@ class Repair(Progress):
             if seq != 0:
                 self._is_past_gone = True
                 self._end_replay("past_gone", now)
+                return False
+            batch = self._decoder.decode(payload)
+            if batch is not None and self._is_foreign(batch):  # before the names are forgotten
+                self._shun(now)
                 return False
             self._begin_anew()
             replay.mode = Mode.GAP if self.backlog else Mode.POLL
@@ -223,8 +227,8 @@ class Repair(Progress):
         replay.advance(now)
         self._meet_live(now)
 
-    def _on_marker(self, now: float) -> None:
-        """The engine says that was all."""
+    def _on_end(self, now: float, *, is_marker: bool) -> None:
+        """The endpoint says that was all; only in an engine's own words is that evidence."""
         replay = self._replay
         assert replay is not None
         last = self.cursor.last
@@ -232,7 +236,10 @@ class Repair(Progress):
             self._is_past_gone = True
             self._end_replay("past_gone", now)
         elif (
-            not replay.is_verified and last is not None and self.cursor.digest_of(last) is not None
+            is_marker
+            and not replay.is_verified
+            and last is not None
+            and self.cursor.digest_of(last) is not None
         ):
             # what we applied must be in its buffer, being the newest or nearly so; it is not
             self._start_over(now)

@@ -410,6 +410,29 @@ def test_another_ranks_replay_is_refused() -> None:
     assert bench.blocks(rank=WorkerRank(1, 1)) == set()
 
 
+def test_another_ranks_past_does_not_take_the_place_of_ours() -> None:
+    bench = Bench()
+    bench.live(0, rank=0)
+    bench.live(2, rank=0)
+    bench.wait(1.1)
+    bench.wait(1.1)
+    bench.wait(10.1)
+    assert bench.asked() == 0
+    bench.reply(0, batch(0, engine="new", rank=1))
+    assert bench.outcomes == {"silent": 1, "wrong_rank": 1}
+    assert bench.blocks() == {0, 2}
+
+
+def test_an_empty_reply_is_no_evidence_of_another_engine() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.wait(10.1)
+    assert bench.asked() == 0
+    bench.stream.on_replay(reply(7, b""), bench.now)
+    assert bench.blocks() == {0}
+    assert bench.asked() is None
+
+
 def test_a_rank_the_engine_uses_live_may_be_replayed() -> None:
     bench = Bench()
     bench.live(0, rank=9)
