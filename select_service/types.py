@@ -427,5 +427,6 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never (D15)
     queue_recheck_s: float = 60.0
-    ended_per_turn_max: int = 64  # expired or dropped; 5 µs each: a turn takes a third of a ms
+    expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
+    dropped_per_turn_max: int = 64  # the same, of ranks that went
     swept_nodes_per_turn_max: int = 256

@@ -160,7 +160,7 @@ class SelectionCore:
         self.desk.dropped(self.membership.replace(old, new, effects))
         partition = None if old is None else self.partitions.get(old.scope)
         if partition is not None:
-            self.desk.sweep(partition, self.limits.ended_per_turn_max, now)
+            self.desk.sweep(partition, self.limits.dropped_per_turn_max, now)
 
     def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
         """Put a worker out of service whose event source cannot be listened to.
@@ -542,13 +542,13 @@ class SelectionCore:
         effects = Effects()
         limits = self.limits
         more = self.registry.sweep(limits.swept_nodes_per_turn_max) > 0
-        left = limits.ended_per_turn_max
-        more |= self.desk.bookings.purge_freed(now, left) > 0
+        more |= self.desk.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
+        may_drop, may_expire = limits.dropped_per_turn_max, limits.expired_per_turn_max
         recheck = self._recheck_due(now)
         for partition in self.partitions.values():
-            left -= self.desk.sweep(partition, left, now)
-            expired = self.desk.expire(partition, left, now, effects)
-            left -= len(expired)
+            may_drop -= self.desk.sweep(partition, may_drop, now)
+            expired = self.desk.expire(partition, may_expire, now, effects)
+            may_expire -= len(expired)
             more |= not partition.ledger.is_swept or partition.ledger.next_expiry() <= now
             if partition.pending_count and (expired or recheck):
                 self._drain(partition, now, effects)

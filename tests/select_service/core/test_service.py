@@ -215,7 +215,7 @@ def test_removed_workers_leave_no_memory_behind(fleet: Fleet) -> None:
 
 
 def test_a_busy_worker_goes_at_once_and_its_books_are_cleared_in_slices() -> None:
-    fleet = Fleet(limits=CoreLimits(ended_per_turn_max=10))
+    fleet = Fleet(limits=CoreLimits(dropped_per_turn_max=10))
     fleet.worker(1)
     for number in range(100):
         fleet.book(f"r{number}", 1, 1, 1000 + number, selection_id=f"s{number}")
