@@ -83,7 +83,8 @@ class Listeners:
         self._feeds: dict[int, _Feed] = {}  # by identity of the stream
         self._ready: deque[_Feed] = deque()
         self._turn_handle: asyncio.Handle | None = None
-        self._tick_handle: asyncio.TimerHandle | None = None
+        self._round: deque[_Feed] = deque()  # who has still to be looked at in this tick
+        self._tick_handle: asyncio.Handle | None = None
         self._dealers = 0
         self.faults = 0
 
@@ -135,6 +136,7 @@ class Listeners:
                 handle.cancel()
         self._turn_handle = self._tick_handle = None
         self._ready.clear()
+        self._round.clear()
         self._sockets.close()
 
     # -- turns -------------------------------------------------------------------------------------
@@ -198,18 +200,32 @@ class Listeners:
         return reply is None and message is None
 
     def _tick(self) -> None:
-        """Let every stream notice silence."""
+        """Let every stream notice silence, as many per turn of the loop as there is time for."""
         now = self._clock()
-        for feed in list(self._feeds.values()):
-            if feed.reconnect_at is not None and now >= feed.reconnect_at:
-                self._connect_again(feed, now)
-            feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)
-            if feed.stream.request is not feed.request:
-                self._sync(feed)
-            if feed.stream.is_busy:
-                self._queue(feed)
+        end = now + self._limits.turn_s
+        if not self._round:
+            self._round.extend(self._feeds.values())
+        while self._round:
+            feed = self._round.popleft()
+            if self._feeds.get(id(feed.stream)) is feed:
+                self._watch(feed, now)
+                now = self._clock()
+                if now >= end:
+                    break
         loop = asyncio.get_running_loop()
-        self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
+        if self._round:
+            self._tick_handle = loop.call_soon(self._tick)
+        else:
+            self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
+
+    def _watch(self, feed: _Feed, now: float) -> None:
+        if feed.reconnect_at is not None and now >= feed.reconnect_at:
+            self._connect_again(feed, now)
+        feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)
+        if feed.stream.request is not feed.request:
+            self._sync(feed)
+        if feed.stream.is_busy:
+            self._queue(feed)
 
     # -- connections -------------------------------------------------------------------------------
 

@@ -253,6 +253,30 @@ def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
     play(context, scenario, limits)
 
 
+def test_a_tick_of_many_streams_gives_way(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(house: House) -> None:
+        streams = [await house.follow(house.engine(), worker) for worker in range(5)]
+        turns = 0
+        seen: dict[WorkerRank, int] = {}
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        for stream in streams:
+            monkeypatch.setattr(
+                stream, "on_timer", lambda *_, rank=stream.rank, **__: seen.setdefault(rank, turns)
+            )
+        counting = asyncio.create_task(count_turns())
+        await house.until(lambda: len(seen) == len(streams))
+        counting.cancel()
+        assert len(set(seen.values())) == len(streams), "each in a turn of its own"
+
+    play(context, scenario, StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
+
+
 def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
     async def scenario(house: House) -> None:
         engine = house.engine()
