@@ -153,6 +153,8 @@ class Repair(Progress):
             self._accept_reply(replay, seq, payload, digest, now)
         elif replay.replies_now > 1 and replay.may_ask_again(now):
             self._ask_again(now)  # a hole: replies were dropped on the way
+        elif self._decoder.decode(payload) is None:
+            self._waste(now)  # a number that garbage bears says nothing of the engine's buffer
         else:
             # the engine's buffer begins later, or the hole will not close; never beyond what is
             # known from the live stream, so that a wrong endpoint cannot carry the cursor away
@@ -164,17 +166,8 @@ class Repair(Progress):
 
     def _verify(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> bool:
         """Look at the first reply: whose is it? True if it has still to be applied."""
-        if replay.mode is Mode.REBUILD:
-            if seq != 0:
-                self._is_past_gone = True
-                self._end_replay("past_gone", now)
-                return False
-            batch = self._decoder.decode(payload)
-            if batch is not None and self._is_foreign(batch):  # before the names are forgotten
-                self._shun(now)
-                return False
-            self._begin_anew()
-            replay.mode = Mode.GAP if self.backlog else Mode.POLL
+        if replay.mode is Mode.REBUILD and not self._begin_rebuild(replay, seq, payload, now):
+            return False
         last = self.cursor.last
         if last is None or seq > last:
             replay.is_verified = True  # nothing to compare with
@@ -182,17 +175,36 @@ class Repair(Progress):
         if seq < last:
             self._waste(now)
             return False
-        replay.is_verified = True
-        replay.hear(now)
         if self.cursor.digest_of(last) not in (None, digest):
             self._on_other_engine(payload, now)
-        else:
-            self._meet_live(now)
+            return False
+        replay.is_verified = True
+        replay.hear(now)
+        self._meet_live(now)
         return False
+
+    def _begin_rebuild(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
+        """Let go of what is known if the whole past is there to take its place."""
+        if seq != 0:
+            self._is_past_gone = True
+            self._end_replay("past_gone", now)
+            return False
+        batch = self._decoder.decode(payload)
+        if batch is None:
+            self._waste(now)
+            return False
+        if self._is_foreign(batch):  # asked before the names are forgotten
+            self._shun(now)
+            return False
+        self._begin_anew()
+        replay.mode = Mode.GAP if self.backlog else Mode.POLL
+        return True
 
     def _on_other_engine(self, payload: bytes, now: float) -> None:
         batch = self._decoder.decode(payload)
-        if batch is not None and self._is_foreign(batch):
+        if batch is None:
+            self._waste(now)  # no engine's voice at all
+        elif self._is_foreign(batch):
             self._shun(now)
         else:
             self._start_over(now)

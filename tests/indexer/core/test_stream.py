@@ -372,6 +372,26 @@ def test_a_poll_that_lies_is_found_out_by_the_next_live_batch() -> None:
     assert bench.blocks() == {0, 1}
 
 
+@pytest.mark.parametrize("seq", [0, 2, 5, 2**63])
+@pytest.mark.parametrize("lost", [False, True])
+def test_garbage_is_no_evidence_whatever_number_it_bears(seq: int, lost: bool) -> None:
+    bench = Bench()
+    for number in (0, 1, 2 + lost):
+        bench.live(number)
+    bench.wait(1.1)
+    bench.wait(1.1)
+    bench.wait(10.1)
+    assert bench.asked() == (0 if lost else 2)
+    before = bench.blocks()
+    bench.reply(seq, b"\xc1garbage")
+    bench.wait(1.1)
+    bench.wait(1.1)
+    assert bench.blocks() == before
+    assert bench.stream.lost_batches == int(lost)
+    bench.live(4 if lost else 3)
+    assert bench.stream.tallies.restarts == bench.stream.tallies.hidden_restarts == 0
+
+
 def test_wrong_order_loses_no_live_batch() -> None:
     bench = Bench()
     bench.live(0)
