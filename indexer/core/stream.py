@@ -156,6 +156,9 @@ class EventStream(Repair):
 
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""
+        if self._decoder.decode(payload) is None:  # or its number would be believed
+            self.tallies.count_bad_message("payload")
+            return
         if self.backlog and seq <= self.backlog.last:
             if self.backlog.ends_with(seq, payload):
                 self.tallies.stale_batches += 1

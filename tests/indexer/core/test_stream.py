@@ -392,6 +392,20 @@ def test_garbage_is_no_evidence_whatever_number_it_bears(seq: int, lost: bool) -
     assert bench.stream.tallies.restarts == bench.stream.tallies.hidden_restarts == 0
 
 
+@pytest.mark.parametrize("seq", [0, 10**9])
+def test_live_garbage_during_a_replay_costs_itself(seq: int) -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(2)
+    bench.live(seq, b"\xc1garbage")
+    bench.live(3)
+    bench.reply(0)
+    bench.reply(1)
+    assert bench.blocks() == {0, 1, 2, 3}
+    assert bench.stream.tallies.restarts == bench.stream.lost_batches == 0
+    assert bench.stream.tallies.bad_messages == {"payload": 1}
+
+
 def test_wrong_order_loses_no_live_batch() -> None:
     bench = Bench()
     bench.live(0)
