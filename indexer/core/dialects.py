@@ -6,7 +6,7 @@ ignored, wherever it stands. `wire` chooses among the decoders and gives the res
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Raw, Struct
 from msgspec.msgpack import Decoder
@@ -26,6 +26,8 @@ EngineHash = int | bytes
 class ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
     """Positional BlockStored, vLLM to 0.23 and SGLang to 0.5.19."""
 
+    locality: ClassVar[str | None] = None
+
     block_hashes: list[EngineHash]
     parent_block_hash: EngineHash | None
     token_ids: list[int]
@@ -40,6 +42,8 @@ class ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
 
 class ArrayRemoved(Struct, tag="BlockRemoved", array_like=True, gc=False):
     """Positional BlockRemoved."""
+
+    locality: ClassVar[str | None] = None
 
     block_hashes: list[EngineHash]
     medium: str | None = None

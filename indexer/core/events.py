@@ -52,6 +52,7 @@ class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True):
     tier: Tier | None
     group: int = 0
     is_remote: bool = False
+    events: int = 1  # as many events of the batch, one right after the other, said it
 
 
 class AllBlocksCleared(Struct, frozen=True, gc=False):

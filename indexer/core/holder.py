@@ -13,7 +13,7 @@ from indexer.core.node import all_ones
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from indexer.core.node import Node, OrphanRoot
     from indexer.types import WorkerRank
@@ -41,6 +41,10 @@ class Counts:
     def __init__(self) -> None:
         self.copies: dict[int, int] = {}
         self.foreign: dict[int, dict[int, int]] = {}
+
+    def are_plain(self, names: Sequence[int]) -> bool:
+        """Say whether each of these blocks, if held at all, is held once and in the home group."""
+        return self.copies.keys().isdisjoint(names) and self.foreign.keys().isdisjoint(names)
 
     def first(self, name: int, group: int) -> None:
         """A block arrives in a group that is not the home group."""

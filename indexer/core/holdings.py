@@ -187,81 +187,6 @@ def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
     return len(filed)
 
 
-def uncover_plain(tree: RadixTree, holder: Holder, node: Node, name: int) -> None:
-    """Take a block off the device in a node where no other tier and no alias is to be heeded."""
-    size = len(node.edge)
-    key = pack_name(name)
-    run = holder.runs[node]
-    del holder.where[name]
-    holder.blocks[0] -= 1
-    if (
-        node.full == holder.bit == node.members
-        and not node.children
-        and size > HASH_BYTES
-        and run.endswith(key)
-    ):
-        node.edge = node.edge[:-HASH_BYTES]
-        tree.count_blocks(node, -1)
-        holder.runs[node] = run[:-HASH_BYTES]
-        return
-    ones = all_ones(size // HASH_BYTES)
-    held = node.held(holder.holder_id, ones)
-    at = holder.find(run, key, held)
-    held ^= 1 << at
-    node.put(holder.holder_id, held, ones)
-    if not held:
-        tree.left(holder, node)
-        tree.tidy(node)
-    elif not node.children and (at + 1) * HASH_BYTES == size:
-        tree.tidy(node)
-
-
-def uncover(tree: RadixTree, holder: Holder, tier: int, place: tuple[Node, int], name: int) -> None:
-    """Take a block that is held on a tier under this name off it, with all that falls empty."""
-    node, position = place
-    places = node.names_at(holder.holder_id)
-    if places is not None and position in places:
-        if _drop_alias(holder, tier, place, name):
-            return
-        aliased = True
-    else:
-        aliased = False
-    coverage = node.coverage_for_change(tier)
-    ones = all_ones(node.size)
-    coverage.put(holder.holder_id, coverage.held(holder.holder_id, ones) & ~(1 << position), ones)
-    holder.blocks[tier] -= 1
-    if tier:
-        node.drop_empty_tiers()
-    held = node.held_anywhere(holder.holder_id)
-    if not aliased and not held >> position & 1:
-        del holder.where[name]
-    if not held:
-        tree.left(holder, node)
-        tree.tidy(node)
-    elif not node.children:
-        tree.tidy(node)
-
-
-def _drop_alias(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:
-    """Drop a name's tier; return whether another name still holds the position there."""
-    node, position = place
-    assert node.aliases is not None, "the caller saw an alias"
-    places = node.aliases[holder.holder_id]
-    names = places[position]
-    names[name] ^= 1 << tier
-    if not names[name]:
-        del names[name]
-        del holder.where[name]
-    still = any(tiers >> tier & 1 for tiers in names.values())
-    if len(names) == 1:
-        holder.write(node, position, pack_name(next(iter(names))))
-        del places[position]
-        if not places:
-            del node.aliases[holder.holder_id]
-            node.aliases = node.aliases or None
-    return still
-
-
 def place_behind_lost(
     holder: Holder, parent: int, name: int, hashes: PackedHashes
 ) -> tuple[Node, int] | None:
@@ -282,17 +207,6 @@ def place_behind_lost(
     if same and holder.name_at(before, last % before.size) == parent:
         return node, position
     return None
-
-
-def forget(tree: RadixTree, holder: Holder, name: int) -> None:
-    """Let go of a name on every tier, however often it is held."""
-    node = holder.where[name]
-    place = (node, holder.locate(node, name))
-    for tier in [tier for tier in Tier if holds(holder, tier, place, name)]:
-        counts = holder.counts[tier]
-        if counts is not None:
-            counts.forget(name)
-        uncover(tree, holder, tier, place, name)
 
 
 def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:

@@ -13,7 +13,7 @@ from struct import Struct
 from sys import getsizeof
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from indexer.core import holdings
+from indexer.core import holdings, removal
 from indexer.core.audit import audit
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
 from indexer.core.holder import UNDECIDED_GROUP, Holder
@@ -262,7 +262,7 @@ class KvIndex:
             ):
                 moved.append(name)
         for name in moved:
-            holdings.forget(self.tree, holder, name)
+            removal.forget(self.tree, holder, name)
 
     def _graft_behind(self, holder: Holder, names: Sequence[int]) -> None:
         for name in names:
@@ -288,16 +288,13 @@ class KvIndex:
             return 0
         if group != holder.home:
             group = holder.group_of_removal(group)
+        counts = holder.counts[tier]
+        if group == holder.home and (counts is None or counts.are_plain(engine_hashes)):
+            return removal.uncover_listed(self.tree, holder, tier, engine_hashes)
         found = 0
-        plain = holder.counts[tier] is None and group == holder.home
         for name in engine_hashes:
             node = holder.where.get(name)
             if node is None:
-                continue
-            if plain and node.lower is None and node.aliases is None:
-                if not tier:
-                    holdings.uncover_plain(self.tree, holder, node, name)
-                    found += 1
                 continue
             place = (node, holder.locate(node, name))
             if not holdings.holds(holder, tier, place, name):
@@ -305,7 +302,7 @@ class KvIndex:
             dropped, last = holder.drop_reference(tier, name, group)
             found += dropped
             if last:
-                holdings.uncover(self.tree, holder, tier, place, name)
+                removal.uncover(self.tree, holder, tier, place, name)
         return found
 
     def mark_on_tier(

@@ -65,10 +65,10 @@ class Tallies:
         for labels, count in other.events.items():
             self.events[labels] = self.events.get(labels, 0) + count
 
-    def count_event(self, kind: str, form: str, outcome: str) -> None:
-        """One more event of that kind, in that dialect, with that outcome."""
+    def count_event(self, kind: str, form: str, outcome: str, number: int = 1) -> None:
+        """One more event, or several, of that kind, in that dialect, with that outcome."""
         labels = (kind, form, outcome)
-        self.events[labels] = self.events.get(labels, 0) + 1
+        self.events[labels] = self.events.get(labels, 0) + number
 
     def count_bad_message(self, reason: str) -> None:
         """One more message that is not a batch."""

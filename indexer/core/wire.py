@@ -7,7 +7,7 @@ for the index is decided in `writer`; sequence numbers and frames are `stream`'s
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
@@ -44,6 +44,9 @@ from indexer.core.events import (
 )
 from indexer.types import U64_MASK, Tier
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 MEDIA: Final = {
     "GPU": Tier.DEVICE,
     "DEVICE": Tier.DEVICE,
@@ -66,6 +69,12 @@ MEDIA: Final = {
 _HASH_TAIL: Final = 8  # a digest and its 64-bit form meet in the last 8 bytes, big-endian
 _TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"})
 
+_REMOVALS: Final = (MapRemoved, ArrayRemoved)
+_CLEARS: Final = (MapCleared, ArrayCleared)
+
+JOINED_BLOCKS_MAX: Final = 512
+"""Removals in a row are one up to here: as long as the longest store written in one go."""
+
 # What msgspec raises on hostile bytes: DecodeError and UnicodeDecodeError are ValueErrors, ten
 # thousand nested arrays are a RecursionError, a 64-bit overflow an OverflowError.
 UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, MemoryError)
@@ -87,7 +96,7 @@ class BatchDecoder:
         form = self._form
         try:
             batch = TYPED[form, self._bigram].decode(payload)
-            events = [_normal(event) for event in batch.events]
+            events = _normal_all(batch.events)
         except UNREADABLE:
             return self._decode_loosely(payload)
         return EventBatch(events, batch.ts, _rank(batch.dp_rank), form)
@@ -165,21 +174,59 @@ def _why_unreadable(raw: Raw, form: str) -> str:
 # -- one normal form -------------------------------------------------------------------------------
 
 
+def _normal_all(events: Sequence[WireEvent]) -> list[Event]:
+    """Every event in its normal form, removals in a row as one: they say the same together."""
+    normal: list[Event] = []
+    last: MapRemoved | ArrayRemoved | None = None
+    joined = 0
+    for event in events:
+        if isinstance(event, _REMOVALS) and event.block_hashes:
+            if last is not None and _goes_on(last, event):
+                last.block_hashes += event.block_hashes
+                joined += 1
+                continue
+            if last is not None:
+                normal.append(_removed(last, joined))
+            last, joined = event, 1
+            continue
+        if last is not None:
+            normal.append(_removed(last, joined))
+            last = None
+        normal.append(_normal(event))
+    if last is not None:
+        normal.append(_removed(last, joined))
+    return normal
+
+
+def _goes_on(last: MapRemoved | ArrayRemoved, event: MapRemoved | ArrayRemoved) -> bool:
+    return (
+        last.medium == event.medium
+        and last.group_idx == event.group_idx
+        and last.locality == event.locality
+        and len(last.block_hashes) < JOINED_BLOCKS_MAX
+    )
+
+
 def _normal(event: WireEvent) -> Event:
     if isinstance(event, MapStored):
         return _map_stored(event)
     if isinstance(event, ArrayStored):
         return _array_stored(event)
-    if isinstance(event, MapRemoved | ArrayRemoved):
-        return BlockRemoved(
-            block_hashes=_hashes(event.block_hashes),
-            tier=_tier(event.medium),
-            group=_group(event.group_idx),
-            is_remote=isinstance(event, MapRemoved) and _is_remote(event.locality),
-        )
-    if isinstance(event, MapCleared | ArrayCleared):
+    if isinstance(event, _REMOVALS):
+        return _removed(event, 1)
+    if isinstance(event, _CLEARS):
         return AllBlocksCleared()
     return Ignored()
+
+
+def _removed(event: MapRemoved | ArrayRemoved, joined: int) -> BlockRemoved:
+    return BlockRemoved(
+        block_hashes=_hashes(event.block_hashes),
+        tier=_tier(event.medium),
+        group=_group(event.group_idx),
+        is_remote=_is_remote(event.locality),
+        events=joined,
+    )
 
 
 def _map_stored(event: MapStored) -> BlockStored:
@@ -190,10 +237,14 @@ def _map_stored(event: MapStored) -> BlockStored:
             colours.read_mm_keys(event.mm_keys)
         if event.block_mm_infos:
             colours.read_mm_infos(event.block_mm_infos)
+    elif not event.lora_name and not event.cache_salt and event.lora_id is None:
+        return _plain(event)
     return _stored(event, event.lora_name or "", event.cache_salt or "", colours)
 
 
 def _array_stored(event: ArrayStored) -> BlockStored:
+    if not event.lora_name and event.lora_id is None and not _has_extra_keys(event):
+        return _plain(event)
     name, salt = "", ""
     if isinstance(event.lora_name, dict):
         salt = _text(event.lora_name.get("cache_salt"))
@@ -218,6 +269,23 @@ def _colours(event: ArrayStored | MapStored, lora_name: str) -> Colours:
     return colours
 
 
+def _plain(event: ArrayStored | MapStored) -> BlockStored:
+    """Plain text without adapter or salt, nearly every event: what has a default keeps it."""
+    if event.block_size < 0:
+        raise ValueError("negative block size")
+    parent = event.parent_block_hash
+    return BlockStored(
+        block_hashes=_hashes(event.block_hashes),
+        parent=None if parent is None else _hash(parent),
+        token_ids=event.token_ids,
+        block_size=event.block_size,
+        tier=_tier(event.medium),
+        group=_group(event.group_idx),
+        attention=event.kv_cache_spec_kind,
+        is_remote=_is_remote(event.locality),
+    )
+
+
 def _stored(
     event: ArrayStored | MapStored, lora_name: str, salt: str, colours: Colours | None
 ) -> BlockStored:
@@ -237,7 +305,7 @@ def _stored(
         opaque=colours.opaque if colours else None,
         group=_group(event.group_idx),
         attention=event.kv_cache_spec_kind,
-        is_remote=isinstance(event, MapStored) and _is_remote(event.locality),
+        is_remote=_is_remote(event.locality),
     )
 
 
@@ -253,7 +321,7 @@ def _is_remote(locality: str | None) -> bool:
 
 
 def _group(group_idx: int | None) -> int:
-    if group_idx is None:
+    if not group_idx:
         return 0
     if not 0 <= group_idx < 1 << 32:
         raise ValueError("not a group")

@@ -154,7 +154,8 @@ class IndexWriter:
             outcome = APPLIED
         else:
             outcome = event.reason if isinstance(event, BadEvent) else "no_op"
-        self._tallies.count_event(event.kind, form, outcome)
+        number = event.events if isinstance(event, BlockRemoved) else 1
+        self._tallies.count_event(event.kind, form, outcome, number)
 
     def _write_slice(self, part: Slice) -> Slice | None:
         """Store the next blocks of a long event; None when that was the last of them."""

@@ -139,6 +139,32 @@ class IndexMachine(RuleBasedStateMachine):
         chosen = sorted(twin.names(tier), key=lambda name: -len(twin.content[name]))[:5]
         assert self.index.remove(rank, tier, chosen) == twin.remove(tier, chosen, 0)
 
+    @rule(
+        rank=ranks,
+        tier=tiers,
+        group=groups,
+        start=st.integers(0, 8),
+        length=st.integers(1, 9),
+        is_backwards=st.booleans(),
+        base=st.sampled_from([100, 100, 300]),
+    )
+    def evict_neighbours(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        group: int,
+        start: int,
+        length: int,
+        is_backwards: bool,
+        base: int,
+    ) -> None:
+        """Part of the long sequence, from its end or its beginning, with what is gone already."""
+        chosen = [base + i for i in range(start, start + length)]
+        if is_backwards:
+            chosen.reverse()
+        expected = self.twin.ranks[rank].remove(tier, chosen, group)
+        assert self.index.remove(rank, tier, chosen, group=group) == expected
+
     @rule(rank=ranks, tier=tiers, chosen=st.lists(names | st.integers(100, 108), max_size=4))
     def mark(self, rank: WorkerRank, tier: Tier, chosen: list[int]) -> None:
         expected = self.twin.ranks[rank].mark(tier, chosen, 0)

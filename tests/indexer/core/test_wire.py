@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored, Ignored
-from indexer.core.wire import MEDIA, BatchDecoder
+from indexer.core.wire import JOINED_BLOCKS_MAX, MEDIA, BatchDecoder
 from indexer.types import U64_MASK, Tier
 from tests.indexer.encoding import CLEARED, encode_batch, encode_event, removed, stored
 from tests.indexer.golden import golden
@@ -155,6 +155,62 @@ def test_positional_and_map_events_share_a_batch() -> None:
     assert batch.events[:4] == batch.events[4:]
     assert batch.events[3] == Ignored()
     assert batch.form == "mixed"
+
+
+@pytest.mark.parametrize("form", ["map-int", "array-int", "map-bytes"])
+def test_removals_in_a_row_are_one(form: str) -> None:
+    events = [
+        removed([1]),
+        removed([2, 3]),
+        removed([4], medium="cpu"),
+        removed([5], medium="cpu", group_idx=1),
+        removed([6], medium="cpu", group_idx=1),
+        stored([1], TOKENS),
+        removed([7]),
+        removed([]),
+        removed([8]),
+        CLEARED,
+        removed([9]),
+    ]
+    decoder = BatchDecoder()
+    payload = encode([1.0, [encode_event(e, form) for e in events]])
+    decoder.decode(payload)  # gets to know the dialect; a first guess that is wrong joins nothing
+    batch = decoder.decode(payload)
+    assert batch is not None
+    assert [
+        (event.block_hashes, event.tier, event.group, event.events)
+        if isinstance(event, BlockRemoved)
+        else event.kind
+        for event in batch.events
+    ] == [
+        ([1, 2, 3], Tier.DEVICE, 0, 2),
+        ([4], Tier.HOST_PINNED, 0, 1),
+        ([5, 6], Tier.HOST_PINNED, 1, 2),
+        "stored",
+        ([7], Tier.DEVICE, 0, 1),
+        ([], Tier.DEVICE, 0, 1),
+        ([8], Tier.DEVICE, 0, 1),
+        "cleared",
+        ([9], Tier.DEVICE, 0, 1),
+    ]
+
+
+def test_remote_removals_are_not_joined_with_local_ones() -> None:
+    events = [removed([1]), removed([2], locality="REMOTE"), removed([3], locality="REMOTE")]
+    batch = BatchDecoder().decode(encode([1.0, events]))
+    assert batch is not None
+    assert [(e.block_hashes, e.is_remote) for e in batch.events if isinstance(e, BlockRemoved)] == [
+        ([1], False),
+        ([2, 3], True),
+    ]
+
+
+def test_a_row_of_removals_is_joined_up_to_a_bound() -> None:
+    events = [removed([number]) for number in range(2 * JOINED_BLOCKS_MAX + 1)]
+    batch = BatchDecoder().decode(encode([1.0, events]))
+    assert batch is not None
+    said = [event.events for event in batch.events if isinstance(event, BlockRemoved)]
+    assert said == [JOINED_BLOCKS_MAX, JOINED_BLOCKS_MAX, 1]
 
 
 def test_the_dialect_is_remembered() -> None:
@@ -336,8 +392,11 @@ def test_any_bytes_are_survived(payload: bytes, is_eagle: bool) -> None:
 def test_any_events_keep_their_places(events: list[Any], ts: Any, rank: Any) -> None:
     batch = BatchDecoder().decode(encode([ts, [*events, GOOD], rank]))
     assert batch is not None
-    assert len(batch.events) == len(events) + 1
-    assert batch.events[-1] == BlockRemoved(block_hashes=[9], tier=Tier.DEVICE)
+    said = [event.events if isinstance(event, BlockRemoved) else 1 for event in batch.events]
+    assert sum(said) == len(events) + 1
+    last = batch.events[-1]
+    assert isinstance(last, BlockRemoved)
+    assert last.block_hashes[-1] == 9
 
 
 REAL = [bytes.fromhex(p.values[0]["payload"]) for p in _messages()]

@@ -1,0 +1,213 @@
+"""Taking blocks off a holder again, in runs where an engine lets go of neighbours together.
+
+The counterpart of `holdings`: which references are dropped is decided in `index.py`; here the
+books of holder and nodes follow, and what nobody holds any more leaves the tree.
+"""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import TYPE_CHECKING, Final
+
+from indexer.core.holdings import holds, pack_name
+from indexer.core.node import all_ones, bits
+from indexer.types import HASH_BYTES, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indexer.core.holder import Holder
+    from indexer.core.node import Node
+    from indexer.core.radix_tree import RadixTree
+
+
+STRETCH_BLOCKS_MAX: Final = 64
+"""Names compared with a node's at once: lists of more agree in steps, those of fewer cost little
+for the names that were packed in vain."""
+
+
+def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[int]) -> int:
+    """Take blocks that are held once each off a tier; return how many were there.
+
+    Engines let go of a sequence from its end, so a list mostly is a stretch of some node's names
+    backwards. A stretch costs two comparisons and one change of the node, and per block no more
+    than its entry in `Holder.where`.
+    """
+    where, me = holder.where, holder.holder_id
+    done, found, total = 0, 0, len(names)
+    while done < total:
+        name = names[done]
+        node = where.get(name)
+        if node is None:
+            done += 1
+            continue
+        if node.aliases is not None:
+            found += _uncover_named(tree, holder, tier, node, name)
+            done += 1
+            continue
+        start, count = holder.locate(node, name), 1
+        span = 1 << start
+        held = node.held_on(me, tier)
+        if done + 1 < total and where.get(names[done + 1]) is node:
+            first, more = _stretch(holder.runs[node], start, names, done)
+            # only what is held bears the name in the run, beyond it names are old
+            if held >> first & all_ones(more) == all_ones(more):
+                start, count, span = first, more, all_ones(more) << first
+        if held & span:
+            _uncover_span(tree, holder, tier, (node, start), names[done : done + count])
+            found += count
+        done += count
+    return found
+
+
+def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tuple[int, int]:
+    """Return which positions the names from `done` on have together: the first one and how many.
+
+    The first name is at `position`; its neighbours may follow upwards or downwards.
+    """
+    at = position * HASH_BYTES
+    second = pack_name(names[done + 1])
+    if position and run.startswith(second, at - HASH_BYTES):
+        most = min(position + 1, len(names) - done, STRETCH_BLOCKS_MAX)
+        backwards = pack(f"<{most}Q", *reversed(names[done : done + most]))
+        end = at + HASH_BYTES
+
+        def agree(count: int) -> bool:
+            size = count * HASH_BYTES
+            return run.startswith(backwards[len(backwards) - size :], end - size)
+
+        count = _longest(most, agree)
+        return position + 1 - count, count
+    if run.startswith(second, at + HASH_BYTES):
+        most = min(len(run) // HASH_BYTES - position, len(names) - done, STRETCH_BLOCKS_MAX)
+        forwards = pack(f"<{most}Q", *names[done : done + most])
+        return position, _longest(
+            most, lambda count: run.startswith(forwards[: count * HASH_BYTES], at)
+        )
+    return position, 1
+
+
+def _longest(most: int, agree: Callable[[int], bool]) -> int:
+    """Return up to which count there is agreement, two at least: all, mostly, or a bisection."""
+    if agree(most):
+        return most
+    low, high = 2, most
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if agree(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _uncover_span(
+    tree: RadixTree, holder: Holder, tier: int, place: tuple[Node, int], names: Sequence[int]
+) -> None:
+    """Take neighbours that are held on a tier, in a node without aliases, off it."""
+    node, start = place
+    where, count = holder.where, len(names)
+    holder.blocks[tier] -= count
+    end = (start + count) * HASH_BYTES
+    if (
+        node.full == holder.bit == node.members
+        and start
+        and end == len(node.edge)
+        and not node.children
+        and node.lower is None
+    ):
+        # the tail of a leaf that is the rank's own: what is left is held as before
+        node.edge = node.edge[: start * HASH_BYTES]
+        holder.runs[node] = holder.runs[node][: start * HASH_BYTES]
+        tree.count_blocks(node, -count)
+        for name in names:
+            del where[name]
+        return
+    me, size = holder.holder_id, len(node.edge)
+    span, ones = all_ones(count) << start, all_ones(size // HASH_BYTES)
+    coverage = node.coverage_for_change(tier)
+    coverage.put(me, coverage.held(me, ones) & ~span, ones)
+    if tier:
+        node.drop_empty_tiers()
+    held = node.held_anywhere(me)
+    kept = held & span
+    for name in names if not kept else _not_at(names, holder.runs[node], kept):
+        del where[name]
+    if not held:
+        tree.left(holder, node)
+        tree.tidy(node)
+    elif not node.children and (end == size or tier or node.lower is not None):
+        tree.tidy(node)
+
+
+def _not_at(names: Sequence[int], run: bytes, kept: int) -> list[int]:
+    """Return those names that do not stand at one of the positions `kept`."""
+    staying = {
+        int.from_bytes(run[at * HASH_BYTES : (at + 1) * HASH_BYTES], "little") for at in bits(kept)
+    }
+    return [name for name in names if name not in staying]
+
+
+def _uncover_named(tree: RadixTree, holder: Holder, tier: int, node: Node, name: int) -> bool:
+    place = (node, holder.locate(node, name))
+    if not holds(holder, tier, place, name):
+        return False
+    uncover(tree, holder, tier, place, name)
+    return True
+
+
+def uncover(tree: RadixTree, holder: Holder, tier: int, place: tuple[Node, int], name: int) -> None:
+    """Take a block that is held on a tier under this name off it, with all that falls empty."""
+    node, position = place
+    places = node.names_at(holder.holder_id)
+    if places is not None and position in places:
+        if _drop_alias(holder, tier, place, name):
+            return
+        aliased = True
+    else:
+        aliased = False
+    coverage = node.coverage_for_change(tier)
+    ones = all_ones(node.size)
+    coverage.put(holder.holder_id, coverage.held(holder.holder_id, ones) & ~(1 << position), ones)
+    holder.blocks[tier] -= 1
+    if tier:
+        node.drop_empty_tiers()
+    held = node.held_anywhere(holder.holder_id)
+    if not aliased and not held >> position & 1:
+        del holder.where[name]
+    if not held:
+        tree.left(holder, node)
+        tree.tidy(node)
+    elif not node.children:
+        tree.tidy(node)
+
+
+def _drop_alias(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:
+    """Drop a name's tier; return whether another name still holds the position there."""
+    node, position = place
+    assert node.aliases is not None, "the caller saw an alias"
+    places = node.aliases[holder.holder_id]
+    names = places[position]
+    names[name] ^= 1 << tier
+    if not names[name]:
+        del names[name]
+        del holder.where[name]
+    still = any(tiers >> tier & 1 for tiers in names.values())
+    if len(names) == 1:
+        holder.write(node, position, pack_name(next(iter(names))))
+        del places[position]
+        if not places:
+            del node.aliases[holder.holder_id]
+            node.aliases = node.aliases or None
+    return still
+
+
+def forget(tree: RadixTree, holder: Holder, name: int) -> None:
+    """Let go of a name on every tier, however often it is held."""
+    node = holder.where[name]
+    place = (node, holder.locate(node, name))
+    for tier in [tier for tier in Tier if holds(holder, tier, place, name)]:
+        counts = holder.counts[tier]
+        if counts is not None:
+            counts.forget(name)
+        uncover(tree, holder, tier, place, name)
