@@ -210,7 +210,14 @@ def test_a_port_that_spoke_another_protocol_for_a_while(context: Any) -> None:
             await writer.drain()
             writer.close()
 
-        server = await asyncio.start_server(answer, "127.0.0.1", ports[0])
+        async def listen() -> asyncio.Server:
+            while True:
+                try:
+                    return await asyncio.start_server(answer, "127.0.0.1", ports[0])
+                except OSError:  # libzmq has not let go of the port yet
+                    await asyncio.sleep(0.005)
+
+        server = await listen()
         await house.until(lambda: visits)
         server.close()
         await server.wait_closed()
