@@ -94,6 +94,9 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
     backlog_bytes_max: int = 64 << 20
     """Live batches that wait for a replay to finish; when they are more, it is given up."""
 
+    orphan_blocks_max: int = 65_536
+    """Blocks of a partition that wait for a parent nobody has announced yet."""
+
     poll_after_s: float = 10.0
     """Silence after which a replay is asked for, in case the last batches got lost; 0: never."""
 

@@ -45,7 +45,9 @@ class Registry:
         """
         index = self._indexes.get(scope)
         if index is None:
-            index = self._indexes[scope] = KvIndex(block_size, is_eagle=is_eagle)
+            index = self._indexes[scope] = KvIndex(
+                block_size, is_eagle=is_eagle, orphan_blocks_max=self.limits.orphan_blocks_max
+            )
         elif (index.block_size, index.is_eagle) != (block_size, is_eagle):
             msg = f"{scope} has blocks of {index.block_size} tokens, is_eagle={index.is_eagle}"
             raise ScopeConflict(msg)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FLAGS", "Flag"]
 
 PORT_MAX: Final = 65535
+_NO_LIMITS: Final = frozenset({"port", "threads"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class Flag:
     parse: Callable[[str], object] | None  # None: a switch
     metavar: str
     help: str
+    watch: str = ""  # the metric that tells how near it is, or how often it was reached
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it bounds something: a number, and /metrics shows it as select_service_limit."""
+        return self.field not in _NO_LIMITS and type(self.default) in {int, float}
 
     @property
     def field(self) -> str:
@@ -123,6 +130,28 @@ FLAGS: Final = (
         _seconds(zero=True),
         "S",
         "a reservation ends this long after its last lifecycle call; 0 = never",
+        watch='reservation_events_total{event="expired"}',
+    ),
+    Flag(
+        "--freed-ids-max",
+        _whole(0, _COUNT),
+        "N",
+        "ids of ended reservations remembered, for ten minutes; ending one again is no error",
+        watch="freed_reservation_ids",
+    ),
+    Flag(
+        "--data-parallel-size-max",
+        _whole(1, _COUNT),
+        "N",
+        "most ranks a worker may have, 400 beyond",
+        watch="ranks",
+    ),
+    Flag(
+        "--queue-recheck-s",
+        _seconds(zero=False),
+        "S",
+        "waiting requests are looked at again this often, whatever did not happen",
+        watch="pending_requests",
     ),
     Flag(
         "--kv-poll-interval-s",
@@ -130,63 +159,146 @@ FLAGS: Final = (
         "S",
         "ask a silent worker's replay endpoint for missed KV events this often; 0 = never",
     ),
-    Flag("--replay-timeout-s", _seconds(zero=False), "S", "longest replay of KV events altogether"),
+    Flag(
+        "--kv-polls-max",
+        _whole(1, _COUNT),
+        "N",
+        "replays at one time that only look for missed last events; each takes a socket",
+        watch='kv_listeners{state="replaying"}',
+    ),
+    Flag(
+        "--kv-orphan-blocks-max",
+        _whole(0, _COUNT),
+        "N",
+        "blocks of a scope that wait for a parent nobody has announced; the oldest give way",
+        watch="index_orphan_blocks",
+    ),
+    Flag(
+        "--replay-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "longest replay of KV events altogether",
+        watch='kv_replays_total{outcome="deadline"}',
+    ),
     Flag(
         "--replay-silence-s",
         _seconds(zero=False),
         "S",
         "longest wait for the next reply within a replay",
+        watch='kv_replays_total{outcome="silent"}',
     ),
     Flag(
         "--replay-attempts-max",
         _whole(1, _COUNT),
         "N",
         "replays in a row that may bring nothing before the missing events count as lost",
+        watch="kv_lost_batches_total",
     ),
-    Flag("--replay-bytes-max", _whole(1, _BYTES), "N", "most bytes taken from one replay"),
+    Flag(
+        "--replay-backoff-s",
+        _seconds(zero=False),
+        "S",
+        "a replay endpoint that failed is left alone for so long, twice as long each time",
+        watch="kv_replays_asked_total",
+    ),
+    Flag(
+        "--replay-backoff-max-s",
+        _seconds(zero=False),
+        "S",
+        "and no longer than this",
+        watch="kv_replays_asked_total",
+    ),
+    Flag(
+        "--replay-replies-max",
+        _whole(1, _COUNT),
+        "N",
+        "most replies taken from one replay",
+        watch='kv_replays_total{outcome="budget"}',
+    ),
+    Flag(
+        "--replay-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "most bytes taken from one replay",
+        watch='kv_replays_total{outcome="budget"}',
+    ),
+    Flag(
+        "--replay-useless-max",
+        _whole(1, _COUNT),
+        "N",
+        "most replies of one replay that are garbled or out of place",
+        watch='kv_replays_total{outcome="garbage"}',
+    ),
+    Flag(
+        "--kv-backlog-batches-max",
+        _whole(1, _COUNT),
+        "N",
+        "live batches of a rank held back while a replay runs; beyond, it is given up",
+        watch='kv_replays_total{outcome="backlog_full"}',
+    ),
     Flag(
         "--kv-backlog-bytes-max",
         _whole(1, _BYTES),
         "N",
-        "live KV events of a rank held back while a replay runs; beyond, it is given up",
+        "bytes of live KV events of a rank held back while a replay runs; beyond, it is given up",
+        watch='kv_replays_total{outcome="backlog_full"}',
     ),
     Flag(
         "--kv-message-bytes-max",
         _whole(1, _BYTES),
         "N",
         "longest KV-event message; the connection that sends a longer one is dropped",
+        watch="kv_gaps_total",
     ),
     Flag(
         "--kv-receive-messages-max",
         _whole(1, _COUNT),
         "N",
         "KV-event messages queued per rank before they are read",
+        watch="kv_gaps_total",
     ),
     Flag(
         "--max-body-bytes",
         _whole(1, _COUNT),
         "N",
         "longest request body, 413 beyond",
+        watch='http_requests_total{status="413"}',
     ),
     Flag(
         "--header-timeout-s",
         _seconds(zero=False),
         "S",
         "a connection that has not finished a request head by then is closed (408)",
+        watch='http_connections_cut_total{reason="header_timeout"}',
     ),
     Flag(
         "--body-timeout-s",
         _seconds(zero=False),
         "S",
         "the same for a request body, and for a client that does not read its answer",
+        watch='http_connections_cut_total{reason=~"(body|write)_timeout"}',
     ),
     Flag(
         "--keep-alive-timeout-s",
         _whole(1, _COUNT),
         "S",
         "an idle connection is closed after this long",
+        watch="http_connections",
     ),
-    Flag("--connections-max", _whole(1, _COUNT), "N", "open connections, 503 beyond"),
+    Flag(
+        "--connections-max",
+        _whole(1, _COUNT),
+        "N",
+        "open connections, 503 beyond",
+        watch="http_connections",
+    ),
+    Flag(
+        "--listen-backlog",
+        _whole(1, 65535),
+        "N",
+        "connections the system holds until they are accepted",
+        watch="http_connections_accepted_total",
+    ),
     Flag(
         "--shutdown-timeout-s",
         _whole(1, _COUNT),
@@ -198,6 +310,7 @@ FLAGS: Final = (
         _whole(0, _COUNT),
         "N",
         "ranks with series of their own in /metrics; the rest is only counted",
+        watch="ranks_unlisted",
     ),
     Flag("--log-format", _choice("json", "text"), "json|text", "form of the log on stderr"),
     Flag(

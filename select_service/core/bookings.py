@@ -48,6 +48,7 @@ class Bookings:
         self._waiting: dict[str, Ticket] = {}
         self._freed: OrderedDict[str, float] = OrderedDict()
         self._freed_ids_max = freed_ids_max
+        self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # of the bookings, those that are not live any more
 
     def __len__(self) -> int:
@@ -139,6 +140,7 @@ class Bookings:
         self._freed.move_to_end(name)
         if len(self._freed) > self._freed_ids_max:
             self._freed.popitem(last=False)
+            self.freed_ids_lost += 1
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was so not long ago."""

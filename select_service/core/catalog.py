@@ -134,6 +134,7 @@ class Catalog:
     def __init__(self, *, data_parallel_size_max: int) -> None:
         self._workers: dict[int, Worker] = {}
         self._data_parallel_size_max = data_parallel_size_max
+        self.too_parallel = 0  # records refused for their number of ranks
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -172,6 +173,7 @@ class Catalog:
             InvalidRequest: more ranks than `--data-parallel-size-max`, or a rank key that is none.
         """
         if (spec.data_parallel_size or 0) > self._data_parallel_size_max:
+            self.too_parallel += 1
             raise InvalidRequest(
                 f"data_parallel_size must be at most {self._data_parallel_size_max}",
                 field="data_parallel_size",

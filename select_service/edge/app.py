@@ -29,7 +29,6 @@ from select_service.edge.metrics import Metrics
 from select_service.edge.openapi import describe
 from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.traffic import Traffic
-from select_service.types import CoreLimits
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ __all__ = ["Server", "bind", "create_app", "create_door", "create_driver", "serv
 
 _log = logging.getLogger("select_service")
 
-_BACKLOG: Final = 2048
 _TICKS_PER_S: Final = 10  # uvicorn's
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -52,7 +50,7 @@ def create_driver(settings: Settings) -> Driver:
     router = settings.router
     return Driver(
         router.config,
-        limits=CoreLimits(reservation_ttl_s=settings.reservation_ttl_s),
+        limits=settings.core_limits,
         stream_limits=settings.stream_limits,
         on_event_loss=settings.on_event_loss,
         policies=_policies(router.policy, router.config.queue_threshold),
@@ -75,7 +73,7 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
     """Return the bare ASGI application, and what it counts."""
     traffic = Traffic()
-    metrics = Metrics(service, traffic, rank_series_max=settings.metrics_rank_series_max)
+    metrics = Metrics(service, traffic, settings)
     api = Api(
         service,
         settings.field_validation,
@@ -144,7 +142,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                backlog=_BACKLOG,
+                backlog=settings.listen_backlog,
                 timeout_keep_alive=settings.keep_alive_timeout_s,
                 timeout_graceful_shutdown=settings.shutdown_timeout_s,
             )

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from indexer.types import Tier
+from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.traffic import LATENCY_BUCKETS_S
 from select_service.version import __version__
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.core.tallies import Tallies
+    from select_service.config import Settings
     from select_service.edge.driver import Driver
     from select_service.edge.traffic import RouteTraffic, Traffic
 
@@ -62,13 +64,18 @@ _STREAM_COUNTERS: Final = (
 class Metrics:
     """Renders /metrics for one app."""
 
-    def __init__(self, service: Driver, traffic: Traffic, *, rank_series_max: int) -> None:
+    def __init__(self, service: Driver, traffic: Traffic, settings: Settings) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Http(traffic))
-        self._registry.register(_Service(service, rank_series_max))
+        self._registry.register(_Service(service, settings.metrics_rank_series_max))
+        self._registry.register(_Limits(service, traffic, settings))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+
+    def families(self) -> Iterable[Metric]:
+        """Return every family of series there is, also those that have no series yet."""
+        return self._registry.collect()
 
     def render(self) -> tuple[bytes, str]:
         """Return (text, content type). A few microseconds per series, on the event loop."""
@@ -295,12 +302,33 @@ class _Service(Collector):
 
     def _replicas(self) -> Iterator[Metric]:
         publisher = self._service.replica_publisher
-        if publisher is None:
-            return
         published = _counter("replica_events", "Bookings told to replicas.", ("outcome",))
-        published.add_metric(["sent"], publisher.sent)
-        published.add_metric(["dropped"], publisher.dropped)
+        if publisher is not None:
+            published.add_metric(["sent"], publisher.sent)
+            published.add_metric(["dropped"], publisher.dropped)
         yield published
+
+
+class _Limits(Collector):
+    """Limits in force, and how often they were reached."""
+
+    def __init__(self, service: Driver, traffic: Traffic, settings: Settings) -> None:
+        self._service = service
+        self._traffic = traffic
+        self._values = limit_values(settings)
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        values = _gauge("limit", "What a limit is set to.", ("name",))
+        for name, value in self._values.items():
+            values.add_metric([name], value)
+        yield values
+        indexes = self._service.core.registry.indexes()
+        orphans_dropped = sum(index.stats.orphan_blocks_dropped for _, index in indexes)
+        hits = _counter("limit_hits", "Times a limit was reached, where counted.", ("name",))
+        for name, count in limit_hits(self._service, self._traffic, orphans_dropped).items():
+            hits.add_metric([name], count)
+        yield hits
 
 
 def _state(stream: EventStream) -> str:

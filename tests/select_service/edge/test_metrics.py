@@ -197,8 +197,8 @@ def test_strangers_make_no_series() -> None:
 
 
 def test_two_apps_share_nothing() -> None:
-    one = Metrics(create_driver(SETTINGS), Traffic(), rank_series_max=1)
-    two = Metrics(create_driver(SETTINGS), Traffic(), rank_series_max=1)
+    one = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)
+    two = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)
     assert b"select_service_build_info" in one.render()[0]
     assert b"process_cpu_seconds_total" in two.render()[0]
     assert not any("select_service" in family.name for family in REGISTRY.collect())

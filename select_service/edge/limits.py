@@ -1,0 +1,59 @@
+"""Every limit by its name: what it is set to, and how often it was reached where that is counted.
+
+Flags that bound something are limits under the name of their setting; so are the budgets of one
+turn of the event loop, which have no flag. `metrics.py` prints both, the README lists them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from select_service.config import FLAGS
+from select_service.types import CoreLimits
+
+if TYPE_CHECKING:
+    from select_service.config import Settings
+    from select_service.edge.driver import Driver
+    from select_service.edge.traffic import Traffic
+
+__all__ = ["TURN_BUDGETS", "limit_hits", "limit_values"]
+
+_BODY_TOO_LARGE: Final = 413
+
+TURN_BUDGETS: Final = {
+    "expired_per_turn_max": "expired reservations ended",
+    "dropped_per_turn_max": "reservations of ranks that went cleared away",
+    "swept_nodes_per_turn_max": "nodes of the radix tree given back",
+    "blocks_per_turn": "blocks of one rank's KV events applied",
+    "messages_per_turn": "KV-event messages taken from one socket",
+    "turn_s": "seconds for all KV-event sockets together",
+    "tick_s": "seconds between looks for silent event sources",
+}
+"""What one turn of the event loop may do of each; fixed, chosen to hold it for under half a ms."""
+
+
+def limit_values(settings: Settings) -> dict[str, float]:
+    """Return every limit in force."""
+    values: dict[str, float] = {
+        flag.field: getattr(settings, flag.field) for flag in FLAGS if flag.is_limit
+    }
+    core, streams = settings.core_limits, settings.stream_limits
+    for name in TURN_BUDGETS:
+        values[name] = getattr(core if name in CoreLimits.__struct_fields__ else streams, name)
+    return values
+
+
+def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[str, int]:
+    """Return how often a limit was reached, for those that have a count of their own."""
+    core, cut = service.core, traffic.connections
+    routes = (*traffic.routes.values(), traffic.unmatched)
+    return {
+        "reservation_ttl_s": core.counters.reservations_expired,
+        "freed_ids_max": core.desk.bookings.freed_ids_lost,
+        "data_parallel_size_max": core.catalog.too_parallel,
+        "kv_orphan_blocks_max": orphans_dropped,
+        "max_body_bytes": sum(route.statuses.get(_BODY_TOO_LARGE, 0) for route in routes),
+        "header_timeout_s": cut.header_timeouts,
+        "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
+        "connections_max": cut.refused,
+    }
