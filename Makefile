@@ -13,7 +13,7 @@ PEER := .venv-peer-1.3.1
 PEER_PACKAGE := ai-dynamo-runtime==1.3.1
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run demo bench test lint test-light test-full test-floors test-heavy clean
+.PHONY: run demo bench test lint test-light test-full test-floors test-heavy readme clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -45,6 +45,10 @@ test-heavy: $(VENV)/.installed-test $(PEER)/.tried
 
 test-floors: $(FLOORS)/.installed
 	$(FLOORS)/bin/python -m pytest -m "not heavy and not slow" -p no:cacheprovider -q
+
+# The tables of README.md that come out of the program; a test compares them.
+readme: $(VENV)/.installed-test
+	$(BIN)/python -m tests.readme.tables
 
 clean:
 	rm -rf $(VENV) .venv-* .engines build dist *.egg-info htmlcov .coverage .coverage.*

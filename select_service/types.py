@@ -417,7 +417,6 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     use_kv_events: bool = True
     track_prefill_tokens: bool = True
     queue_threshold: float = 16.0
-    overlap_refresh_after_s: float = 10.0
 
 
 class CoreLimits(Struct, frozen=True, kw_only=True):

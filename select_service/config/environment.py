@@ -121,16 +121,16 @@ ENVIRONMENT: Final = (
         "a rank is busy above this multiple of its max_num_batched_tokens",
     ),
     Variable(
-        "DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS",
-        "overlap_refresh_after_s",
-        "float",
-        "a request that waited this long has its overlap read again",
-    ),
-    Variable(
         "DYN_ROUTER_POLICY_CONFIG",
         None,
         "path",
         "YAML file of queueing policy classes",
+    ),
+    Variable(
+        "DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS",
+        None,
+        "none",
+        "accepted; no effect: overlap is always read anew when a waiting request is admitted",
     ),
     Variable("DYN_ROUTER_TRACK_ACTIVE_BLOCKS", None, "none", "accepted; no effect"),
     Variable("DYN_ROUTER_TRACK_OUTPUT_BLOCKS", None, "none", "accepted; no effect"),

@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from select_service.demo.session import Session
-    from select_service.demo.view import LiveView, PlainView
+    from select_service.demo.view import LiveView, PlainView, Snapshot
 
 __all__ = ["main"]
 
@@ -74,6 +75,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         f" (default: once in the middle with --requests, else {_RESTART_EVERY})",
     )
     parser.add_argument("--url", help="use the service that runs there instead of starting one")
+    parser.add_argument(
+        "--snapshot", type=Path, metavar="FILE", help="write the last busy picture there, as SVG"
+    )
     parser.add_argument("--plain", action="store_true", help="lines instead of the live table")
 
 
@@ -135,7 +139,7 @@ async def _show(args: argparse.Namespace, url: str) -> int:
     from rich.console import Console  # noqa: PLC0415
 
     from select_service.demo.session import Session, Settings  # noqa: PLC0415
-    from select_service.demo.view import LiveView, PlainView  # noqa: PLC0415
+    from select_service.demo.view import LiveView, PlainView, Snapshot  # noqa: PLC0415
     from select_service.demo.worker import EngineShape  # noqa: PLC0415
 
     session = Session(
@@ -161,18 +165,23 @@ async def _show(args: argparse.Namespace, url: str) -> int:
     console = Console()
     plain = args.plain or not console.is_terminal
     view = PlainView(lambda line: print(line, flush=True)) if plain else LiveView(console)
+    snapshot = Snapshot()
     async with asyncio.TaskGroup() as group:
         with view:
-            drawing = group.create_task(_draw(session, view))
+            drawing = group.create_task(_draw(session, view, snapshot))
             try:
                 summary = await session.run()
             finally:
                 drawing.cancel()
+    if args.snapshot is not None:
+        snapshot.save(args.snapshot)
     print("\n".join(summary.lines()))
     return 1 if summary.problems() else 0
 
 
-async def _draw(session: Session, view: LiveView | PlainView) -> None:
+async def _draw(session: Session, view: LiveView | PlainView, snapshot: Snapshot) -> None:
     while True:
-        view.show(session.board())
+        board = session.board()
+        view.show(board)
+        snapshot.show(board)
         await asyncio.sleep(view.interval_s)

@@ -5,22 +5,24 @@ Both take the same `Board`, a picture of one moment that `session.py` draws.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from rich.console import Console
+    from pathlib import Path
 
     from select_service.demo.stats import Decision
 
-__all__ = ["Board", "BoardRow", "LiveView", "PlainView", "View"]
+__all__ = ["Board", "BoardRow", "LiveView", "PlainView", "Snapshot", "View"]
+
+_SNAPSHOT_COLUMNS: Final = 112
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class LiveView:
 
     def show(self, board: Board) -> None:
         """Redraw."""
-        self._live.update(Group(_fleet(board), _decisions(board)), refresh=True)
+        self._live.update(_picture(board), refresh=True)
 
 
 class PlainView:
@@ -109,6 +111,32 @@ class PlainView:
             f"{board.seconds:6.1f}s  {board.finished}/{board.issued} done"
             f"  {board.decisions_per_s:.1f} decisions/s  {workers}"
         )
+
+
+class Snapshot:
+    """Keeps the last picture of a busy fleet, and draws it as SVG: what the README shows."""
+
+    def __init__(self) -> None:
+        self._board: Board | None = None
+
+    def show(self, board: Board) -> None:
+        """Remember a picture, unless nothing is going on in it."""
+        if self._board is None or any(row.running for row in board.rows):
+            self._board = board
+
+    def save(self, path: Path) -> None:
+        """Write the picture; nothing if there never was one."""
+        if self._board is None:
+            return
+        console = Console(record=True, width=_SNAPSHOT_COLUMNS, file=io.StringIO())
+        console.print(_picture(self._board))
+        # a fixed id: two drawings of one picture are the same file
+        text = console.export_svg(title="select-service demo", unique_id="demo")
+        path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", "utf-8")
+
+
+def _picture(board: Board) -> Group:
+    return Group(_fleet(board), _decisions(board))
 
 
 def _fleet(board: Board) -> Table:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
 from select_service.demo.stats import Decision
-from select_service.demo.view import Board, BoardRow, LiveView, PlainView
+from select_service.demo.view import Board, BoardRow, LiveView, PlainView, Snapshot
 
 ROW = BoardRow(
     worker_id=7,
@@ -56,3 +57,20 @@ def test_live_shows_fleet_and_decisions() -> None:
     text = output.getvalue()
     for words in ("a fleet", "100/256", "41%", "43%", "down", "chat-1", "15 blocks"):
         assert words in text
+
+
+def test_a_snapshot_is_the_last_busy_picture(tmp_path: Path) -> None:
+    path = tmp_path / "demo.svg"
+    snapshot = Snapshot()
+    snapshot.save(path)
+    assert not path.exists()
+    idle = [replace(ROW, running=0)]
+    for board in (BOARD, replace(BOARD, title="second"), replace(BOARD, title="over", rows=idle)):
+        snapshot.show(board)
+    snapshot.save(path)
+    text = path.read_text("utf-8")
+    assert text.startswith("<svg")
+    assert "second" in text
+    assert "over" not in text.partition("<g class=")[2]
+    snapshot.save(path)
+    assert path.read_text("utf-8") == text

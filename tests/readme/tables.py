@@ -1,0 +1,123 @@
+"""The tables of README.md that the program knows better: settings and metrics.
+
+`python -m tests.readme.tables` (or `make readme`) writes them between their markers;
+`test_tables.py` fails when they differ.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable
+
+from select_service.config import ENVIRONMENT, FLAGS, Settings
+from select_service.edge.app import create_driver
+from select_service.edge.limits import TURN_BUDGETS, limit_values
+from select_service.edge.metrics import PREFIX, Metrics
+from select_service.edge.traffic import Traffic
+from tests.readme.document import README
+
+COMMAND = "make readme"
+FIXED = (
+    ("select_service.edge.protocol", "HEAD_BYTES_MAX", "bytes of a request head, 431 beyond"),
+    ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
+    ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
+    ("select_service.edge.driver", "DUMP_SLICE_S", "seconds of /dump between other requests"),
+    ("select_service.core.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
+    ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),
+    ("indexer.edge.sockets", "REPLAY_MESSAGES_MAX", "replies libzmq queues within one replay"),
+    ("indexer.edge.sockets", "PUBLISHED_MESSAGES_MAX", "bookings queued for a slow replica"),
+    ("indexer.edge.sockets", "RECONNECT_MAX_MS", "longest pause between attempts to connect, ms"),
+    ("indexer.edge.sockets", "HEARTBEAT_TIMEOUT_MS", "silence after which an engine is gone, ms"),
+    ("indexer.edge.listener", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
+    ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
+    ("indexer.core.progress", "NAMES_REMEMBERED", "rank names remembered of a stream"),
+    ("indexer.core.writer", "GROUPS_REMEMBERED", "KV-cache groups remembered of a stream"),
+)
+
+
+def flags() -> Iterable[str]:
+    """Every flag; limits with the metric that tells how near they are, or how often reached."""
+    yield "| flag | default | | watch |"
+    yield "|---|---|---|---|"
+    for flag in FLAGS:
+        watch = f"`{flag.watch}`" if flag.watch else ""
+        yield f"| `{flag.name}` | {flag.default_text} | {_cell(flag.help)} | {_cell(watch)} |"
+
+
+def environment() -> Iterable[str]:
+    """Every variable of the environment."""
+    yield "| variable | |"
+    yield "|---|---|"
+    for variable in ENVIRONMENT:
+        yield f"| `{variable.name}` | {_cell(variable.help)} |"
+
+
+def turn_budgets() -> Iterable[str]:
+    """What has no flag."""
+    values = limit_values(Settings())
+    yield "| limit | value | |"
+    yield "|---|---|---|"
+    for name, text in TURN_BUDGETS.items():
+        yield f"| `{name}` | {values[name]:g} | {_cell(text)} |"
+
+
+def fixed_bounds() -> Iterable[str]:
+    """Bounds of memory and waits that nobody needed to move so far."""
+    yield "| constant | value | |"
+    yield "|---|---|---|"
+    for room, name, text in FIXED:
+        value = getattr(importlib.import_module(room), name)
+        yield f"| `{room}.{name}` | {value:g} | {_cell(text)} |"
+
+
+def metrics() -> Iterable[str]:
+    """Every family of series that a service exposes, those without series yet included."""
+    service = create_driver(Settings())
+    yield f"| {PREFIX}… | type | labels | |"
+    yield "|---|---|---|---|"
+    for family in Metrics(service, Traffic(), Settings()).families():
+        if not family.name.startswith(PREFIX):
+            continue  # the process and its garbage collector: prometheus-client's own
+        name = family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(family._labelnames)  # type: ignore[attr-defined]
+        yield f"| `{name}` | {family.type} | {labels} | {_cell(family.documentation)} |"
+
+
+TABLES: dict[str, Callable[[], Iterable[str]]] = {
+    "flags": flags,
+    "environment": environment,
+    "turn-budgets": turn_budgets,
+    "fixed-bounds": fixed_bounds,
+    "metrics": metrics,
+}
+
+
+def shown(name: str, document: str) -> str:
+    """What stands between the markers of a table."""
+    found = re.findall(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", document, re.DOTALL)
+    if len(found) != 1:
+        raise ValueError(f"README.md has {len(found)} places for the table {name}")
+    return str(found[0])
+
+
+def written(name: str) -> str:
+    """What should stand there."""
+    return "".join(f"{line}\n" for line in TABLES[name]())
+
+
+def main() -> None:
+    """Write every table into README.md."""
+    document = README.read_text("utf-8")
+    for name in TABLES:
+        pair = (f"<!-- {name} -->\n", f"<!-- /{name} -->")
+        document = document.replace(shown(name, document).join(pair), written(name).join(pair))
+    README.write_text(document, "utf-8")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
