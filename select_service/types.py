@@ -7,7 +7,7 @@ Nothing here decides; `edge/codec.py` stands before it, `core/service.py` after 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -106,17 +106,17 @@ class WorkerPatch(Struct, kw_only=True):
     total_kv_blocks: U64 | None = None
     stable_routing_id: str | None = None
     is_eagle: bool | None = None
-    taints: list[str] | UnsetType = UNSET
-    topology_domains: dict[str, str] | UnsetType = UNSET
+    taints: list[str] | None = None
+    topology_domains: dict[str, str] | None = None
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
 
-    # named in a PATCH, and ignored (contract 1.3)
-    worker_id: U64 | None = None
-    model_name: str | UnsetType = UNSET
-    tenant_id: str | UnsetType = UNSET
-    routing_group: str | UnsetType = UNSET
+    # named in a PATCH, and ignored whatever they are (contract 1.3)
+    worker_id: Any = None
+    model_name: Any = None
+    tenant_id: Any = None
+    routing_group: Any = None
 
     def __post_init__(self) -> None:
         _u64("max_num_batched_tokens", self.max_num_batched_tokens)
@@ -175,7 +175,7 @@ class MmObject(Struct, frozen=True):
     """One media item inside a block; only its hash enters the block hash."""
 
     mm_hash: U64
-    offsets: list[tuple[int, int]]
+    offsets: list[tuple[U64, U64]]
 
     def __post_init__(self) -> None:
         _u64("mm_hash", self.mm_hash)

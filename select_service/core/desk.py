@@ -38,7 +38,8 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
         unknown: canonical bytes of the members that nobody knows.
     """
     route = type(request).__name__.encode()
-    return xxhash.xxh3_128_digest(route + msgspec.msgpack.encode(request) + unknown)
+    body = msgspec.msgpack.encode(request, order="deterministic")  # members have no order
+    return xxhash.xxh3_128_digest(route + body + unknown)
 
 
 class Claim(NamedTuple):

@@ -18,10 +18,11 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
     """Return the position of the chosen candidate (contract 3.3).
 
     Temperature 0: the smallest cost, exact ties drawn uniformly. Above: position k with
-    probability ∝ exp(-(cost_k - min) / ((max - min)·temperature)), uniform when all are equal.
+    probability ∝ exp(-(cost_k - min) / ((max - min)·temperature)), uniform when all are equal
+    or some are infinite, as huge weights make them.
 
     Args:
-        costs: one finite cost per candidate, at least one.
+        costs: one cost per candidate, at least one.
         temperature: ≥ 0.
         rng: the service's seeded generator.
     """
@@ -31,7 +32,7 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
         return best if len(ties) == 1 else int(ties[rng.randrange(len(ties))])
     low, high = float(costs.min()), float(costs.max())
     spread = (high - low) * temperature
-    if spread == 0.0 or math.isinf(spread):
+    if not 0.0 < spread < math.inf:  # the spread of infinite costs is no number
         return rng.randrange(len(costs))
     weights = [math.exp(-(float(cost) - low) / spread) for cost in costs]
     return rng.choices(range(len(weights)), weights)[0]

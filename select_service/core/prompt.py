@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes
-from indexer.types import Namespace
+from indexer.types import U64_MASK, Namespace
 from select_service.errors import InvalidField, InvalidRequest
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> P
         raise _missing("sequence_hashes")
     if request.isl_tokens is None:
         raise _missing("isl_tokens")
+    _check_unread(request.block_hashes, "block_hashes")
     return Prompt(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
 
 
@@ -86,6 +87,8 @@ def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> P
         return None
     if not token_ids:
         raise _empty()
+    _check_unread(request.block_hashes, "block_hashes")
+    _check_unread(request.sequence_hashes, "sequence_hashes")
     local = block_hashes(
         token_ids,
         block_size,
@@ -107,6 +110,12 @@ def _pack(hashes: Sequence[int], field: str) -> PackedHashes:
         return pack_u64(hashes)
     except ValueError as error:
         raise InvalidField(f"{field}: {error}", field=field) from None
+
+
+def _check_unread(hashes: Sequence[int] | None, field: str) -> None:
+    """Hashes that this form of the prompt does not need are 64 bits wide all the same."""
+    if hashes and max(hashes) > U64_MASK:
+        raise InvalidField(f"{field}: must be at most 2^64-1", field=field)
 
 
 def _missing(field: str) -> InvalidRequest:

@@ -222,6 +222,13 @@ class SelectionCore:
         Raises:
             ServiceError: as in contract 2 and 3.
         """
+        try:
+            return self._select(request, now)
+        except ServiceError as refusal:
+            self._count(refusal)
+            raise
+
+    def _select(self, request: SelectRequest, now: float) -> tuple[Selection | Ticket, Effects]:
         partition, prompt, weights = self._read(request)
         number, rows = self._gate(partition, request, prompt, weights)
         if partition.must_wait(number, rows):
@@ -243,6 +250,19 @@ class SelectionCore:
         Raises:
             ServiceError: as in contract 2 to 4.
         """
+        try:
+            return self._select_and_reserve(request, now, unknown)
+        except ServiceError as refusal:
+            self._count(refusal)
+            raise
+
+    def _count(self, refusal: ServiceError) -> None:
+        failed = self.counters.selections_failed
+        failed[refusal.code] = failed.get(refusal.code, 0) + 1
+
+    def _select_and_reserve(
+        self, request: SelectAndReserveRequest, now: float, unknown: bytes
+    ) -> tuple[Selection | Ticket, Effects]:
         partition, prompt, weights = self._read(request)
         fingerprint = b""
         if request.reservation_id is not None:
@@ -388,6 +408,7 @@ class SelectionCore:
                 self.desk.repeated_selection(ticket.reservation_id, b"")
             placement = partition.place(request, ticket.prompt, rows, ticket.weights, self._rng)
         except ServiceError as refusal:
+            self._count(refusal)
             return refusal
         if ticket.reservation_id is None:
             self._decided(placement, effects)

@@ -45,3 +45,8 @@ def test_the_generator_decides_alone() -> None:
     column = np.zeros(9)
     one = [pick(column, 0.0, random.Random(3)) for _ in range(5)]
     assert len(set(one)) == 1
+
+
+@pytest.mark.parametrize("costs", [[math.inf], [math.inf, math.inf], [1.0, math.inf]])
+def test_warm_survives_infinite_costs(costs: list[float]) -> None:
+    assert sum(draws(costs, 1.0, 10)) == pytest.approx(1.0)

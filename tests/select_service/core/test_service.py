@@ -700,3 +700,35 @@ def test_decisions_are_reported_when_asked_for() -> None:
     request = SelectRequest(token_ids=list(range(40)))
     answer, _ = fleet.core.select(request, fleet.now)
     assert chosen(answer).effective_prefill_tokens == 40
+
+
+# -- odd requests --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["block_hashes", "sequence_hashes"])
+def test_hashes_that_are_not_needed_have_64_bits_too(fleet: Fleet, field: str) -> None:  # D7
+    wide: dict[str, Any] = {field: [1, 1 << 64]}
+    for request in (
+        SelectRequest(token_ids=[1], **wide),
+        SelectAndReserveRequest(token_ids=[1], reservation_id="a", **wide),
+    ):
+        with pytest.raises(InvalidField, match=field):
+            fleet.core.select(request, fleet.now)
+    for form in ({"token_ids": [1]}, {"sequence_hashes": [], "isl_tokens": 1}):
+        booking = ReservationRequest(reservation_id="a", worker_id=1, **(form | wide))
+        with pytest.raises(InvalidField, match=field):
+            fleet.core.reserve(booking, fleet.now)
+
+
+def test_a_repeat_may_name_members_in_another_order(fleet: Fleet) -> None:  # D14
+    for wanted in ({"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}):
+        fleet.take("r", 1, routing_constraints=RoutingConstraints(preferred_taints=wanted))
+    assert fleet.core.counters.reservations_repeated == 1
+
+
+def test_refused_selections_are_counted_by_code(fleet: Fleet) -> None:
+    with pytest.raises(NoEligibleWorker):
+        fleet.select(1, allowed_worker_ids=[])
+    with pytest.raises(InvalidRequest):
+        fleet.take("r", 1, isl=0)
+    assert fleet.core.counters.selections_failed == {"no_eligible_worker": 1, "invalid_request": 1}

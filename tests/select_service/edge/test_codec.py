@@ -247,6 +247,17 @@ def test_keys_of_kv_events_endpoints_are_ranks(
     assert refused.value.field == f"kv_events_endpoints.{key}"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b'{"taints":null}', b'{"topology_domains":null}', b'{"endpoint":null}'),
+        *(b'{"worker_id":"x"}', b'{"model_name":null}', b'{"tenant_id":5,"routing_group":[]}'),
+    ],
+)
+def test_what_a_patch_leaves_alone(body: bytes) -> None:
+    assert PATCH.decode(body).request == WorkerPatch(**json.loads(body))
+
+
 def test_workers() -> None:
     body = b'{"worker_id":18446744073709551615,"kv_events_endpoints":{"0":"a","4294967295":"b"}}'
     assert WORKER.decode(body).request.worker_id == 2**64 - 1
