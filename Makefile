@@ -9,11 +9,9 @@ PORT ?= 8092
 VENV := .venv
 BIN := $(VENV)/bin
 FLOORS := .venv-floors
-PEER := .venv-peer-1.3.1
-PEER_PACKAGE := ai-dynamo-runtime==1.3.1
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run demo bench test lint test-light test-full test-floors test-heavy readme clean
+.PHONY: run demo bench test lint test-light test-full test-floors test-heavy peer readme clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -39,12 +37,18 @@ test-light: $(VENV)/.installed-test
 # runs, engines' own publishers, the reference service as an opponent.
 test-full: test-floors test-heavy
 
-test-heavy: $(VENV)/.installed-test $(PEER)/.tried
+test-heavy: $(VENV)/.installed-test
+	-$(MAKE) peer
 	$(BIN)/python -m tests.e2e.engines
 	$(BIN)/python -m pytest -m "heavy or slow" --timeout=600
 
 test-floors: $(FLOORS)/.installed
 	$(FLOORS)/bin/python -m pytest -m "not heavy and not slow" -p no:cacheprovider -q
+
+# The reference service, an opponent in tests and benchmarks, never a dependency. It may be
+# impossible to install; the tests that need it then say so and skip. `make bench` does its own.
+peer: $(VENV)/.installed-test
+	$(BIN)/python -m bench.compare.peer
 
 # The tables of README.md that come out of the program; a test compares them.
 readme: $(VENV)/.installed-test
@@ -83,12 +87,4 @@ $(FLOORS)/.installed: pyproject.toml .ci/floors.py
 	@$(PYTHON) -m venv $(FLOORS)
 	@$(FLOORS)/bin/python .ci/floors.py pyproject.toml > $(FLOORS)/floors.txt
 	@$(FLOORS)/bin/python $(PIP_INSTALL) --constraint $(FLOORS)/floors.txt --editable '.[demo,test]'
-	@touch $@
-
-# The reference service, an opponent in tests and benchmarks, never a dependency. It may be
-# impossible to install; the tests that need it then say so and skip.
-$(PEER)/.tried:
-	@echo "installing $(PEER_PACKAGE) into $(PEER)"
-	@$(PYTHON) -m venv $(PEER)
-	@$(PEER)/bin/python $(PIP_INSTALL) '$(PEER_PACKAGE)' || echo "not installable here: its tests will be skipped"
 	@touch $@

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from bench.compare.peer import peer_pythons
+from bench.compare.peer import command, peer_pythons
 from bench.load.http import BadAnswer, ask, request_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def contenders(names: tuple[str, ...]) -> list[Contender]:
     return [
         Contender(OURS, (sys.executable, "-m", "select_service", "--host", "127.0.0.1"))
         if name == OURS
-        else Contender(name, (str(pythons[name]), "-m", "dynamo.select_service"))
+        else Contender(name, command(pythons[name]))
         for name in names
     ]
 

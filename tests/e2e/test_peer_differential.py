@@ -38,7 +38,7 @@ def both(tmp_path: Path) -> Iterator[list[Stage]]:
     if reason:
         pytest.skip(reason)
     with (
-        Server(tmp_path / "peer.log", command=peer.COMMAND, args=()) as theirs,
+        Server(tmp_path / "peer.log", command=peer.command(), args=()) as theirs,
         Server(tmp_path / "ours.log") as ours,
     ):
         yield [Stage(theirs), Stage(ours)]

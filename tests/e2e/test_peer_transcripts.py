@@ -31,7 +31,7 @@ def test_the_reference_passes_its_own_transcript(name: str, tmp_path: Path) -> N
         server = stack.enter_context(
             Server(
                 tmp_path / "service.log",
-                command=peer.COMMAND,
+                command=peer.command(),
                 args=transcript.args,
                 env=transcript.env,
                 port=base + HTTP_PORT,

@@ -1,27 +1,25 @@
-"""The reference service as an opponent: where it is installed, how it is started, why it is not.
+"""The reference service as an opponent: how it is started, or why it cannot be.
 
-It lives in a virtualenv of its own (`make test-full` makes it) and is only ever asked questions
-over HTTP.
+It is only ever asked questions over HTTP. `bench/compare/peer.py` knows where it is installed;
+`make test-full` installs it.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-import subprocess
-from pathlib import Path
-
-DEFAULT = Path(__file__).parents[2] / ".venv-peer-1.3.1" / "bin" / "python"
-PYTHON = os.environ.get("PEER_PYTHON", str(DEFAULT))
-COMMAND = (PYTHON, "-m", "dynamo.select_service")
-CHECK_TIMEOUT_S = 60
+from bench.compare import peer
 
 
-@functools.cache
 def why_missing() -> str | None:
     """None if the reference can be started, else the reason."""
-    if not Path(PYTHON).exists():
-        return "the reference service is not installed; make test-full does"
-    check = [PYTHON, "-c", "import importlib.util as u; assert u.find_spec('dynamo._core')"]
-    done = subprocess.run(check, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False)
-    return None if done.returncode == 0 else "the reference service is not installable here"
+    try:
+        found = peer.installed(peer.CONTRACT_VERSION)
+    except peer.PeerMissing as error:
+        return str(error)
+    return None if found else "the reference service is not installed here: make peer"
+
+
+def command() -> tuple[str, ...]:
+    """What starts it, before its flags; ask `why_missing` first."""
+    python = peer.installed(peer.CONTRACT_VERSION)
+    assert python is not None
+    return peer.command(python)
