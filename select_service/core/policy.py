@@ -7,8 +7,9 @@ profile's default family.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import yaml
@@ -62,8 +63,12 @@ class PolicyBook:
         return self.models.get(model_name, self.root)
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
 class _Bucket(msgspec.Struct, forbid_unknown_fields=True):
-    min_tokens: int
+    min_tokens: _Count
     bucket: str
 
 
@@ -73,11 +78,11 @@ class _Class(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_bucket: str
     queue_policy: str = "fcfs"
     quantum: int = 1
-    prefill_busy_threshold: float | None = None
-    prefill_busy_threshold_frac: float | None = None
-    request_queue_limit_per_worker: int | None = None
-    raw_isl_token_queue_limit_per_worker: int | None = None
-    cached_token_queue_limit_per_worker: int | None = None
+    prefill_busy_threshold: _Share | None = None
+    prefill_busy_threshold_frac: _Share | None = None
+    request_queue_limit_per_worker: _Count | None = None
+    raw_isl_token_queue_limit_per_worker: _Count | None = None
+    cached_token_queue_limit_per_worker: _Count | None = None
 
 
 class _Profile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -113,8 +118,8 @@ def read_policy(text: str, path: str, queue_threshold: float) -> PolicyBook:
     try:
         parsed = msgspec.convert(yaml.safe_load(text) or {}, _File)
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
-        why = str(error).removeprefix("Object contains ")
-        raise PolicyError(f"failed to parse router policy config {path}: {why}") from None
+        why = f"failed to parse router policy config {path}: {_explain(error)}"
+        raise PolicyError(why) from None
     root = _profile(parsed, "root", queue_threshold)
     if root is None:
         root = default_policy(queue_threshold).root
@@ -124,6 +129,25 @@ def read_policy(text: str, path: str, queue_threshold: float) -> PolicyBook:
         if policy is not None:
             models[name] = policy
     return PolicyBook(root, models)
+
+
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?")
+
+
+def _explain(error: Exception) -> str:
+    """Say what is wrong; a name nobody knows with the names that are known at its place."""
+    unknown = _UNKNOWN.fullmatch(str(error))
+    if unknown is None:
+        return str(error)
+    name, place = unknown[1], unknown[2] or ""
+    kind: type[msgspec.Struct] = _Profile if place else _File
+    if "policy_classes" in place:
+        kind = _Class
+    elif "uncached_isl_buckets" in place:
+        kind = _Bucket
+    known = ", ".join(f"`{one}`" for one in kind.__struct_fields__)
+    where = f"{place}: " if place else ""
+    return f"{where}unknown field `{name}`, expected one of {known}"
 
 
 def _profile(profile: _Profile, where: str, queue_threshold: float) -> RoutingPolicy | None:
@@ -138,7 +162,11 @@ def _profile(profile: _Profile, where: str, queue_threshold: float) -> RoutingPo
         raise _invalid(
             f"{where} profile must specify {_FIELDS} when any {where} profile field is present"
         )
-    compiled = tuple(_compile(one, queue_threshold) for one in classes)
+    compiled = tuple(_compile(one, where, queue_threshold) for one in classes)
+    names = [one.name for one in classes]
+    for name in names:
+        if names.count(name) > 1:
+            raise _invalid(f'{where} contains duplicate policy class "{name}"')
     table = []
     for bucket in buckets:
         position = next(
@@ -157,15 +185,15 @@ def _profile(profile: _Profile, where: str, queue_threshold: float) -> RoutingPo
     return RoutingPolicy(compiled, tuple(sorted(table, reverse=True)))
 
 
-def _compile(one: _Class, queue_threshold: float) -> PolicyClass:
+def _compile(one: _Class, where: str, queue_threshold: float) -> PolicyClass:
     if one.queue_policy == "fcfs":
         order: QueuePolicy = "fcfs"
     elif one.queue_policy == "wspt":
         order = "wspt"
     else:
-        raise _invalid(f"policy class {one.name}: queue_policy must be fcfs or wspt")
+        raise _invalid(f'{where} policy class "{one.name}" queue_policy must be fcfs or wspt')
     if one.quantum < 1:
-        raise _invalid(f"policy class {one.name}: quantum must be at least 1")
+        raise _invalid(f'{where} policy class "{one.name}" quantum must be greater than zero')
     fraction = one.prefill_busy_threshold_frac
     if fraction is None and one.prefill_busy_threshold is None:
         fraction = queue_threshold

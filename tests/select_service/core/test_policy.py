@@ -50,7 +50,18 @@ def test_the_uncached_length_finds_the_class() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("x: 1", "failed to parse router policy config p.yaml: unknown field `x`"),
+        (
+            "x: 1",
+            "failed to parse router policy config p.yaml: unknown field `x`, expected one of "
+            "`default_policy_family`, `uncached_isl_buckets`, `policy_classes`, `models`",
+        ),
+        (
+            DOCUMENTED.replace("quantum: 1", "x: 1"),
+            "p.yaml: policy_classes[0]: unknown field `x`, expected one of `name`, `policy_family`",
+        ),
+        (DOCUMENTED.replace("min_tokens: 0", "min_tokens: -5"), "Expected `int` >= 0"),
+        (DOCUMENTED.replace("threshold: 9", "threshold: -9"), "prefill_busy_threshold"),
+        (TWO_CLASSES.replace("name: b", "name: s"), 'root contains duplicate policy class "s"'),
         ("[", "failed to parse router policy config p.yaml: "),
         ("default_policy_family: 3", "failed to parse router policy config p.yaml: "),
         (
@@ -59,7 +70,7 @@ def test_the_uncached_length_finds_the_class() -> None:
             "uncached_isl_buckets, and policy_classes when any root profile field is present",
         ),
         (DOCUMENTED.replace("fcfs", "lcfs"), "queue_policy must be fcfs or wspt"),
-        (DOCUMENTED.replace("quantum: 1", "quantum: 0"), "quantum must be at least 1"),
+        (DOCUMENTED.replace("quantum: 1", "quantum: 0"), "quantum must be greater than zero"),
         (DOCUMENTED.replace("bucket: all}]", "bucket: none}]"), "no policy class for family"),
         (DOCUMENTED.replace("min_tokens: 0", "min_tokens: 5"), "bucket with min_tokens 0"),
     ],
