@@ -173,7 +173,7 @@ class EventStream(Repair):
         if not self.backlog.is_full:
             self._meet_live(now)
             return
-        if self._replay is not None:
-            self._abandon("backlog_full", now)
-        while self.is_busy and self.backlog.is_full:
+        while self.backlog.is_full:  # and taking one may ask for another replay
+            if self._replay is not None:
+                self._abandon("backlog_full", now)
             self.resume(now)

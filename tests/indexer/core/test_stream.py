@@ -429,6 +429,14 @@ def test_the_backlog_is_bounded() -> None:
         assert bench.asked() == 59
 
 
+def test_a_full_backlog_with_holes_stays_bounded() -> None:
+    bench = Bench(limits=StreamLimits(backlog_bytes_max=400))
+    bench.live(0)
+    for seq in range(2, 60, 2):  # a hole before each
+        bench.live(seq, encode_batch([stored([seq + 1], tokens(seq))] * (1 + seq % 4)))
+    assert bench.stream.backlog.bytes <= 400
+
+
 def test_another_ranks_replay_is_refused() -> None:
     bench = Bench()
     bench.live(0, rank=0)
@@ -631,6 +639,15 @@ def test_a_clear_of_one_rank_of_two_proves_nothing() -> None:
     bench.live(3)
     bench.live(4, encode_batch([CLEARED]))
     assert bench.state() == "uncertain"
+
+
+def test_a_clear_is_for_the_rank_that_the_batch_names() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(1, rank=1)
+    bench.live(2, encode_batch([CLEARED], rank=1))
+    assert bench.blocks() == {0}
+    assert bench.blocks(rank=WorkerRank(1, 1)) == set()
 
 
 def test_drop_lets_go_of_what_may_be_wrong() -> None:
@@ -861,6 +878,8 @@ def outcome(event: dict[str, Any], **options: Any) -> str:
         (stored([1], tokens(0), medium="TAPE"), "unknown_medium"),
         (removed([1], medium="TAPE"), "unknown_medium"),
         (stored([1], tokens(0), kv_cache_spec_kind="mamba"), "other_group"),
+        (stored([1], tokens(0), kv_cache_spec_kind="mla_attention"), "applied"),
+        (stored([1], tokens(0), kv_cache_spec_kind="sink_full_attention"), "applied"),
         (stored([1], tokens(0), group_idx=1), "other_group"),
         (removed([1], group_idx=1), "other_group"),
         (stored([], []), "empty"),
