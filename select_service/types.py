@@ -54,8 +54,9 @@ AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; pack
 
 
 def _u64(name: str, value: int | None) -> None:
-    if value is not None and value > U64_MASK:
-        raise ValueError(f"{name} must be at most 2^64-1")
+    if value is not None and not 0 <= value <= U64_MASK:  # embedding constructs without a codec
+        bound = "at least 0" if value < 0 else "at most 2^64-1"
+        raise ValueError(f"{name} must be {bound}")
 
 
 # -- workers -----------------------------------------------------------------------------------
@@ -249,8 +250,7 @@ class PromptFields(Struct, kw_only=True):
     router_config_override: RouterConfigOverride | None = None
 
     def __post_init__(self) -> None:
-        if self.isl_tokens is not None and self.isl_tokens > U64_MASK:
-            raise ValueError("isl_tokens must be at most 2^64-1")
+        _u64("isl_tokens", self.isl_tokens)
         if self.routing_group is not UNSET:
             _one_scope_name(self.tenant_id, self.routing_group)
 
@@ -290,6 +290,11 @@ class ReservationRequest(PromptFields, kw_only=True):
     effective_prefill_tokens: U64 | None = None
     track_prefill_tokens: bool | None = None
     selection_id: str | None = None
+
+    def __post_init__(self) -> None:
+        PromptFields.__post_init__(self)
+        _u64("worker_id", self.worker_id)
+        _u64("effective_prefill_tokens", self.effective_prefill_tokens)
 
 
 class PotentialLoadsRequest(SelectRequest, kw_only=True):
@@ -427,5 +432,5 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never (D15)
     queue_recheck_s: float = 60.0
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
-    dropped_per_turn_max: int = 64  # the same, of ranks that went
+    dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 256

@@ -62,9 +62,10 @@ class BlockPlaces:
     def leave(self, node: ChainNode) -> None:
         """Forget a node that no slot holds any more."""
         plain = self._plain_values(node)
-        self._values.difference_update(plain)
+        # Not difference_update: it rebuilds a set of millions in one go when a quarter of it is gone.
+        deque(map(self._values.discard, plain), 0)  # a loop in C
         if self._home is not None:
-            deque(map(self._home.__delitem__, plain), 0)  # a loop in C
+            deque(map(self._home.__delitem__, plain), 0)
         for repeat in node.repeats or ():
             del repeat.homes[node]
             self._settle(repeat)
