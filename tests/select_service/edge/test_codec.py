@@ -247,6 +247,16 @@ def test_keys_of_kv_events_endpoints_are_ranks(
     assert refused.value.field == f"kv_events_endpoints.{key}"
 
 
+@pytest.mark.parametrize("name", ["worker_id", "effective_prefill_tokens", "isl_tokens"])
+def test_numbers_of_a_booking_have_64_bits(name: str) -> None:
+    body: dict[str, Any] = {"reservation_id": "r", "worker_id": 1, name: 1 << 64}
+    with pytest.raises(InvalidField) as refused:
+        RequestDecoder(ReservationRequest, FieldValidation.WARN).decode(json.dumps(body).encode())
+    assert refused.value.field == name
+    with pytest.raises(ValueError, match=f"{name} must be at least 0"):  # no codec in between
+        ReservationRequest(**(body | {name: -1}))
+
+
 @pytest.mark.parametrize(
     "body",
     [
