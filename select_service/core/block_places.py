@@ -62,7 +62,7 @@ class BlockPlaces:
     def leave(self, node: ChainNode) -> None:
         """Forget a node that no slot holds any more."""
         plain = self._plain_values(node)
-        # Not difference_update: it rebuilds a set of millions in one go when a quarter of it is gone.
+        # Not difference_update: it rebuilds a set of millions in one go when a quarter is gone.
         deque(map(self._values.discard, plain), 0)  # a loop in C
         if self._home is not None:
             deque(map(self._home.__delitem__, plain), 0)
