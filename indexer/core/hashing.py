@@ -69,7 +69,7 @@ def block_hashes(
     if block_size < 1:
         msg = f"block size must be positive, not {block_size}"
         raise ValueError(msg)
-    seed = namespace_seed(namespace)
+    seed = BASE_SEED if namespace is BASE_NAMESPACE else namespace_seed(namespace)
     tokens = _pack_tokens(token_ids)
     if not mm_hashes and not is_eagle:
         return _plain_hashes(tokens, block_size * TOKEN_BYTES, seed)
@@ -157,6 +157,8 @@ def _pack_array(form: str, values: Sequence[int]) -> PackedHashes:
 
 
 def _plain_hashes(tokens: bytes, stride: int, seed: int) -> PackedHashes:
+    if len(tokens) == stride:  # a decode step's block
+        return xxh3_64_digest(tokens, seed)[::-1]
     left_over = len(tokens) % stride
     if left_over:
         tokens = tokens[:-left_over]

@@ -138,7 +138,12 @@ class Holder:
         """
         run = self.runs[node]
         key = _pack_one(name)
-        held = -1 if node.full & self.bit else node.held_anywhere(self.holder_id)
+        if node.full & self.bit:
+            if node.aliases is None and run.endswith(key):
+                return len(run) // HASH_BYTES - 1
+            held = -1
+        else:
+            held = node.held_anywhere(self.holder_id)
         if node.aliases is not None:
             for position, names in (node.names_at(self.holder_id) or {}).items():
                 if name in names:

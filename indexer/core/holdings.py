@@ -6,7 +6,7 @@ nodes in step (who covers which position, what it is called, how often it is hel
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, pack
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.node import EDGE_BYTES_MAX, Node, all_ones, bits
@@ -45,7 +45,7 @@ def cover_run(
     count = len(names)
     span = all_ones(count) << position
     held = node.held_anywhere(holder.holder_id) if node.members & holder.bit else 0
-    packed = Struct(f"<{count}Q").pack(*names)
+    packed = pack(f"<{count}Q", *names)
     start = position * HASH_BYTES
     if not held & span and holder.where.keys().isdisjoint(names):
         holder.write(node, position, packed)
@@ -151,6 +151,8 @@ def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
     of that kind and nothing was done.
     """
     node, position = place
+    if len(names) == 1 and not tier and _append_block(tree, holder, place, names[0], hashes):
+        return 1
     edge = node.edge
     if (
         position * HASH_BYTES != len(edge)
@@ -175,7 +177,7 @@ def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
         return None
     holder.where.update(filed)
     holder.blocks[tier] += len(filed)
-    packed = Struct(f"<{len(filed)}Q").pack(*names)
+    packed = pack(f"<{len(filed)}Q", *names)
     if grown:
         tree.lengthen(node, hashes)
         holder.runs[node] += packed
@@ -185,6 +187,34 @@ def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
         node.members = bit
         holder.runs[node] = packed
     return len(filed)
+
+
+def _append_block(
+    tree: RadixTree, holder: Holder, place: tuple[Node, int], name: int, local_hash: PackedHashes
+) -> bool:
+    """Let a leaf that is the rank's own grow by a block on the device, as decoding does.
+
+    Returns whether it was of that kind.
+    """
+    node, position = place
+    edge, bit = node.edge, holder.bit
+    if (
+        node.full != bit
+        or node.members != bit
+        or node.children
+        or node.lower is not None
+        or node.orphaned
+        or position * HASH_BYTES != len(edge)
+        or len(edge) >= EDGE_BYTES_MAX
+        or name in holder.where
+    ):
+        return False
+    holder.where[name] = node
+    holder.blocks[0] += 1
+    holder.runs[node] += pack_name(name)
+    node.edge = edge + local_hash
+    tree.blocks += 1
+    return True
 
 
 def place_behind_lost(

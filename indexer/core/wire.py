@@ -66,6 +66,7 @@ MEDIA: Final = {
 }
 """Names of media in upper case (events section 9); no name at all is the device."""
 
+_DEVICE: Final = Tier.DEVICE  # the member of an enum costs two look-ups
 _HASH_TAIL: Final = 8  # a digest and its 64-bit form meet in the last 8 bytes, big-endian
 _TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"})
 
@@ -180,6 +181,9 @@ def _normal_all(events: Sequence[WireEvent]) -> list[Event]:
     last: MapRemoved | ArrayRemoved | None = None
     joined = 0
     for event in events:
+        if last is None and type(event) is MapStored:
+            normal.append(_map_stored(event))
+            continue
         if isinstance(event, _REMOVALS) and event.block_hashes:
             if last is not None and _goes_on(last, event):
                 last.block_hashes += event.block_hashes
@@ -273,7 +277,7 @@ def _plain(event: ArrayStored | MapStored) -> BlockStored:
     """Plain text without adapter or salt, nearly every event: what has a default keeps it."""
     if event.block_size < 0:
         raise ValueError("negative block size")
-    parent = event.parent_block_hash
+    parent, locality = event.parent_block_hash, event.locality
     return BlockStored(
         block_hashes=_hashes(event.block_hashes),
         parent=None if parent is None else _hash(parent),
@@ -282,7 +286,7 @@ def _plain(event: ArrayStored | MapStored) -> BlockStored:
         tier=_tier(event.medium),
         group=_group(event.group_idx),
         attention=event.kv_cache_spec_kind,
-        is_remote=_is_remote(event.locality),
+        is_remote=locality is not None and _is_remote(locality),
     )
 
 
@@ -310,8 +314,8 @@ def _stored(
 
 
 def _tier(medium: str | None) -> Tier | None:
-    if medium is None:
-        return Tier.DEVICE
+    if medium is None or medium == "GPU":
+        return _DEVICE
     tier = MEDIA.get(medium)
     return MEDIA.get(medium.upper()) if tier is None else tier
 

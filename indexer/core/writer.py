@@ -219,7 +219,13 @@ class IndexWriter:
 
     def _why_elsewhere(self, event: BlockStored | BlockRemoved) -> str | None:
         """Why these blocks are none that a prompt on this worker could reuse; None if they are."""
-        is_main = self._is_main_group(event)  # learnt from remote blocks just as well
+        group = event.group
+        if isinstance(event, BlockStored) and event.attention is not None:
+            # learnt from remote blocks just as well
+            is_main = self._learn_group(group, event.attention)
+        else:
+            # removals never name the kind, old engines neither: what it was before, or group 0
+            is_main = self._groups.get(group, group == 0)
         if event.is_remote:
             return "remote"
         if event.tier is None:
@@ -228,14 +234,11 @@ class IndexWriter:
             return "other_group"
         return None if event.block_hashes else "empty"
 
-    def _is_main_group(self, event: BlockStored | BlockRemoved) -> bool:
-        if isinstance(event, BlockStored) and event.attention is not None:
-            is_main = event.attention in MAIN_ATTENTION
-            if event.group in self._groups or len(self._groups) < GROUPS_REMEMBERED:
-                self._groups[event.group] = is_main
-            return is_main
-        # removals never name the kind, old engines neither: what the group was before, or group 0
-        return self._groups.get(event.group, event.group == 0)
+    def _learn_group(self, group: int, attention: str) -> bool:
+        is_main = attention in MAIN_ATTENTION
+        if group in self._groups or len(self._groups) < GROUPS_REMEMBERED:
+            self._groups[group] = is_main
+        return is_main
 
     def _why_not_whole(self, event: BlockStored) -> str | None:
         """Why the event does not describe blocks of this scope; None if it does."""
