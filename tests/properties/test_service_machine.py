@@ -134,7 +134,7 @@ class ServiceMachine(RuleBasedStateMachine):
             Registry(),
             config,
             random.Random(7),
-            limits=CoreLimits(dropped_per_turn_max=1),  # what a rank leaves behind stays for a while
+            limits=CoreLimits(dropped_per_turn_max=1),  # what a rank leaves stays for a while
             trace_decisions=True,
         )
         self.twin = ServiceTwin(
