@@ -49,7 +49,7 @@ class Variable:
 
     name: str
     field: str | None
-    kind: Literal["float", "bool", "path", "none"]
+    kind: Literal["float", "bound", "bool", "path", "none"]  # a bound may be infinite
     help: str
 
 
@@ -117,8 +117,8 @@ ENVIRONMENT: Final = (
     Variable(
         "DYN_ROUTER_QUEUE_THRESHOLD",
         "queue_threshold",
-        "float",
-        "a rank is busy above this multiple of its max_num_batched_tokens",
+        "bound",
+        "a rank is busy above this multiple of its max_num_batched_tokens; inf: nobody waits",
     ),
     Variable(
         "DYN_ROUTER_POLICY_CONFIG",
@@ -139,6 +139,7 @@ ENVIRONMENT: Final = (
 )
 
 _OLD_WEIGHTS: Final = ("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT")
+_KINDS: Final = {"float": "float", "bound": "float", "bool": "bool"}  # in words
 _BOOLEANS: Final = {
     "true": True,
     "1": True,
@@ -165,7 +166,9 @@ def read_environment(environ: Mapping[str, str]) -> RouterSettings:
             continue
         value = parse(text)
         if value is None:
-            warnings.append(f"{variable.name}={text[:64]!r} is not a {variable.kind}; ignored")
+            warnings.append(
+                f"{variable.name}={text[:64]!r} is not a {_KINDS[variable.kind]}; ignored"
+            )
         else:
             read[variable.name] = value
     values = {
@@ -173,7 +176,7 @@ def read_environment(environ: Mapping[str, str]) -> RouterSettings:
         for variable in ENVIRONMENT
         if variable.field is not None and variable.name in read
     }
-    values = _old_weight(read, warnings) | values
+    values |= _old_weight(read, warnings)
     policy_path = environ.get("DYN_ROUTER_POLICY_CONFIG")
     return RouterSettings(
         # the table above is where names and types of these fields are tied together
@@ -184,7 +187,7 @@ def read_environment(environ: Mapping[str, str]) -> RouterSettings:
 
 
 def _old_weight(read: Mapping[str, float | bool], warnings: list[str]) -> dict[str, float | bool]:
-    """Translate the deprecated single weight; the variables that replaced it win."""
+    """Translate the deprecated single weight; it wins over what replaced it, as on 1.3.1."""
     for name in _OLD_WEIGHTS:
         if name in read:
             warnings.append(f"{name} is deprecated: use DYN_ROUTER_PREFILL_LOAD_SCALE")
@@ -206,11 +209,17 @@ def _read_policy(path: str) -> PolicyFile:
 
 def parse_float(text: str) -> float | None:
     """Read a finite number, or None."""
+    value = _parse_bound(text)
+    return None if value is None or math.isinf(value) else value
+
+
+def _parse_bound(text: str) -> float | None:
+    """Read a number that may be infinite, or None."""
     try:
         value = float(text) if "_" not in text else math.nan
     except ValueError:
         return None
-    return None if math.isnan(value) or math.isinf(value) else value
+    return None if math.isnan(value) else value
 
 
 def _parse_bool(text: str) -> bool | None:
@@ -219,5 +228,6 @@ def _parse_bool(text: str) -> bool | None:
 
 _PARSERS: Final[Mapping[str, Callable[[str], float | bool | None]]] = {
     "float": parse_float,
+    "bound": _parse_bound,
     "bool": _parse_bool,
 }

@@ -377,15 +377,15 @@ def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:
     limits = []
     if one.prefill_busy_threshold is not None:
         limits.append(one.prefill_busy_threshold)
-    if one.prefill_busy_threshold_frac is not None and max_num_batched_tokens is not None:
-        limits.append(one.prefill_busy_threshold_frac * max_num_batched_tokens)
+    fraction = one.prefill_busy_threshold_frac
+    if fraction is not None and fraction != np.inf and max_num_batched_tokens is not None:
+        limits.append(fraction * max_num_batched_tokens)  # a capacity of 0 makes inf a nan
     return min(limits, default=_NEVER_BUSY)
 
 
 def _queue_full(name: str, kind: str, current: int, limit: int) -> QueueFull:
-    text = {"requests": "requests", "raw_isl_tokens": "raw ISL tokens"}.get(kind, "cached tokens")
     return QueueFull(
-        f'router policy class "{name}" queue {text} limit reached '
+        f'router policy class "{name}" queue {kind} limit reached '
         f"(current={current}, limit={limit})",
         details={"policy_class": name, "limit_kind": kind, "current": current, "limit": limit},
     )

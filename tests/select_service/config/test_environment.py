@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,13 @@ def test_nonsense_keeps_the_default_and_is_named(name: str, text: str) -> None:
     assert name in warning
 
 
+@pytest.mark.parametrize(("text", "value"), [("inf", math.inf), ("-Infinity", -math.inf)])
+def test_the_queue_threshold_may_be_infinite(text: str, value: float) -> None:
+    read = read_environment({"DYN_ROUTER_QUEUE_THRESHOLD": text})
+    assert read.config.queue_threshold == value
+    assert read.warnings == ()
+
+
 def test_values_out_of_range_are_the_operators_business() -> None:
     read = read_environment({"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "-3"})
     assert read.config.overlap_score_credit == -3
@@ -66,8 +74,10 @@ def test_values_out_of_range_are_the_operators_business() -> None:
         ({"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "2"}, 2, 1),
         ({"DYN_OVERLAP_SCORE_WEIGHT": "0"}, 0, 0),
         ({"DYN_OVERLAP_SCORE_WEIGHT": "0", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3"}, 3, 1),
-        ({"DYN_OVERLAP_SCORE_WEIGHT": "0", "DYN_ROUTER_PREFILL_LOAD_SCALE": "4"}, 4, 0),
-        ({"DYN_OVERLAP_SCORE_WEIGHT": "0", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "0.5"}, 0, 0.5),
+        ({"DYN_OVERLAP_SCORE_WEIGHT": "0", "DYN_ROUTER_PREFILL_LOAD_SCALE": "4"}, 0, 0),
+        ({"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3", "DYN_ROUTER_PREFILL_LOAD_SCALE": "4"}, 3, 1),
+        ({"DYN_OVERLAP_SCORE_WEIGHT": "0", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "0.5"}, 0, 0),
+        ({"DYN_OVERLAP_SCORE_WEIGHT": "2", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "0.5"}, 2, 0.5),
     ],
 )
 def test_the_deprecated_weight(environ: dict[str, str], scale: float, credit: float) -> None:

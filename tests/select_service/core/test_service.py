@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -594,6 +595,28 @@ def test_queue_limits_count_workers() -> None:
         "current": 2,
         "limit": 2,
     }
+
+
+@pytest.mark.parametrize("kind", ["raw_isl_token", "cached_token"])
+def test_a_limit_is_named_as_programs_know_it(kind: str) -> None:
+    limit: dict[str, Any] = {f"{kind}_queue_limit_per_worker": 0}
+    one = PolicyClass(prefill_busy_threshold=0.0, **limit)
+    fleet = Fleet(policies=PolicyBook(RoutingPolicy((one,)), {}))
+    fleet.worker(1)
+    fleet.book("a", 1, 1)
+    with pytest.raises(QueueFull) as caught:
+        fleet.select(5)
+    assert str(caught.value) == (
+        f'router policy class "default" queue {kind}s limit reached (current=0, limit=0)'
+    )
+
+
+@pytest.mark.parametrize("capacity", [0, 1])
+def test_an_infinite_threshold_switches_queueing_off(capacity: int) -> None:
+    fleet = Fleet(RouterConfig(queue_threshold=math.inf))
+    fleet.worker(1, max_num_batched_tokens=capacity)
+    for name in "abc":
+        assert isinstance(fleet.take(name, 1, isl=10**9), Selection)
 
 
 def test_classes_take_turns_by_quantum() -> None:
