@@ -53,12 +53,14 @@ class Progress:
         self._writer = IndexWriter(index, rank, self.tallies)
         self._names: set[int] = set()  # what the engine has called its rank, live
         self._is_past_gone = False  # batch 0 has left the engine's buffer: no rebuilding
+        # the last batch applied before the engine may have become another one without a word
+        self._doubted_after: int | None = None
         index.attach(rank)
 
     @property
     def kv_state(self) -> Literal["current", "uncertain"]:
         """Whether the index is known to hold what the engine holds (R35)."""
-        return "uncertain" if self.lost_batches else "current"
+        return "current" if self.lost_batches == 0 and self._doubted_after is None else "uncertain"
 
     def lag(self, wall_now: float) -> float | None:
         """Seconds since the engine made its last batch, by its own clock; None if implausible."""
@@ -98,7 +100,9 @@ class Progress:
         """Write some of the batch being applied; return what is left of the budget."""
         left = self._writer.work(budget)
         if self._writer.is_whole:
-            self.lost_batches = 0  # all was cleared: whatever was lost is gone anyway
+            # all was cleared: whatever was lost, or another engine's, is gone anyway
+            self.lost_batches = 0
+            self._doubted_after = None
         return left
 
     def _give_up_before(self, seq: int) -> None:
@@ -110,6 +114,10 @@ class Progress:
     def _lose(self, batches: int) -> None:
         self.lost_batches += batches
         self.tallies.lost_batches += batches
+        self._drop_if_told()
+
+    def _drop_if_told(self) -> None:
+        """What is held may be wrong: under `--on-event-loss drop` hold nothing rather."""
         if self._on_event_loss is EventLossPolicy.DROP:
             self._writer.forget_blocks()
 
@@ -120,6 +128,7 @@ class Progress:
         self.cursor.reset()
         self.lost_batches = 0
         self._is_past_gone = False
+        self._doubted_after = None
 
 
 def read_sequence(frame: bytes) -> int | None:

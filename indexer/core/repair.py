@@ -82,6 +82,7 @@ class Repair(Progress):
         assert replay is not None
         last = None if replay.mode is Mode.REBUILD else self.cursor.last
         self.request = ReplayRequest(0 if last is None else last)
+        replay.waiting_before = len(self.backlog)
         self.tallies.replays_asked += 1
 
     def _ask_again(self, now: float) -> None:
@@ -117,6 +118,13 @@ class Repair(Progress):
             elif now >= replay.quiet_until:
                 self._ask_again_or_abandon("silent", now)
             return
+        if self._doubted_after is not None and may_poll and self._may_ask(now):
+            if self._doubted_after == self.cursor.last:
+                self._ask(Mode.VERIFY, now)
+                return
+            if not self._is_past_gone:
+                self._ask(Mode.REBUILD, now)
+                return
         if self._quiet_since is None:
             self._quiet_since = now
         is_quiet = limits.poll_after_s and now - self._quiet_since >= limits.poll_after_s
@@ -170,7 +178,8 @@ class Repair(Progress):
             return False
         last = self.cursor.last
         if last is None or seq > last:
-            replay.is_verified = True  # nothing to compare with
+            self._doubt()  # there is nothing to compare with
+            replay.is_verified = True
             return True
         if seq < last:
             self._waste(now)
@@ -179,6 +188,8 @@ class Repair(Progress):
             self._on_other_engine(payload, now)
             return False
         replay.is_verified = True
+        if self._doubted_after == last:  # a later batch would vouch for the new engine only
+            self._doubted_after = None
         replay.hear(now)
         self._meet_live(now)
         return False
@@ -237,7 +248,19 @@ class Repair(Progress):
             self.tallies.replayed_batches += 1
             self._accept(batch, seq, digest, live=False)
         replay.advance(now)
+        self._drop_overtaken(replay, seq)
         self._meet_live(now)
+
+    def _drop_overtaken(self, replay: Replay, seq: int) -> None:
+        """Live batches that waited when the engine was asked are older than what it answers.
+
+        They are copies of it, or the last words of an engine that is gone: applied after the
+        answer those would look like a restart, again and again.
+        """
+        while replay.waiting_before and self.backlog.first <= seq:
+            self.backlog.pop()
+            replay.waiting_before -= 1
+            self.tallies.stale_batches += 1
 
     def _on_end(self, now: float, *, is_marker: bool) -> None:
         """The endpoint says that was all; only in an engine's own words is that evidence."""
@@ -276,6 +299,12 @@ class Repair(Progress):
         replay = self._replay
         return replay is not None and replay.mode is Mode.VERIFY and not replay.is_verified
 
+    def _doubt(self) -> None:
+        """If a proof was due, it will not come: this may be another engine whose numbers fit."""
+        if self._is_proof_due and self._doubted_after is None:
+            self._doubted_after = self.cursor.last
+            self._drop_if_told()
+
     def _waste(self, now: float) -> None:
         assert self._replay is not None
         if not self._replay.waste():
@@ -289,6 +318,7 @@ class Repair(Progress):
     def _abandon(self, outcome: str, now: float) -> None:
         """Go on without what should have come; leave the endpoint alone for a while."""
         limits = self._limits
+        self._doubt()
         if outcome != "backlog_full":
             doubled = min(2 * self._backoff_s, limits.replay_backoff_max_s)
             backoff_s = doubled or limits.replay_backoff_s

@@ -45,6 +45,7 @@ class Replay:
         "replies",
         "replies_now",
         "useless",
+        "waiting_before",
     )
 
     def __init__(self, mode: Mode, limits: StreamLimits, now: float) -> None:
@@ -55,6 +56,7 @@ class Replay:
         self.replies = 0
         self.bytes = 0
         self.useless = 0
+        self.waiting_before = 0  # live batches that had come when the request went out
         self.begin_attempt(now)
 
     def begin_attempt(self, now: float) -> None:

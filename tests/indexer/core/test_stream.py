@@ -30,10 +30,13 @@ def tokens(number: int) -> list[int]:
     return [number * 16 + at for at in range(16)]
 
 
+ENGINES = ("old", "new", "third")  # processes one after the other behind the same endpoint
+
+
 def batch(number: int, *, engine: str = "old", rank: int | None = None) -> bytes:
     """Batch `number` stores block `number`; another engine writes other bytes."""
-    ts = float(number) if engine == "old" else number + 0.5
-    shift = 0 if engine == "old" else 5_000
+    ts = number + 0.1 * ENGINES.index(engine)
+    shift = 5_000 * ENGINES.index(engine)
     return encode_batch([stored([number + 1], tokens(number + shift))], ts=ts, rank=rank)
 
 
@@ -81,7 +84,7 @@ class Bench:
 
     def blocks(self, count: int = 60, *, engine: str = "old", rank: WorkerRank = RANK) -> set[int]:
         """Numbers of the batches whose block is held."""
-        shift = 0 if engine == "old" else 5_000
+        shift = 5_000 * ENGINES.index(engine)
         return {
             n for n in range(count) if self.index.row(rank, block_hashes(tokens(n + shift), 16))[0]
         }
@@ -574,10 +577,47 @@ def test_a_proof_that_does_not_come_is_not_waited_for_long() -> None:
         bench.live(1)
         bench.wait(1.1)
         bench.wait(1.1)
+        kept = {0} if policy is EventLossPolicy.KEEP else set()
+        assert bench.blocks() == kept | {1}
+        assert bench.state() == "uncertain", "the numbers fit, but whose are they?"
+        bench.stream.on_reconnect(bench.now)
+        assert bench.asked() is None, "not at once again"
+        bench.wait(LIMITS.replay_backoff_s + 0.1)
+        assert bench.asked() == 0, "batch 1 came after the doubt and vouches for nothing before it"
+        bench.reply(0)
+        bench.reply(1)
+        bench.end()
         assert bench.blocks() == {0, 1}
         assert bench.state() == "current"
-        bench.stream.on_reconnect(bench.now)
-        assert bench.asked() is None
+
+
+def test_a_buffer_that_has_moved_on_proves_nothing() -> None:
+    for policy, kept in ((EventLossPolicy.KEEP, {0}), (EventLossPolicy.DROP, set())):
+        bench = Bench(on_event_loss=policy)
+        bench.live(0)
+        bench.stream.on_reconnect(0.0)
+        bench.reply(1, engine="new")
+        bench.end()
+        assert bench.blocks() == kept
+        assert bench.blocks(engine="new") == {1}
+        assert bench.state() == "uncertain"
+
+
+def test_last_words_of_an_engine_that_is_gone_are_no_restart() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.stream.on_reconnect(0.0)
+    bench.live(0, engine="new")
+    bench.live(1, engine="new")
+    bench.stream.on_reconnect(0.0)
+    bench.live(3, engine="third")
+    for seq in (1, 2, 3):
+        bench.reply(seq, engine="third")
+    bench.end()
+    assert bench.asked() is None
+    assert bench.blocks(engine="new") == set()
+    assert bench.blocks(engine="third") == {1, 2, 3}
+    assert bench.state() == "uncertain"
 
 
 def test_an_engine_that_does_not_know_our_last_batch_is_another_one() -> None:
