@@ -101,7 +101,7 @@ class WorkerPatch(Struct, kw_only=True):
     data_parallel_start_rank: U32 | None = None
     data_parallel_size: U32 | None = None
     kv_events_endpoint: str | None = None
-    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
+    kv_events_endpoints: dict[str, str] | None = None
     replay_endpoint: str | None = None
     max_num_batched_tokens: U64 | None = None
     total_kv_blocks: U64 | None = None
@@ -433,4 +433,4 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     queue_recheck_s: float = 60.0
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
-    swept_nodes_per_turn_max: int = 256
+    swept_nodes_per_turn_max: int = 64
