@@ -36,6 +36,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Turn flags and environment into Settings; SystemExit(2) with a usage message otherwise."""
     parser = _parser()
     values = vars(parser.parse_args(argv))
+    if values["replica_sync_peers"] and values["replica_sync_port"] is None:
+        parser.error("--replica-sync-peers needs --replica-sync-port")
     return Settings(router=read_environment(environ), **values)
 
 

@@ -214,6 +214,46 @@ class ReplicaSyncDisabled(ServiceError):
         super().__init__("replica sync is disabled")
 
 
+class PeerRefused(ServiceError):
+    """A replica's endpoint that ZMQ will not connect to."""
+
+    status = 400
+    code = "replica_peer_refused"
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(f"failed to register replica peer `{endpoint}`", field="endpoint")
+
+
+class TooManyPeers(ServiceError):
+    """As many replicas as `--replica-peers-max` allows."""
+
+    status = 409
+    code = "too_many_replica_peers"
+
+    def __init__(self, peers_max: int) -> None:
+        super().__init__(f"no more than {peers_max} replica peers")
+
+
+class PeerNotFound(ServiceError):
+    """A replica's endpoint nobody registered."""
+
+    status = 404
+    code = "replica_peer_not_found"
+
+    def __init__(self) -> None:
+        super().__init__("peer not found")
+
+
+class TooManySnapshots(ServiceError):
+    """As many snapshots under way as `--replica-snapshots-max` allows."""
+
+    status = 503
+    code = "too_many_snapshots"
+
+    def __init__(self) -> None:
+        super().__init__("too many snapshots under way, ask again")
+
+
 class ShuttingDown(ServiceError):
     """The process is leaving; waiting requests are sent away."""
 

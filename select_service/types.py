@@ -434,3 +434,20 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
+
+
+class ReplicaLimits(Struct, frozen=True, kw_only=True):
+    """Bounds of the replica plane: what peers may cost this process, and how long they may take."""
+
+    heartbeat_s: float = 1.0  # between two of ours
+    timeout_s: float = 10.0  # silence after which a replica is gone
+    peers_max: int = 256  # a SUB socket and two file descriptors each
+    message_bytes_max: int = 4 << 20  # a million-token prompt makes 0.6 MB
+    receive_messages_max: int = 10_000  # held per peer until they are read
+    send_messages_max: int = 10_000  # held per slow peer; what it loses it pulls later
+    pulls_max: int = 4  # snapshots fetched at one time
+    pull_timeout_s: float = 30.0  # one snapshot altogether
+    pull_bytes_max: int = 1 << 30  # one snapshot; a million reservations of 100 blocks
+    pull_backoff_s: float = 0.2  # after a pull that failed, doubled each time up to the next
+    pull_backoff_max_s: float = 10.0
+    snapshots_max: int = 8  # given out at one time, 503 beyond

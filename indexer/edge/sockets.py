@@ -42,6 +42,9 @@ REPLAY_MESSAGES_MAX: Final = 200_000
 PUBLISHED_MESSAGES_MAX: Final = 10_000
 """Messages held per slow subscriber of ours before it loses some."""
 
+SUBSCRIPTION_BYTES_MAX: Final = 4_096
+"""Longest message a subscriber may send us: the name of a topic."""
+
 _DELIMITER: Final = b""
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _CONNECTED: Final = frozenset({zmq.EVENT_HANDSHAKE_SUCCEEDED})
@@ -166,14 +169,19 @@ class Sockets:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
 
-    def subscribe(self, endpoint: str) -> Subscriber:
-        """Connect to a publisher and subscribe to everything it says.
+    def subscribe(self, endpoint: str, topics: Sequence[bytes] = (b"",)) -> Subscriber:
+        """Connect to a publisher and subscribe to everything it says, or to some topics.
+
+        Args:
+            endpoint: where it publishes.
+            topics: what its messages' first frame begins with.
 
         Raises:
             EndpointRefused: libzmq will not connect there.
         """
         socket = self._open(zmq.SUB, endpoint, self._limits.receive_messages_max)
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        for topic in topics:
+            socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
             subscriber = Subscriber(socket, endpoint)  # before connecting, or early news is missed
         except zmq.ZMQError as error:
@@ -242,8 +250,12 @@ class Sockets:
         return socket
 
 
-def open_publisher(endpoint: str) -> Publisher:
+def open_publisher(endpoint: str, messages_max: int = PUBLISHED_MESSAGES_MAX) -> Publisher:
     """Bind a publisher.
+
+    Args:
+        endpoint: where.
+        messages_max: held per slow subscriber before it loses some.
 
     Raises:
         EndpointRefused: The address is taken, or is none.
@@ -251,8 +263,15 @@ def open_publisher(endpoint: str) -> Publisher:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUB)
     try:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, PUBLISHED_MESSAGES_MAX)
+        options = {
+            zmq.LINGER: 0,
+            zmq.SNDHWM: messages_max,
+            zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,  # a subscriber that froze must not be queued for
+            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+        }
+        for option, value in options.items():
+            socket.setsockopt(option, value)
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)

@@ -53,7 +53,7 @@ class Flag:
         value = self.default
         if isinstance(value, Enum):
             return str(value.value)
-        if value is None or value is False:
+        if value is None or value is False or value == ():
             return "off"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -90,6 +90,17 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _list(text: str) -> tuple[str, ...]:
+    """Split at commas; nothing is trimmed, an empty list is none."""
+    return tuple(text.split(",")) if text else ()
+
+
+def _http_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"{text!r} is not an http:// or https:// URL")
+    return text.rstrip("/")
+
+
 def _member(kind: type[Enum]) -> Callable[[str], Enum]:
     choose = _choice(*(one.value for one in kind))
     return lambda text: kind(choose(text))
@@ -123,7 +134,104 @@ FLAGS: Final = (
         "--replica-sync-port",
         _whole(1, PORT_MAX),
         "N",
-        "publish bookings to replicas on this ZMQ port; without it nothing is published",
+        "publish bookings to replicas on this ZMQ port; without it replica sync is off",
+    ),
+    Flag(
+        "--replica-sync-peers",
+        _list,
+        "ENDPOINT,…",
+        "replicas to listen to from the start, as tcp://host:port of their --replica-sync-port",
+        watch="replica_peers",
+    ),
+    Flag(
+        "--advertise-url",
+        _http_url,
+        "URL",
+        "where replicas reach this HTTP port; without it they take the host they listen to",
+    ),
+    Flag(
+        "--replica-heartbeat-s",
+        _seconds(zero=False),
+        "S",
+        "replicas are told this often what is owned here; also how late a lost message is noticed",
+        watch="replica_events_total",
+    ),
+    Flag(
+        "--replica-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "a replica silent for so long is gone: its reservations age, or are adopted",
+        watch="replica_heard_age_seconds",
+    ),
+    Flag(
+        "--replica-peers-max",
+        _whole(0, 16384),
+        "N",
+        "replicas listened to, 409 beyond",
+        watch="replica_peers",
+    ),
+    Flag(
+        "--replica-message-bytes-max",
+        _whole(1, _COUNT),
+        "N",
+        "longest message of a replica; the connection that sends a longer one is dropped",
+        watch='replica_peers{state="broken"}',
+    ),
+    Flag(
+        "--replica-receive-messages-max",
+        _whole(1, _COUNT),
+        "N",
+        "messages queued per replica before they are read; what is lost is pulled",
+        watch="replica_gaps_total",
+    ),
+    Flag(
+        "--replica-send-messages-max",
+        _whole(1, _COUNT),
+        "N",
+        "messages queued for a slow replica; what it loses it pulls",
+        watch="replica_snapshots_total",
+    ),
+    Flag(
+        "--replica-pulls-max",
+        _whole(1, _COUNT),
+        "N",
+        "snapshots fetched from replicas at one time",
+        watch="replica_pulls_running",
+    ),
+    Flag(
+        "--replica-pull-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "longest fetch of a replica's snapshot altogether",
+        watch='replica_pulls_total{outcome="timeout"}',
+    ),
+    Flag(
+        "--replica-pull-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest snapshot taken from a replica",
+        watch='replica_pulls_total{outcome="too_large"}',
+    ),
+    Flag(
+        "--replica-pull-backoff-s",
+        _seconds(zero=False),
+        "S",
+        "a replica whose snapshot could not be had is left alone for so long, then twice as long",
+        watch="replica_pulls_total",
+    ),
+    Flag(
+        "--replica-pull-backoff-max-s",
+        _seconds(zero=False),
+        "S",
+        "and no longer than this",
+        watch="replica_pulls_total",
+    ),
+    Flag(
+        "--replica-snapshots-max",
+        _whole(1, _COUNT),
+        "N",
+        "snapshots given out at one time, 503 beyond",
+        watch='replica_snapshots_total{outcome="refused"}',
     ),
     Flag(
         "--reservation-ttl-s",

@@ -11,13 +11,14 @@ from typing import Final, Literal
 
 from indexer.config import EventLossPolicy, StreamLimits
 from select_service.config.environment import RouterSettings
-from select_service.types import CoreLimits, RouterConfig
+from select_service.types import CoreLimits, ReplicaLimits, RouterConfig
 
 __all__ = ["FieldValidation", "LogFormat", "Settings"]
 
 LogFormat = Literal["json", "text"]
 _CORE: Final = CoreLimits()
 _STREAMS: Final = StreamLimits()
+_REPLICAS: Final = ReplicaLimits()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
 
 
@@ -39,6 +40,20 @@ class Settings:
     field_validation: FieldValidation = FieldValidation.WARN
     on_event_loss: EventLossPolicy = EventLossPolicy.KEEP
     replica_sync_port: int | None = None
+    replica_sync_peers: tuple[str, ...] = ()
+    advertise_url: str | None = None
+    replica_heartbeat_s: float = _REPLICAS.heartbeat_s
+    replica_timeout_s: float = _REPLICAS.timeout_s
+    replica_peers_max: int = _REPLICAS.peers_max
+    replica_message_bytes_max: int = _REPLICAS.message_bytes_max
+    replica_receive_messages_max: int = _REPLICAS.receive_messages_max
+    replica_send_messages_max: int = _REPLICAS.send_messages_max
+    replica_pulls_max: int = _REPLICAS.pulls_max
+    replica_pull_timeout_s: float = _REPLICAS.pull_timeout_s
+    replica_pull_bytes_max: int = _REPLICAS.pull_bytes_max
+    replica_pull_backoff_s: float = _REPLICAS.pull_backoff_s
+    replica_pull_backoff_max_s: float = _REPLICAS.pull_backoff_max_s
+    replica_snapshots_max: int = _REPLICAS.snapshots_max
     reservation_ttl_s: float = _CORE.reservation_ttl_s
     freed_ids_max: int = _CORE.freed_ids_max
     data_parallel_size_max: int = _CORE.data_parallel_size_max
@@ -100,4 +115,22 @@ class Settings:
             backlog_bytes_max=self.kv_backlog_bytes_max,
             message_bytes_max=self.kv_message_bytes_max,
             receive_messages_max=self.kv_receive_messages_max,
+        )
+
+    @property
+    def replica_limits(self) -> ReplicaLimits:
+        """Bounds of the replica plane."""
+        return ReplicaLimits(
+            heartbeat_s=self.replica_heartbeat_s,
+            timeout_s=self.replica_timeout_s,
+            peers_max=self.replica_peers_max,
+            message_bytes_max=self.replica_message_bytes_max,
+            receive_messages_max=self.replica_receive_messages_max,
+            send_messages_max=self.replica_send_messages_max,
+            pulls_max=self.replica_pulls_max,
+            pull_timeout_s=self.replica_pull_timeout_s,
+            pull_bytes_max=self.replica_pull_bytes_max,
+            pull_backoff_s=self.replica_pull_backoff_s,
+            pull_backoff_max_s=self.replica_pull_backoff_max_s,
+            snapshots_max=self.replica_snapshots_max,
         )
