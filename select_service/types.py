@@ -407,6 +407,22 @@ class OverlapScores(Struct, frozen=True):
     shared_cache: SharedCache
 
 
+class ReplicaStatus(Struct, frozen=True):
+    """What is known of one publisher of the replica plane."""
+
+    router_id: int
+    peer: str  # the endpoint it was last heard from
+    state: Literal["synced", "behind", "gone", "foreign"]
+    epoch: int
+    seq: int  # the newest of its statements heard
+    missing: int  # older ones not heard yet
+    claims: int  # reservations it says it owns
+    unbooked: int  # of them, those whose worker is unknown here, or who yield to another claim
+    heard_s_ago: float
+    pulls: int
+    pulls_failed: int
+
+
 # -- router settings ---------------------------------------------------------------------------
 
 
@@ -434,6 +450,16 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
+    replica_heartbeat_s: float = 1.0
+    replica_timeout_s: float = 10.0  # silent for longer: gone, its claims age or are adopted
+    replica_pull_retry_s: float = 2.0  # between two pulls from one publisher
+    replica_pull_timeout_s: float = 30.0  # a pull that nobody ended
+    replica_gap_grace_s: float = 0.5  # how long a missing statement may be late
+    replica_claims_max: int = 1_000_000  # of all publishers, and their number of ended ones
+    replica_ended_s: float = 600.0  # how long what has ended is remembered
+    replica_publishers_max: int = 256
+    replica_items_per_message_max: int = 128  # statements under one number
+    replica_resolved_per_turn_max: int = 64  # claims looked at again; some µs each
 
 
 class ReplicaLimits(Struct, frozen=True, kw_only=True):

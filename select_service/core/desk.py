@@ -14,7 +14,7 @@ import xxhash
 from indexer.core.hashing import unpack_i64
 from select_service.core.bookings import Booking, Bookings
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.replica_events import Announcer
+from select_service.core.replica_events import Announcer, Stamp
 from select_service.errors import ReservationConflict, ReservationNotFound
 from select_service.types import ReservationAnswer, Selection
 
@@ -136,7 +136,7 @@ class Desk:
         self._counters.reservations_booked += 1
         if self._announcer.router_id:
             effects = Effects() if effects is NOTHING else effects
-            effects.published.append(self._announcer.booked(partition, reservation))
+            effects.published.append(self._announcer.booked(partition, reservation, Stamp(1, 0)))
         return effects
 
     # -- go on ---------------------------------------------------------------------------------
@@ -215,6 +215,6 @@ class Desk:
             return NOTHING
         effects = Effects()
         effects.published.append(
-            self._announcer.ended(booking.partition, booking.reservation, what)
+            self._announcer.ended(booking.partition, booking.reservation, what, Stamp(1, 0))
         )
         return effects

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
-    from select_service.core.replica_events import ReplicaEnvelope
+    from select_service.core.replica_messages import ReplicaMessage
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,6 +25,16 @@ class Listen:
     replay_endpoint: str | None
 
 
+@dataclass(slots=True, frozen=True)
+class Pull:
+    """Fetch the snapshot of a publisher: from `url`, or from its port on the host of its peer."""
+
+    peer: str  # the endpoint its message came from
+    router_id: int
+    http_port: int
+    url: str | None
+
+
 @dataclass(slots=True)
 class Effects:
     """Things to do, oldest first within each list."""
@@ -32,11 +42,19 @@ class Effects:
     unlisten: list[EventStream] = field(default_factory=list)
     listen: list[Listen] = field(default_factory=list)
     answered: list[Ticket] = field(default_factory=list)  # waited, and have their answer now
-    published: list[ReplicaEnvelope] = field(default_factory=list)
+    published: list[ReplicaMessage] = field(default_factory=list)
+    pulls: list[Pull] = field(default_factory=list)
     decided: list[Placement] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.answered or self.published or self.listen or self.unlisten or self.decided)
+        return bool(
+            self.answered
+            or self.published
+            or self.listen
+            or self.unlisten
+            or self.decided
+            or self.pulls
+        )
 
 
 NOTHING: Final = Effects()

@@ -21,20 +21,27 @@ TOPIC: Final = b"dynamo.slot-tracker.v1"
 Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
 
 
+class Duration(Struct, frozen=True):
+    """A span of time as the reference writes it."""
+
+    secs: int
+    nanos: int
+
+
 class PrefillLoadHint(Struct, frozen=True):
     """Prefill tokens the booking put on the rank."""
 
     initial_effective_prefill_tokens: int
-    expected_prefill_duration: None = None
+    expected_prefill_duration: Duration | None = None
 
 
 class AddRequest(Struct, frozen=True):
     """A booking: its sequence hashes as unsigned 64 bit."""
 
-    token_sequence: list[int] | None
-    track_prefill_tokens: bool
-    expected_output_tokens: int | None
-    prefill_load_hint: PrefillLoadHint | None
+    token_sequence: list[int] | None = None
+    track_prefill_tokens: bool = True
+    expected_output_tokens: int | None = None
+    prefill_load_hint: PrefillLoadHint | None = None
 
 
 class AddRequestData(Struct, frozen=True):
@@ -57,7 +64,19 @@ class ReplicaEvent(Struct, frozen=True):
     worker: EventWorker
     data: AddRequestData | Ending
     router_id: int
-    lora_name: str | None
+    lora_name: str | None = None
+
+
+class Stamp(Struct, frozen=True, omit_defaults=True):
+    """What we add to the reference's envelope; foreign readers skip it.
+
+    `seq` numbers everything a publisher states, `of` names the claims that are meant, each by its
+    owner and the owner's seq at its booking.
+    """
+
+    epoch: int
+    seq: int
+    of: list[tuple[int, int]] = []
 
 
 class ReplicaEnvelope(Struct, frozen=True):
@@ -68,6 +87,7 @@ class ReplicaEnvelope(Struct, frozen=True):
     routing_group: str | UnsetType = UNSET
     block_size: int = 0
     event: ReplicaEvent | None = None
+    select_service: Stamp | UnsetType = UNSET
 
 
 class Announcer:
@@ -76,7 +96,9 @@ class Announcer:
     def __init__(self, router_id: int) -> None:
         self.router_id = router_id
 
-    def booked(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
+    def booked(
+        self, partition: Partition, reservation: Reservation, stamp: Stamp
+    ) -> ReplicaEnvelope:
         """Return the admission of a reservation; untracked prefill tokens are not told."""
         track = reservation.track_prefill_tokens
         add = AddRequest(
@@ -85,16 +107,20 @@ class Announcer:
             expected_output_tokens=reservation.expected_output_tokens,
             prefill_load_hint=PrefillLoadHint(reservation.prefill_tokens) if track else None,
         )
-        return self._envelope(partition, reservation, AddRequestData(add))
+        return self._envelope(partition, reservation, AddRequestData(add), stamp)
 
     def ended(
-        self, partition: Partition, reservation: Reservation, what: Ending
+        self, partition: Partition, reservation: Reservation, what: Ending, stamp: Stamp
     ) -> ReplicaEnvelope:
         """Return the completion of a prefill, or the end of a reservation."""
-        return self._envelope(partition, reservation, what)
+        return self._envelope(partition, reservation, what, stamp)
 
     def _envelope(
-        self, partition: Partition, reservation: Reservation, data: AddRequestData | Ending
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        data: AddRequestData | Ending,
+        stamp: Stamp,
     ) -> ReplicaEnvelope:
         worker, dp_rank = partition.rank_at(reservation.slot)
         return ReplicaEnvelope(
@@ -109,4 +135,5 @@ class Announcer:
                 router_id=self.router_id,
                 lora_name=reservation.lora_name,
             ),
+            select_service=stamp,
         )

@@ -16,7 +16,7 @@ from indexer.core.hashing import unpack_i64
 from select_service.core.catalog import Catalog, reconciliation_failed
 from select_service.core.counters import Counters
 from select_service.core.desk import Claim, Desk, fingerprint_of
-from select_service.core.effects import NOTHING, Effects
+from select_service.core.effects import NOTHING, Effects, Pull
 from select_service.core.eligibility import check_wishes
 from select_service.core.membership import Membership
 from select_service.core.partition import blocks_of
@@ -38,6 +38,7 @@ from select_service.types import (
     KvRankState,
     OverlapScores,
     Ready,
+    ReplicaStatus,
     ReservationAnswer,
     ScopeLoads,
     Selection,
@@ -46,6 +47,7 @@ from select_service.types import (
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterator
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition, Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.core.prompt import Prompt
+    from select_service.core.replica_messages import ReplicaMessage, SnapshotHead, SnapshotPart
     from select_service.core.scoring import Weights
     from select_service.types import (
         LoadRow,
@@ -82,6 +85,7 @@ class SelectionCore:
         policies: PolicyBook | PolicyError | None = None,
         limits: CoreLimits | None = None,
         router_id: int = 0,
+        epoch: int = 1,
         trace_decisions: bool = False,
     ) -> None:
         """Start empty.
@@ -93,6 +97,7 @@ class SelectionCore:
             policies: parsed policy file, or why it cannot be used; None: one fcfs class.
             limits: bounds.
             router_id: non-zero when a replica plane is on; then bookings are published.
+            epoch: which life of this router id this is, from 1.
             trace_decisions: report every placement in `Effects.decided`.
         """
         self.registry = registry
@@ -551,6 +556,45 @@ class SelectionCore:
             partition.overlap_rows(prompt, weights),
             SharedCache(),
         )
+
+    # -- replicas ------------------------------------------------------------------------------
+
+    def replica_announce(self, http_port: int, url: str | None = None) -> None:
+        """Tell where our snapshot can be had; heartbeats carry it."""
+
+    def replica_heard(self, peer: str, message: ReplicaMessage, now: float) -> Effects:
+        """Take in one decoded message that came from this peer endpoint (contract 6.4)."""
+        return NOTHING
+
+    def replica_tick(self, now: float) -> tuple[bool, Effects]:
+        """Do a bounded turn: what is to be said, heartbeats, who is gone, what must be resolved.
+
+        Call it every 100 ms or so.
+
+        Returns:
+            (more, effects): `more` when another turn is due at once.
+        """
+        return False, NOTHING
+
+    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
+        """Yield what we know, from head to end; anything may happen between two parts."""
+        return iter(())
+
+    def replica_snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
+        """A pulled snapshot arrives; False when it is not who was asked: read no further."""
+        return False
+
+    def replica_snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
+        """Take in one part; a few at a time between two turns of the loop."""
+        return NOTHING
+
+    def replica_snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
+        """It is all there; or the pull failed at any point after `Effects.pulls` asked for it."""
+        return NOTHING
+
+    def replica_status(self, now: float) -> list[ReplicaStatus]:
+        """Return every publisher heard of, by router id."""
+        return []
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -1,0 +1,118 @@
+"""What replicas of this service tell each other beyond the reference's plane, and their snapshots.
+
+Shapes only. `replica_wire.py` turns them into bytes, `replicas.py` says and understands them.
+
+A *claim* is "publisher P says id X is booked on rank R with this load". Its name is (owner, born):
+the router id of P and the number P's statement had. What becomes of a claim only ever grows, so
+whoever has heard all statements, in whatever order and however often, knows the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from select_service.core.replica_events import ReplicaEnvelope
+
+OWN_TOPIC: Final = b"select-service.replica.v1"
+
+
+class Growth(Struct, frozen=True, omit_defaults=True):
+    """What became of a claim so far; joined with `max`, so that order and repeats do not matter.
+
+    Attributes:
+        prefill_done: the prompt is computed.
+        outputs: output blocks by the router that was told of them.
+        faded_at: how many there were when the last decay fraction came.
+        fraction: that fraction.
+    """
+
+    prefill_done: bool = False
+    outputs: dict[int, int] = {}
+    faded_at: int = 0
+    fraction: float = 1.0
+
+
+class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
+    """A claim as its owner states it; `hashes` are packed u64, little-endian."""
+
+    reservation_id: str
+    born: int
+    model_name: str
+    tenant_id: str
+    block_size: int
+    worker_id: int
+    dp_rank: int
+    hashes: bytes = b""
+    prefill_tokens: int = 0
+    isl_tokens: int = 0
+    track_prefill_tokens: bool = True
+    expected_output_tokens: int | None = None
+    lora_name: str | None = None
+    selection_id: str | None = None
+    growth: Growth = Growth()
+
+
+class Grown(Struct, frozen=True, tag="grown"):
+    """News about a claim of anybody's."""
+
+    reservation_id: str
+    owner: int
+    born: int
+    growth: Growth
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """This claim is over, for good."""
+
+    reservation_id: str
+    owner: int
+    born: int
+
+
+class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
+    """I live, have stated this much, and own so many claims with this digest."""
+
+    router_id: int
+    epoch: int
+    seq: int
+    live: int
+    digest: int
+    http_port: int = 0
+    url: str | None = None
+
+
+class Said(Struct, frozen=True, tag="said"):
+    """Statements under one number."""
+
+    router_id: int
+    epoch: int
+    seq: int
+    items: list[ClaimRecord | Grown | Ended]
+
+
+class SnapshotHead(Struct, frozen=True, tag="head"):
+    """Who speaks, and up to which statement this is certainly complete."""
+
+    router_id: int
+    epoch: int
+    seq: int
+
+
+class Hearsay(Struct, frozen=True, tag="hearsay"):
+    """A claim of somebody the speaker does not hear any more."""
+
+    owner: int
+    claim: ClaimRecord
+
+
+class SnapshotEnd(Struct, frozen=True, tag="end"):
+    """Nothing was cut off; `claims` of the speaker's own were sent."""
+
+    claims: int
+
+
+OwnMessage: TypeAlias = Heartbeat | Said
+ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said
+SnapshotPart: TypeAlias = SnapshotHead | ClaimRecord | Grown | Ended | Hearsay | SnapshotEnd
