@@ -204,6 +204,51 @@ class ReservationConflict(ServiceError):
     code = "reservation_conflict"
 
 
+class LeaseNotFound(ServiceError):
+    """No such lease, as far as anybody remembers."""
+
+    status = 404
+    code = "lease_not_found"
+    what: ClassVar[str] = "not found"
+
+    def __init__(self, lease_id: str) -> None:
+        super().__init__(f"lease {lease_id} {self.what}", field="lease_id")
+
+
+class LeaseExpired(LeaseNotFound):
+    """Nobody renewed it in time; what was booked under it is freed."""
+
+    code = "lease_expired"
+    what = "has expired, and what was booked under it is freed"
+
+
+class LeaseClosed(LeaseNotFound):
+    """Its owner has closed it."""
+
+    code = "lease_closed"
+    what = "is closed"
+
+
+class LeaseConflict(ServiceError):
+    """The id of the lease is another owner's."""
+
+    status = 409
+    code = "lease_conflict"
+
+    def __init__(self, lease_id: str) -> None:
+        super().__init__(f"lease {lease_id} is open for another owner", field="lease_id")
+
+
+class TooManyLeases(ServiceError):
+    """More open leases than `--leases-max`."""
+
+    status = 503
+    code = "too_many_leases"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} leases are open, no more may be")
+
+
 class ReplicaSyncDisabled(ServiceError):
     """The process runs without `--replica-sync-port`."""
 

@@ -7,19 +7,31 @@ Nothing here decides; `edge/codec.py` stands before it, `core/service.py` after 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.types import U64_MASK, Scope, WorkerRank
 
 __all__ = [
+    "BatchAnswer",
+    "BatchFree",
+    "BatchOutputBlock",
+    "BatchPrefillComplete",
+    "BatchRequest",
     "BlockMmInfo",
     "CoreLimits",
     "KvRankState",
+    "LeaseList",
+    "LeaseRecord",
+    "LeaseRenewal",
+    "LeaseRequest",
+    "LeaseState",
     "LoadRow",
     "MmObject",
     "MmRoutingInfo",
+    "Operation",
+    "OperationResult",
     "OutputBlockRequest",
     "Overlap",
     "OverlapRow",
@@ -50,6 +62,7 @@ U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # upper bound: `__post_init__` (JSON schema has no u64)
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
+Seconds = Annotated[float, Meta(gt=0.0)]
 AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
 
 
@@ -279,6 +292,9 @@ class SelectRequest(PromptFields, kw_only=True):
 class SelectAndReserveRequest(SelectRequest, kw_only=True):
     """POST /select_and_reserve: the same, and booked in one step."""
 
+    lease_id: str | None = None  # lives as long as this lease is renewed
+    ttl_s: Seconds | None = None  # without a lease: since the last lifecycle call
+
 
 class ReservationRequest(PromptFields, kw_only=True):
     """POST /reservations: book a rank the caller has chosen (contract 4.2)."""
@@ -290,6 +306,8 @@ class ReservationRequest(PromptFields, kw_only=True):
     effective_prefill_tokens: U64 | None = None
     track_prefill_tokens: bool | None = None
     selection_id: str | None = None
+    lease_id: str | None = None  # lives as long as this lease is renewed
+    ttl_s: Seconds | None = None  # without a lease: since the last lifecycle call
 
     def __post_init__(self) -> None:
         PromptFields.__post_init__(self)
@@ -309,6 +327,52 @@ class OutputBlockRequest(Struct, kw_only=True):
     """POST /reservations/{id}/output_block; the core checks the range of the fraction (400)."""
 
     decay_fraction: float | None = None
+
+
+class LeaseRequest(Struct, kw_only=True):
+    """POST /leases: open one, or renew one's own under the same id."""
+
+    owner: str
+    ttl_s: Seconds
+    lease_id: str | None = None  # chosen by the client: safe to repeat
+
+
+class LeaseRenewal(Struct, kw_only=True):
+    """POST /leases/{id}/renew."""
+
+    ttl_s: Seconds | None = None  # from now on
+
+
+OutputBlocks = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+class BatchPrefillComplete(Struct, kw_only=True, tag_field="op", tag="prefill_complete"):
+    """As POST /reservations/{id}/prefill_complete."""
+
+    reservation_id: str
+
+
+class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block"):
+    """As POST /reservations/{id}/output_block, `count` times."""
+
+    reservation_id: str
+    decay_fraction: float | None = None
+    count: OutputBlocks = 1
+
+
+class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):
+    """As DELETE /reservations/{id}."""
+
+    reservation_id: str
+
+
+Operation: TypeAlias = BatchPrefillComplete | BatchOutputBlock | BatchFree
+
+
+class BatchRequest(Struct, kw_only=True):
+    """POST /reservations/batch: lifecycle calls, carried out in order, each for itself."""
+
+    operations: list[BatchPrefillComplete | BatchOutputBlock | BatchFree]
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -353,6 +417,46 @@ class ReservationAnswer(Struct, frozen=True):
     worker_id: int
     dp_rank: int
     endpoint: str | None
+
+
+class LeaseState(Struct, frozen=True):
+    """What must be kept of a lease to put it back."""
+
+    lease_id: str
+    owner: str
+    ttl_s: float
+
+
+class LeaseRecord(Struct, frozen=True):
+    """An open lease as the lease routes answer it."""
+
+    lease_id: str
+    owner: str
+    ttl_s: float  # as asked for, rounded up to three significant digits
+    expires_in_s: float
+    reservations: int
+
+
+class LeaseList(Struct, frozen=True):
+    """GET /leases: oldest first, as many as fit, and how many there are."""
+
+    leases: list[LeaseRecord]
+    total: int
+
+
+class OperationResult(Struct, frozen=True, omit_defaults=True):
+    """What a lifecycle call of a batch would have been answered on its own route."""
+
+    status: int
+    error: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    field: str | UnsetType = UNSET
+
+
+class BatchAnswer(Struct, frozen=True):
+    """POST /reservations/batch: one result for each operation, in order."""
+
+    results: list[OperationResult]
 
 
 class LoadRow(Struct, frozen=True):
@@ -446,6 +550,13 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     data_parallel_size_max: int = 1024
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never (D15)
+    reservation_ttl_max_s: float = 86400.0  # most a request may ask for
+    leases_max: int = 10_000  # one a client process; 1 KiB each
+    ended_leases_max: int = 10_000  # remembered, for ten minutes
+    lease_ttl_min_s: float = 1.0  # housekeeping is no finer
+    lease_ttl_max_s: float = 3600.0
+    lease_name_length_max: int = 256  # characters of lease_id and of owner
+    batch_operations_max: int = 10_000
     queue_recheck_s: float = 60.0
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own

@@ -51,7 +51,7 @@ class Ledger:
         self._prefill_tokens: list[int] = []  # P again; doubles would drift beyond 2^53
         self._weights = DecodeBlocks()  # by lane
         self.blocks = ActiveBlocks(self._weights)  # chains by lane
-        self._deadlines = Deadlines()
+        self._deadlines: Deadlines[Reservation] = Deadlines()
         self.live = 0  # reservations
         self.prefilling = 0  # those whose prefill is not complete
         self._lanes: list[Lane] = []  # by slot
@@ -129,21 +129,21 @@ class Ledger:
             self._add_prefill(reservation.slot, -reservation.prefill_tokens)
 
     def output_block(
-        self, reservation: Reservation, decay_fraction: float | None, now: float
+        self, reservation: Reservation, decay_fraction: float | None, now: float, count: int = 1
     ) -> None:
-        """Add a private block; with a fraction, all blocks of this reservation alone get it.
+        """Add private blocks; with a fraction, all blocks of this reservation alone get it.
 
         `decay_fraction` in [0, 1] is absolute, not cumulative; without it the fractions stay as
-        they are and the new block weighs 1.
+        they are and a new block weighs 1. `count` blocks at once are as many one after another.
         """
         assert reservation.live
         self.touch(reservation, now)
         number = reservation.lane.number
         if decay_fraction is None:
-            reservation.whole_outputs += 1
-            self._weights.whole[number] += 1
+            reservation.whole_outputs += count
+            self._weights.whole[number] += count
         else:
-            outputs = reservation.output_blocks + 1
+            outputs = reservation.output_blocks + count
             self._drop_outputs(reservation)
             reservation.output_fraction = decay_fraction
             if decay_fraction == 1.0:
@@ -152,6 +152,24 @@ class Ledger:
                 reservation.faded_outputs = outputs
             self._weights.add(number, outputs, decay_fraction)
             self.blocks.fade(reservation.chain, number, decay_fraction)
+        self.decode[reservation.slot] = self._weights.count(number)
+
+    def resume_outputs(
+        self, reservation: Reservation, whole: int, faded: int, fraction: float
+    ) -> None:
+        """Give a reservation that has none the output blocks it had in another life.
+
+        The blocks it alone references get the fraction again. A prompt block that was faded and
+        shared afterwards weighs 1 again: which history it had is not among a reservation's facts.
+        """
+        number = reservation.lane.number
+        reservation.whole_outputs, reservation.faded_outputs = whole, faded
+        reservation.output_fraction = fraction
+        self._weights.whole[number] += whole
+        if faded:
+            self._weights.add(number, faded, fraction)
+        if fraction != 1.0:
+            self.blocks.fade(reservation.chain, number, fraction)
         self.decode[reservation.slot] = self._weights.count(number)
 
     def free(self, reservation: Reservation) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from select_service.core.active_blocks import ChainNode
+    from select_service.core.leases import Lease
 
 
 class Lane:
@@ -41,6 +42,7 @@ class Reservation:
         "fingerprint",
         "isl_tokens",
         "lane",
+        "lease",
         "lora_name",
         "origin",
         "output_fraction",
@@ -75,7 +77,7 @@ class Reservation:
         self.output_fraction = 1.0
         self.created = now
         self.touched = now  # last lifecycle call
-        self.ttl_s = 0.0  # 0: never expires
+        self.ttl_s = 0.0  # 0: never expires by itself
         self.deadline = 0.0  # when it expires, if it can
         # Facts the ledger only keeps:
         self.isl_tokens = 0
@@ -84,6 +86,7 @@ class Reservation:
         self.expected_output_tokens: int | None = None
         self.track_prefill_tokens = True
         self.fingerprint: bytes | None = None  # of the request, to recognise a repeat (D14)
+        self.lease: Lease | None = None  # `leases.py` writes it; then no deadline of its own
         self.origin: str | int = "local"  # or the router id of the replica it was learnt from
 
     @property
