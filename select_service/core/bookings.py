@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from select_service.core.changes import RESERVATION
 from select_service.errors import ReservationConflict, ReservationNotFound
 
 if TYPE_CHECKING:
+    from select_service.core.changes import Changes
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.core.reservation import Reservation
@@ -50,6 +52,7 @@ class Bookings:
         self._freed_ids_max = freed_ids_max
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # of the bookings, those that are not live any more
+        self.changes: Changes | None = None  # when the state is kept on disk
 
     def __len__(self) -> int:
         return len(self._live) - self._dropped
@@ -109,9 +112,12 @@ class Bookings:
             self.forget_dropped(before.reservation, reservation.created)
         self._live[reservation.reservation_id] = booking
         self._freed.pop(reservation.reservation_id, None)
+        if self.changes is not None and reservation.origin == "local":
+            self.changes.booked(reservation.reservation_id)
         if reservation.selection_id is not None:
             self._second_names[reservation.selection_id] = reservation.reservation_id
-            self._freed.pop(reservation.selection_id, None)
+            if self._freed.pop(reservation.selection_id, None) is not None:
+                self._changed(reservation.selection_id)
 
     def forget(self, reservation: Reservation, now: float) -> None:
         """Move a booking from live to recently freed; its load has left the ledger."""
@@ -138,9 +144,15 @@ class Bookings:
     def _remember_freed(self, name: str, now: float) -> None:
         self._freed[name] = now
         self._freed.move_to_end(name)
+        self._changed(name)
         if len(self._freed) > self._freed_ids_max:
-            self._freed.popitem(last=False)
+            lost, _ = self._freed.popitem(last=False)
+            self._changed(lost)
             self.freed_ids_lost += 1
+
+    def _changed(self, name: str) -> None:
+        if self.changes is not None:
+            self.changes.mark(RESERVATION, name)
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was so not long ago."""
@@ -154,8 +166,29 @@ class Bookings:
             if now - at < FREED_MEMORY_S:
                 break
             del self._freed[name]
+            self._changed(name)
             gone += 1
         return gone
+
+    # -- on disk -------------------------------------------------------------------------------
+
+    def touched(self, booking: Booking) -> None:
+        """A fact of a live booking has changed."""
+        if self.changes is not None and booking.reservation.origin == "local":
+            self.changes.mark(RESERVATION, booking.reservation.reservation_id)
+
+    def live(self, reservation_id: str) -> Booking | None:
+        """Return the live booking of exactly this reservation_id."""
+        return self._find_live(reservation_id)
+
+    def is_remembered(self, name: str) -> bool:
+        """Tell whether an id that is not live is to be remembered as freed."""
+        return name in self._freed or name in self._live
+
+    def remember(self, name: str, now: float) -> None:
+        """Count an id as freed now, as it was in another life of the process."""
+        if name not in self._live and name not in self._second_names:
+            self._remember_freed(name, now)
 
     # -- ids that wait -------------------------------------------------------------------------
 

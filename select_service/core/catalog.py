@@ -14,12 +14,14 @@ from msgspec import UNSET
 from indexer.core.endpoint import check_endpoint
 from indexer.errors import InvalidEndpoint
 from indexer.types import Scope
+from select_service.core.changes import WORKER
 from select_service.errors import InvalidRequest, WorkerNotFound
 from select_service.types import WorkerPatch, WorkerRecord, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from select_service.core.changes import Changes
     from select_service.types import KvRankState
 
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
@@ -135,6 +137,7 @@ class Catalog:
         self._workers: dict[int, Worker] = {}
         self._data_parallel_size_max = data_parallel_size_max
         self.too_parallel = 0  # records refused for their number of ranks
+        self.changes: Changes | None = None  # when the state is kept on disk
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -161,10 +164,14 @@ class Catalog:
     def put(self, worker: Worker) -> None:
         """Replace the whole record of that id."""
         self._workers[worker.worker_id] = worker
+        if self.changes is not None:
+            self.changes.mark(WORKER, str(worker.worker_id))
 
     def remove(self, worker_id: int) -> None:
         """Forget the record (D5)."""
         del self._workers[worker_id]
+        if self.changes is not None:
+            self.changes.mark(WORKER, str(worker_id))
 
     def admit(self, spec: WorkerSpec) -> Worker:
         """Return a new, not yet catalogued worker.

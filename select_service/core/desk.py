@@ -149,6 +149,7 @@ class Desk:
         """
         booking = self.bookings.get(name)
         booking.partition.ledger.prefill_complete(booking.reservation, now)
+        self.bookings.touched(booking)
         return booking.partition, self._announce(booking, "MarkPrefillCompleted")
 
     def output_block(self, name: str, decay_fraction: float | None, now: float) -> None:
@@ -159,6 +160,7 @@ class Desk:
         """
         booking = self.bookings.get(name)
         booking.partition.ledger.output_block(booking.reservation, decay_fraction, now)
+        self.bookings.touched(booking)
 
     # -- end -----------------------------------------------------------------------------------
 

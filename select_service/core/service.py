@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from indexer.core.hashing import unpack_i64
 from select_service.core.catalog import Catalog, reconciliation_failed
+from select_service.core.changes import RESERVATION, WORKER, Changes
 from select_service.core.counters import Counters
 from select_service.core.desk import Claim, Desk, fingerprint_of
 from select_service.core.effects import NOTHING, Effects, Pull
@@ -24,6 +25,7 @@ from select_service.core.policy import default_policy
 from select_service.core.prompt import read_booking, read_prompt
 from select_service.core.queue import Ticket
 from select_service.core.scoring import weights_in_force
+from select_service.core.state import Reservations, State, Workers
 from select_service.errors import (
     InvalidRequest,
     NoEligibleWorker,
@@ -110,6 +112,12 @@ class SelectionCore:
             registry,
             policies or default_policy(config.queue_threshold),
             use_kv_events=config.use_kv_events,
+        )
+        self.state = State(
+            {
+                WORKER: Workers(self.catalog, lambda spec, now: self.upsert_worker(spec, now)[1]),
+                RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
+            }
         )
         self.trace_decisions = trace_decisions
         self._rng = rng
@@ -625,6 +633,14 @@ class SelectionCore:
         due = now - last >= self.limits.queue_recheck_s
         self._rechecked_at = now if due else last
         return due
+
+    # -- what outlives the process -------------------------------------------------------------
+
+    def keep_changes(self) -> Changes:
+        """From now on note what changes, for somebody to write down; see `core/state.py`."""
+        changes = Changes()
+        self.catalog.changes = self.desk.bookings.changes = changes
+        return changes
 
     def check(self) -> None:
         """State every promise of the whole service."""

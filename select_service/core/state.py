@@ -1,0 +1,239 @@
+"""What survives the process: records of workers, reservations and freed ids, and the way back.
+
+A record is the whole present state behind one key, so writing is repeatable and needs no order.
+Rooms of other kinds (leases, peers) join through `State.rooms`. Who keeps the bytes, and when they
+are safe, is the business of `edge/journal.py`; which keys changed is in `changes.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from indexer.types import Scope
+from select_service.core.bookings import Booking
+from select_service.core.changes import RESERVATION, WORKER
+from select_service.errors import ServiceError
+from select_service.types import ReservationAnswer, Selection, WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from select_service.core.catalog import Catalog
+    from select_service.core.changes import StateKey
+    from select_service.core.desk import Desk
+    from select_service.core.effects import Effects
+    from select_service.core.partition import Partition
+    from select_service.core.reservation import Reservation
+
+FORMAT = 1
+"""Of the records below; a directory of a later format is refused."""
+
+_FREED = b""
+"""The record of an id that was freed lately."""
+
+
+class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
+    """Every fact of a live reservation. New fields go to the end, with a default."""
+
+    model_name: str
+    tenant_id: str
+    worker_id: int
+    dp_rank: int
+    sequence_hashes: bytes
+    prefill_tokens: int
+    prefill_done: bool
+    whole_outputs: int
+    faded_outputs: int
+    output_fraction: float
+    ttl_s: float
+    isl_tokens: int
+    selection_id: str | None
+    lora_name: str | None
+    expected_output_tokens: int | None
+    track_prefill_tokens: bool
+    fingerprint: bytes | None
+    selection: Selection | None  # what a repeat gets again, if it was a selection
+    reservation: ReservationAnswer | None  # or an explicit booking
+    lease_id: str | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_reservation = msgspec.msgpack.Decoder(ReservationRecord).decode
+_decode_worker = msgspec.msgpack.Decoder(WorkerSpec).decode
+
+
+class Room(Protocol):
+    """One kind of state."""
+
+    def record(self, name: str) -> bytes | None:
+        """Return the record of a name as it is now; None when there is nothing to keep."""
+
+    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
+        """Take a record back; None when it has no place any more.
+
+        Raises:
+            msgspec.DecodeError: these bytes are no record.
+        """
+
+
+class State:
+    """All rooms by kind, in the order in which they come back."""
+
+    def __init__(self, rooms: Mapping[str, Room]) -> None:
+        self.rooms = dict(rooms)
+        self.restored: dict[str, int] = dict.fromkeys(self.rooms, 0)
+        self.dropped: dict[str, int] = dict.fromkeys(self.rooms, 0)
+
+    @property
+    def kinds(self) -> list[str]:
+        """In the order in which records must be restored."""
+        return list(self.rooms)
+
+    def record(self, key: StateKey) -> bytes | None:
+        """Return the record of a key as it is now; None: the row goes."""
+        return self.rooms[key[0]].record(key[1])
+
+    def restore(self, key: StateKey, record: bytes, now: float) -> Effects | None:
+        """Take one record back.
+
+        Returns:
+            What is to be done; None when it was dropped (and counted), because what it refers to
+            is gone or it cannot be read.
+        """
+        kind, name = key
+        room = self.rooms.get(kind)
+        try:
+            effects = None if room is None else room.restore(name, record, now)
+        except (msgspec.DecodeError, ServiceError, ValueError):
+            effects = None
+        counts = self.dropped if effects is None else self.restored
+        counts[kind] = counts.get(kind, 0) + 1
+        return effects
+
+
+class Workers:
+    """The catalog: specs as they were registered."""
+
+    def __init__(self, catalog: Catalog, admit: Callable[[WorkerSpec, float], Effects]) -> None:
+        self._catalog = catalog
+        self._admit = admit
+
+    def record(self, name: str) -> bytes | None:
+        """Return a worker's whole spec."""
+        worker = self._catalog.find(int(name))
+        return None if worker is None else _encode(worker.spec)
+
+    def restore(self, _: str, record: bytes, now: float) -> Effects | None:
+        """Register it again."""
+        return self._admit(_decode_worker(record), now)
+
+
+class Reservations:
+    """Live reservations of this process, and ids freed lately."""
+
+    def __init__(
+        self, desk: Desk, catalog: Catalog, partitions: Mapping[Scope, Partition], nothing: Effects
+    ) -> None:
+        self._desk = desk
+        self._catalog = catalog
+        self._partitions = partitions
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return what is known of an id; bookings of other replicas are theirs to keep."""
+        bookings = self._desk.bookings
+        booking = bookings.live(name)
+        if booking is None:
+            return _FREED if bookings.is_remembered(name) else None
+        if booking.reservation.origin != "local":
+            return None
+        return _encode(record_of(booking))
+
+    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
+        """Book it again, with every fact; its time to live starts anew.
+
+        One whose rank is not there any more counts as freed.
+        """
+        bookings = self._desk.bookings
+        if record == _FREED:
+            bookings.remember(name, now)
+            return self._nothing
+        facts = _decode_reservation(record)
+        partition = self._partitions.get(Scope(facts.model_name, facts.tenant_id))
+        worker = self._catalog.find(facts.worker_id)
+        slot = None
+        if partition is not None and worker is not None and worker.scope == partition.scope:
+            slot = worker.slots.get(facts.dp_rank)
+        if partition is None or slot is None or bookings.live(name) is not None:
+            bookings.remember(name, now)
+            return None
+        bookings.add(_rebook(partition, slot, name, facts, now))
+        return self._nothing
+
+
+def record_of(booking: Booking) -> ReservationRecord:
+    """Return every fact of a live booking."""
+    reservation, partition, answer = booking.reservation, booking.partition, booking.answer
+    worker, dp_rank = partition.rank_at(reservation.slot)
+    return ReservationRecord(
+        partition.scope.model_name,
+        partition.scope.tenant_id,
+        worker.worker_id,
+        dp_rank,
+        partition.ledger.chain_of(reservation),
+        reservation.prefill_tokens,
+        reservation.prefill_done,
+        reservation.whole_outputs,
+        reservation.faded_outputs,
+        reservation.output_fraction,
+        reservation.ttl_s,
+        reservation.isl_tokens,
+        reservation.selection_id,
+        reservation.lora_name,
+        reservation.expected_output_tokens,
+        reservation.track_prefill_tokens,
+        reservation.fingerprint,
+        answer if isinstance(answer, Selection) else None,
+        answer if isinstance(answer, ReservationAnswer) else None,
+    )
+
+
+def _rebook(
+    partition: Partition, slot: int, name: str, facts: ReservationRecord, now: float
+) -> Booking:
+    ledger = partition.ledger
+    reservation: Reservation = ledger.book(
+        name,
+        slot,
+        facts.sequence_hashes,
+        facts.prefill_tokens,
+        now,
+        isl_tokens=facts.isl_tokens,
+        ttl_s=facts.ttl_s,
+    )
+    reservation.selection_id = facts.selection_id
+    reservation.lora_name = facts.lora_name
+    reservation.expected_output_tokens = facts.expected_output_tokens
+    reservation.track_prefill_tokens = facts.track_prefill_tokens
+    reservation.fingerprint = facts.fingerprint
+    if facts.prefill_done:
+        ledger.prefill_complete(reservation, now)
+    ledger.resume_outputs(
+        reservation, facts.whole_outputs, facts.faded_outputs, facts.output_fraction
+    )
+    return Booking(partition, reservation, facts.selection or facts.reservation)
+
+
+__all__ = [
+    "FORMAT",
+    "RESERVATION",
+    "WORKER",
+    "ReservationRecord",
+    "Reservations",
+    "Room",
+    "State",
+    "Workers",
+    "record_of",
+]
