@@ -45,3 +45,10 @@ class ScopeConflict(IndexerError):
 
     status = 409
     code = "scope_conflict"
+
+
+class BadDump(IndexerError):
+    """What a peer answers to GET /dump is no dump (contract 7.1)."""
+
+    status = 502
+    code = "bad_dump"

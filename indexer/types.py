@@ -121,3 +121,22 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
 
     tick_s: float = 0.1
     """How often silence is looked for: the grain of every wait above."""
+
+
+class RecoveryLimits(Struct, frozen=True, kw_only=True):
+    """Budgets of start-up recovery from peers."""
+
+    attempts_max: int = 3
+    """Rounds over all peers before the service starts empty."""
+
+    backoff_s: float = 0.5
+    """Wait before the second round, twice as long before each further one."""
+
+    silence_s: float = 10.0
+    """Longest wait for a connection, and for the next piece of a dump; the reference's number."""
+
+    timeout_s: float = 120.0
+    """Longest fetch from one peer. Two million blocks a minute are applied beside other work."""
+
+    bytes_max: int = 4 << 30
+    """Longest dump, unpacked: some fifty million blocks."""

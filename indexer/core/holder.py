@@ -106,6 +106,7 @@ class Holder:
         "bit",
         "blocks",
         "counts",
+        "hearsay",
         "holder_id",
         "home",
         "rank",
@@ -130,6 +131,10 @@ class Holder:
         self.counts: list[Counts | None] = [None] * len(Tier)
         self.blocks = [0] * len(Tier)  # held positions per tier
         self.waiting: dict[int, OrphanRoot] = {}  # engine hash nobody announced → its orphans
+        # per tier: names out of a dump that the engine itself has not announced since. A dump is
+        # a moment of the same history that a replay tells: the first store of such a block is
+        # taken for the one the dump speaks of, or the block would need one removal too many.
+        self.hearsay: list[set[int]] | None = None
 
     def locate(self, node: Node, name: int) -> int:
         """Return the position inside `node` of a block that `where` says is there.
@@ -225,6 +230,19 @@ class Holder:
         if counts is None:
             counts = self.counts[tier] = Counts()
         return counts
+
+    def note_hearsay(self, tier: int, names: Iterable[int]) -> None:
+        """Remember that a dump, not the engine, said so."""
+        if self.hearsay is None:
+            self.hearsay = [set() for _ in Tier]
+        self.hearsay[tier].update(names)
+
+    def confirm(self, tier: int, name: int) -> bool:
+        """The engine stores a block that is held already; say whether that is no second store."""
+        if self.hearsay is None or name not in self.hearsay[tier]:
+            return False
+        self.hearsay[tier].remove(name)
+        return True
 
     def group_of_store(self, group: int) -> int:
         """Return the group to count a store in, and let an empty holder make it its home."""

@@ -74,9 +74,8 @@ def _cover_known(
     again = node.held_on(holder.holder_id, tier) & span
     mark(holder, tier, node, span)
     if again:
-        counts = holder.counts_for_change(tier)
         for at in bits(again):
-            counts.again(names[at - position], group, holder.home)
+            _count_again(holder, tier, group, names[at - position])
     if group != holder.home:
         counts = holder.counts_for_change(tier)
         for at in bits(span & ~again):
@@ -89,7 +88,15 @@ def cover_block(holder: Holder, tier: int, group: int, place: tuple[Node, int], 
         if group != holder.home:
             holder.counts_for_change(tier).first(name, group)
     else:
+        _count_again(holder, tier, group, name)
+
+
+def _count_again(holder: Holder, tier: int, group: int, name: int) -> None:
+    """One more reference to a held block, unless so far only a dump has told of it."""
+    if not holder.confirm(tier, name):
         holder.counts_for_change(tier).again(name, group, holder.home)
+    elif group != holder.home:
+        holder.counts_for_change(tier).first(name, group)
 
 
 def attach_name(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:

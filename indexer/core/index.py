@@ -120,6 +120,10 @@ class KvIndex:
             self._retire(holder)
             self._enter(rank, holder.slot)
 
+    def ranks(self) -> list[WorkerRank]:
+        """Return every attached rank."""
+        return list(self._ranks)
+
     def slot_of(self, rank: WorkerRank) -> int | None:
         """Return the row of a rank in columns by slot."""
         holder = self._ranks.get(rank)
@@ -288,6 +292,8 @@ class KvIndex:
             return 0
         if group != holder.home:
             group = holder.group_of_removal(group)
+        if holder.hearsay is not None:
+            holder.hearsay[tier].difference_update(engine_hashes)
         counts = holder.counts[tier]
         if group == holder.home and (counts is None or counts.are_plain(engine_hashes)):
             return removal.uncover_listed(self.tree, holder, tier, engine_hashes)
@@ -391,7 +397,8 @@ class KvIndex:
         """Apply an event of a dump, ours or the reference's; return the blocks it changed.
 
         Ranks are attached as needed. Events come in any order: what is early waits as orphan, and
-        the limit on orphans only takes hold again with the next live store.
+        the limit on orphans only takes hold again with the next live store. Blocks told twice,
+        by dumps or by a dump and then the engine, are held once.
         """
         rank = WorkerRank(event.worker_id, event.event.dp_rank)
         tier = TIER_OF[event.storage_tier]
@@ -407,15 +414,19 @@ class KvIndex:
             return 0
         stored = change.stored
         local = [block.tokens_hash & U64_MASK for block in stored.blocks]
-        return self.store(
+        names = [block.block_hash & U64_MASK for block in stored.blocks]
+        accepted = self.store(
             rank,
             tier,
             None if stored.parent_hash is None else stored.parent_hash & U64_MASK,
-            [block.block_hash & U64_MASK for block in stored.blocks],
+            names,
             Struct(f"<{len(local)}Q").pack(*local),
             namespace=Namespace(stored.lora_name or "", stored.cache_salt or ""),
             group=UNDECIDED_GROUP,
         )
+        if accepted:
+            self._ranks[rank].note_hearsay(tier, names)
+        return accepted
 
     @property
     def stats(self) -> IndexStats:

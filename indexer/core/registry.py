@@ -53,6 +53,11 @@ class Registry:
             raise ScopeConflict(msg)
         return index
 
+    def adopt_index(self, scope: Scope, index: KvIndex) -> None:
+        """Take an index filled elsewhere for a partition that has none yet."""
+        assert scope not in self._indexes
+        self._indexes[scope] = index
+
     def index(self, scope: Scope) -> KvIndex | None:
         """The partition's index, if it has one."""
         return self._indexes.get(scope)

@@ -1,0 +1,217 @@
+"""A peer's /dump, piece by piece: the text of one event at a time, never the whole document.
+
+Cuts the fixed shape of contract 7.1 and nothing else; what lies around the events (the skeleton)
+is kept and read as JSON at the end, so that a document which is cut short or followed by something
+is noticed. `edge/recovery` feeds it and puts the events into indexes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from indexer.errors import BadDump
+from indexer.types import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EVENT_BYTES_MAX: Final = 16 << 20
+"""Longest event: 200,000 blocks, twenty times the longest prompt anybody serves."""
+
+SKELETON_BYTES_MAX: Final = 4 << 20
+"""Longest document without its events: 40,000 scopes."""
+
+_NAME_BYTES_MAX: Final = 64 << 10  # a name may be cut by the end of a piece and is scanned again
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]"]', re.DOTALL)
+_BLANKS: Final = b" \t\r\n"
+_SCOPES, _SCOPE, _EVENTS = 1, 2, 3  # how deep the things are that count
+
+
+class ScopeOpened(NamedTuple):
+    """The events that follow are this scope's."""
+
+    scope: Scope
+    block_size: int
+
+
+class _ScopeHead(Struct, frozen=True):
+    block_size: int | UnsetType = UNSET
+    events: list[int] | UnsetType = UNSET  # always empty: a skeleton holds none
+
+
+_decode_head: Final = msgspec.json.Decoder(_ScopeHead).decode
+_decode_skeleton: Final = msgspec.json.Decoder(dict[str, _ScopeHead]).decode
+_decode_name: Final = msgspec.json.Decoder(str).decode
+
+
+class DumpReader:
+    """Cuts one document; every piece is scanned once, at about a microsecond per block."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # grows and shrinks without copying what stays
+        self._at = 0  # scanned up to here
+        self._skeleton = bytearray()
+        self._kept = 0  # of `_rest`, what is in the skeleton already
+        self._depth = 0
+        self._string = b""  # the latest string outside events, and where it ended
+        self._string_end = 0
+        self._scope_start = 0  # in the skeleton
+        self._scope_name = b""
+        self._in_events = False
+        self._event_start = -1
+        self._gap_start = 0  # end of the event before, or of the opening bracket
+        self._events_in_scope = 0
+
+    def feed(self, data: bytes) -> Iterator[ScopeOpened | bytes]:
+        """Take a piece of the document; yield what it completes: scopes and texts of events.
+
+        Raises:
+            BadDump: this is not the shape of a dump, or something is too long.
+        """
+        self._rest += data
+        for token in _TOKEN.finditer(self._rest, self._at):
+            if token.end() - token.start() == 1 and token[0] == b'"':
+                if len(self._rest) - token.start() > _NAME_BYTES_MAX:
+                    raise BadDump("a string is too long")
+                self._at = token.start()
+                break
+            self._at = token.end()
+            found = self._step(token[0], token.start(), token.end())
+            if found is not None:
+                yield found
+        else:
+            self._at = len(self._rest)
+        self._let_go()
+
+    def finish(self) -> None:
+        """Say that this was all.
+
+        Raises:
+            BadDump: it is not a whole document.
+        """
+        if self._depth or self._at != len(self._rest):
+            raise BadDump("the document ends too early")
+        self._keep(len(self._rest))
+        try:
+            scopes = _decode_skeleton(self._skeleton)
+        except msgspec.DecodeError as error:
+            raise BadDump(f"not a dump: {error}") from None
+        for name, head in scopes.items():
+            _read_scope(name)
+            _read_block_size(head)
+
+    def _step(self, token: bytes, start: int, end: int) -> ScopeOpened | bytes | None:
+        if token in (b"{", b"["):
+            self._depth += 1
+            return self._open(token, start, end)
+        if token in (b"}", b"]"):
+            self._depth -= 1
+            if self._depth < 0:
+                raise BadDump("a bracket closes that was never opened")
+            return self._close(token, start, end)
+        if not self._in_events:
+            self._string, self._string_end = token, end
+        return None
+
+    def _open(self, token: bytes, start: int, end: int) -> ScopeOpened | None:
+        if self._in_events:
+            if self._depth == _EVENTS + 1:
+                self._check_gap(start, comma=self._events_in_scope > 0)
+                if token != b"{":
+                    raise BadDump("an event is not an object")
+                self._event_start = start
+            return None
+        if self._depth == _SCOPE and token == b"{":
+            self._scope_name = self._name_before(start)
+            self._keep(start)
+            self._scope_start = len(self._skeleton)
+        elif self._depth == _EVENTS and token == b"[" and self._name_before(start) == b'"events"':
+            return self._open_events(end)
+        return None
+
+    def _open_events(self, end: int) -> ScopeOpened:
+        self._keep(end)
+        self._in_events = True
+        self._gap_start = end
+        self._events_in_scope = 0
+        try:
+            head = _decode_head(bytes(self._skeleton[self._scope_start :]) + b"]}")
+            name = _decode_name(self._scope_name)
+        except msgspec.DecodeError as error:
+            raise BadDump(f"not a dump: {error}") from None
+        return ScopeOpened(_read_scope(name), _read_block_size(head))
+
+    def _close(self, token: bytes, start: int, end: int) -> bytes | None:
+        if not self._in_events:
+            return None
+        if self._depth == _EVENTS:
+            event = bytes(self._rest[self._event_start : end])
+            self._event_start = -1
+            self._gap_start = end
+            self._events_in_scope += 1
+            return event
+        if self._depth == _EVENTS - 1:
+            self._check_gap(start, comma=False)
+            if token != b"]":
+                raise BadDump("the list of events does not end")
+            self._in_events = False
+            self._kept = start
+        return None
+
+    def _name_before(self, start: int) -> bytes:
+        """Return the member's name in front of a value that opens at `start`."""
+        if bytes(self._rest[self._string_end : start]).strip(_BLANKS) != b":":
+            raise BadDump("an object without a name")
+        return self._string
+
+    def _check_gap(self, start: int, *, comma: bool) -> None:
+        gap = bytes(self._rest[self._gap_start : start]).strip(_BLANKS)
+        if gap != (b"," if comma else b""):
+            raise BadDump("something else than events among the events")
+
+    def _keep(self, end: int) -> None:
+        """Move what was scanned outside events into the skeleton."""
+        self._skeleton += self._rest[self._kept : end]
+        self._kept = end
+        if len(self._skeleton) > SKELETON_BYTES_MAX:
+            raise BadDump("too much besides events")
+
+    def _let_go(self) -> None:
+        """Forget what is done with."""
+        if self._in_events:
+            done = self._gap_start if self._event_start < 0 else self._event_start
+            if len(self._rest) - done > EVENT_BYTES_MAX:
+                raise BadDump("an event is too long")
+        else:
+            # the latest name must stay: the value behind it may come with the next piece
+            done = min(self._at, max(self._string_end - len(self._string), 0))
+            if self._rest[self._string_end : self._at].strip(_BLANKS + b":"):
+                done = self._at
+            self._keep(max(done, self._kept))
+            done = self._kept
+            if len(self._rest) - done > SKELETON_BYTES_MAX:
+                raise BadDump("too much besides events")
+        del self._rest[:done]
+        self._at -= done
+        self._kept = max(0, self._kept - done)
+        self._gap_start -= done
+        self._string_end = max(0, self._string_end - done)
+        if self._event_start >= 0:
+            self._event_start -= done
+
+
+def _read_scope(name: str) -> Scope:
+    model_name, colon, tenant_id = name.partition(":")
+    if not colon:
+        raise BadDump(f"the key {name[:64]!r} has no colon")
+    return Scope(model_name, tenant_id)
+
+
+def _read_block_size(head: _ScopeHead) -> int:
+    if head.block_size is UNSET or not 0 < head.block_size < 1 << 32:
+        raise BadDump("a scope without a block_size before its events")
+    return head.block_size

@@ -1,0 +1,300 @@
+"""Start-up recovery: fetches a peer's /dump and fills indexes with it (contract 7.2).
+
+The dump is read as a stream and applied to indexes that nobody sees yet, a slice per turn of the
+loop; only a dump that arrived whole is put in place, so a peer that breaks off leaves nothing
+behind. Nothing here is ever fatal. `core/dump_reader` cuts the text, `KvIndex.load` applies it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from indexer.core.dump import DumpChange, DumpEvent, DumpKvEvent, DumpStored
+from indexer.core.dump_reader import DumpReader, ScopeOpened
+from indexer.core.index import KvIndex
+from indexer.errors import BadDump
+from indexer.types import U64_MASK, RecoveryLimits, Scope, WorkerRank
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    import httpx
+
+    from indexer.core.registry import Registry
+
+__all__ = ["Recovery"]
+
+_log = logging.getLogger("indexer")
+
+PIECE_BYTES: Final = 8 << 10
+"""Cut at one go: about a hundred blocks, a quarter of a millisecond."""
+
+BLOCKS_AT_ONCE: Final = 256
+"""Longer runs are applied in parts."""
+
+SLICE_S: Final = 0.0003
+"""How long recovery may hold the loop before it lets others through."""
+
+PROGRESS_S: Final = 5.0
+"""Between two lines about progress in the log."""
+
+_U32_MAX: Final = (1 << 32) - 1
+_SWEPT_AT_ONCE: Final = 64
+_decode_event: Final = msgspec.json.Decoder(DumpEvent).decode
+
+Outcome = Literal["running", "recovered", "failed"]
+
+
+class PeerFailed(Exception):
+    """A peer did not give its dump; `kind` is a word for a metric."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+class Recovery:
+    """One recovery from the first of several peers that answers; `run` it once.
+
+    Attributes:
+        outcome: how it stands.
+        recovered: after success, the ranks that came with the dump, by scope.
+        failures: attempts that failed, by kind.
+        bytes, events, blocks: read so far, from all peers.
+        skipped: events that were JSON and yet made no sense.
+        conflicts: scopes left out because they exist here with another block size.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        peers: Sequence[str],
+        *,
+        limits: RecoveryLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Fetch nothing yet.
+
+        Args:
+            registry: where recovered indexes go.
+            peers: base URLs, in the order in which they are asked.
+            limits: budgets.
+            clock: monotonic seconds.
+        """
+        self.outcome: Outcome = "running"
+        self.recovered: dict[Scope, list[WorkerRank]] = {}
+        self.failures: dict[str, int] = {}
+        self.bytes = self.events = self.blocks = self.skipped = self.conflicts = 0
+        self._registry = registry
+        self._peers = [peer.rstrip("/") for peer in peers]
+        self._limits = limits or RecoveryLimits()
+        self._clock = clock
+        self._turn_ends = 0.0
+        self._said_at = 0.0
+
+    async def run(self) -> Outcome:
+        """Recover, or give up; raises nothing but cancellation."""
+        try:
+            self.outcome = "recovered" if await self._try_all() else "failed"
+        except asyncio.CancelledError:
+            self.outcome = "failed"
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, the service starts
+            _log.exception("index recovery failed through an error of ours")
+            self._count("internal")
+            self.outcome = "failed"
+        if self.outcome == "failed":
+            _log.warning("No reachable selection indexer peers; starting with empty state")
+        return self.outcome
+
+    async def _try_all(self) -> bool:
+        backoff_s = self._limits.backoff_s
+        for attempt in range(self._limits.attempts_max):
+            if attempt:
+                await asyncio.sleep(backoff_s)
+                backoff_s *= 2
+            for peer in self._peers:
+                if await self._try(peer):
+                    return True
+        return False
+
+    async def _try(self, peer: str) -> bool:
+        _log.info("index recovery: asking %s", peer)
+        staged: dict[Scope, KvIndex] = {}
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                await self._fetch(peer, staged)
+        except TimeoutError:
+            failure = PeerFailed("timeout", f"no whole dump in {self._limits.timeout_s:g} s")
+        except PeerFailed as error:
+            failure = error
+        except BadDump as error:
+            failure = PeerFailed("garbage", str(error))
+        else:
+            blocks = sum(index.stats.blocks for index in staged.values())
+            await self._put_in_place(staged)
+            _log.info("index recovery: %d blocks from %s", blocks, peer)
+            return True
+        self._count(failure.kind)
+        _log.warning("index recovery: %s failed: %s", peer, failure)
+        await self._discard(staged)
+        return False
+
+    def _count(self, kind: str) -> None:
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def _fetch(self, peer: str, staged: dict[Scope, KvIndex]) -> None:
+        import httpx  # noqa: PLC0415 - a tenth of a second that only recovery should cost
+
+        timeout = httpx.Timeout(self._limits.silence_s)
+        headers = {"accept": "application/json", "accept-encoding": "identity"}
+        try:
+            # neither proxies from the environment nor redirects: a peer is who we were told it is
+            async with (
+                httpx.AsyncClient(timeout=timeout, trust_env=False) as client,
+                client.stream("GET", f"{peer}/dump", headers=headers) as answer,
+            ):
+                if answer.status_code != httpx.codes.OK:
+                    kind = "redirect" if answer.is_redirect else "status"
+                    raise PeerFailed(kind, f"status {answer.status_code}")
+                await self._read(_pieces(answer, self._limits.bytes_max), staged)
+        except httpx.TimeoutException as error:
+            raise PeerFailed("timeout", type(error).__name__) from None
+        except (httpx.HTTPError, httpx.InvalidURL, zlib.error, OSError, ValueError) as error:
+            kind = "garbage" if isinstance(error, zlib.error) else "connection"
+            raise PeerFailed(kind, f"{type(error).__name__}: {error}") from None
+
+    async def _read(self, pieces: AsyncIterator[bytes], staged: dict[Scope, KvIndex]) -> None:
+        reader = DumpReader()
+        index: KvIndex | None = None
+        self._turn_ends = self._clock() + SLICE_S
+        async for piece in pieces:
+            self.bytes += len(piece)
+            for found in reader.feed(piece):
+                if isinstance(found, ScopeOpened):
+                    if found.scope in staged:
+                        raise BadDump("a scope comes twice")
+                    index = staged[found.scope] = KvIndex(
+                        found.block_size,
+                        orphan_blocks_max=self._registry.limits.orphan_blocks_max,
+                    )
+                    continue
+                assert index is not None, "events belong to a scope"
+                for event in self._events_of(found):
+                    self.blocks += index.load(event)
+                    await self._give_way()
+            await self._give_way()
+        reader.finish()
+
+    def _events_of(self, text: bytes) -> Iterator[DumpEvent]:
+        try:
+            event = _decode_event(text)
+        except msgspec.ValidationError:
+            self.skipped += 1
+            return
+        except msgspec.DecodeError as error:
+            raise BadDump(f"an event is not JSON: {error}") from None
+        if not (0 <= event.worker_id <= U64_MASK and 0 <= event.event.dp_rank <= _U32_MAX):
+            self.skipped += 1
+            return
+        self.events += 1
+        yield from _parts(event)
+
+    async def _give_way(self) -> None:
+        now = self._clock()
+        if now < self._turn_ends:
+            return
+        if now - self._said_at >= PROGRESS_S:
+            if self._said_at:
+                _log.info("index recovery: %d blocks, %d MB", self.blocks, self.bytes >> 20)
+            self._said_at = now
+        await asyncio.sleep(0)
+        self._turn_ends = self._clock() + SLICE_S
+
+    # -- applying ----------------------------------------------------------------------------------
+
+    async def _put_in_place(self, staged: dict[Scope, KvIndex]) -> None:
+        """Let everybody see what was recovered; scopes that were opened meanwhile are filled."""
+        for scope, index in staged.items():
+            here = self._registry.index(scope)
+            if here is None:
+                self._registry.adopt_index(scope, index)
+            elif here.block_size == index.block_size:
+                for event in index.dump():
+                    for part in _parts(event):
+                        here.load(part)
+                        await self._give_way()
+            else:
+                self.conflicts += 1
+                _log.warning("index recovery: %s has another block size here, left out", scope)
+                continue
+            self.recovered[scope] = index.ranks()
+            await self._give_way()
+
+    async def _discard(self, staged: dict[Scope, KvIndex]) -> None:
+        """Give memory back in slices: dropping a large index at once would hold the loop."""
+        for index in staged.values():
+            for rank in index.ranks():
+                index.detach(rank)
+            while index.sweep(_SWEPT_AT_ONCE):
+                await self._give_way()
+
+
+def _parts(event: DumpEvent) -> Iterator[DumpEvent]:
+    """Cut a long run into parts, each behind the last block of the part before."""
+    change = event.event.data
+    stored = None if change == "cleared" else change.stored
+    if not stored or len(stored.blocks) <= BLOCKS_AT_ONCE:
+        yield event
+        return
+    parent = stored.parent_hash
+    for start in range(0, len(stored.blocks), BLOCKS_AT_ONCE):
+        blocks = stored.blocks[start : start + BLOCKS_AT_ONCE]
+        part = DumpStored(
+            blocks=blocks,
+            parent_hash=parent,
+            lora_name=stored.lora_name,
+            cache_salt=stored.cache_salt,
+        )
+        kv_event = DumpKvEvent(DumpChange(part), dp_rank=event.event.dp_rank)
+        yield DumpEvent(event.worker_id, kv_event, storage_tier=event.storage_tier)
+        parent = blocks[-1].block_hash
+
+
+async def _pieces(answer: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
+    """Yield the body in small pieces, unpacked piece by piece as well if somebody packed it."""
+    encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        raise PeerFailed("encoding", f"content-encoding {encoding[:32]!r}")
+    unpack = zlib.decompressobj(16 + zlib.MAX_WBITS) if encoding == "gzip" else None
+    total = 0
+    async for data in answer.aiter_raw():
+        for piece in _cut(data) if unpack is None else _unpacked(unpack, data):
+            total += len(piece)
+            if total > bytes_max:
+                raise PeerFailed("too_large", f"more than {bytes_max} bytes")
+            yield piece
+    if unpack is not None:
+        yield unpack.flush()
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    for start in range(0, len(data), PIECE_BYTES):
+        yield data[start : start + PIECE_BYTES]
+
+
+def _unpacked(unpack: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+    while data:
+        piece = unpack.decompress(data, PIECE_BYTES)
+        data = unpack.unconsumed_tail
+        if not piece and not data:
+            return
+        yield piece
