@@ -269,6 +269,16 @@ class PeerRefused(ServiceError):
         super().__init__(f"failed to register replica peer `{endpoint}`", field="endpoint")
 
 
+class InvalidReplicaPeer(ServiceError):
+    """An endpoint of `--replica-sync-peers` that cannot be one; the process does not start."""
+
+    status = 400
+    code = "invalid_replica_peer"
+
+    def __init__(self, endpoint: str, why: str) -> None:
+        super().__init__(f"invalid replica peer endpoint `{endpoint}`: {why}")
+
+
 class TooManyPeers(ServiceError):
     """As many replicas as `--replica-peers-max` allows."""
 

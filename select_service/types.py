@@ -574,10 +574,8 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaLimits(Struct, frozen=True, kw_only=True):
-    """Bounds of the replica plane: what peers may cost this process, and how long they may take."""
+    """Bounds of the replica plane's edge: what peers may cost, and how long they may take."""
 
-    heartbeat_s: float = 1.0  # between two of ours
-    timeout_s: float = 10.0  # silence after which a replica is gone
     peers_max: int = 256  # a SUB socket and two file descriptors each
     message_bytes_max: int = 4 << 20  # a million-token prompt makes 0.6 MB
     receive_messages_max: int = 10_000  # held per peer until they are read

@@ -182,7 +182,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "N",
         "messages queued per replica before they are read; what is lost is pulled",
-        watch="replica_gaps_total",
+        watch="replica_statements_missing",
     ),
     Flag(
         "--replica-send-messages-max",

@@ -42,8 +42,8 @@ class Settings:
     replica_sync_port: int | None = None
     replica_sync_peers: tuple[str, ...] = ()
     advertise_url: str | None = None
-    replica_heartbeat_s: float = _REPLICAS.heartbeat_s
-    replica_timeout_s: float = _REPLICAS.timeout_s
+    replica_heartbeat_s: float = _CORE.replica_heartbeat_s
+    replica_timeout_s: float = _CORE.replica_timeout_s
     replica_peers_max: int = _REPLICAS.peers_max
     replica_message_bytes_max: int = _REPLICAS.message_bytes_max
     replica_receive_messages_max: int = _REPLICAS.receive_messages_max
@@ -94,6 +94,11 @@ class Settings:
             freed_ids_max=self.freed_ids_max,
             data_parallel_size_max=self.data_parallel_size_max,
             queue_recheck_s=self.queue_recheck_s,
+            replica_heartbeat_s=self.replica_heartbeat_s,
+            replica_timeout_s=self.replica_timeout_s,
+            # the edge ends every pull; this is for one that waits its turn for ever
+            replica_pull_timeout_s=2 * self.replica_pull_timeout_s
+            + self.replica_pull_backoff_max_s,
         )
 
     @property
@@ -121,8 +126,6 @@ class Settings:
     def replica_limits(self) -> ReplicaLimits:
         """Bounds of the replica plane."""
         return ReplicaLimits(
-            heartbeat_s=self.replica_heartbeat_s,
-            timeout_s=self.replica_timeout_s,
             peers_max=self.replica_peers_max,
             message_bytes_max=self.replica_message_bytes_max,
             receive_messages_max=self.replica_receive_messages_max,

@@ -29,10 +29,11 @@ from select_service.edge.metrics import Metrics
 from select_service.edge.openapi import describe
 from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.traffic import Traffic
+from select_service.errors import InvalidReplicaPeer, ServiceError
 from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from select_service.config import PolicyFile, Settings
     from select_service.edge.protocol import GuardedProtocol
@@ -55,6 +56,7 @@ def create_driver(settings: Settings) -> Driver:
         on_event_loss=settings.on_event_loss,
         policies=_policies(router.policy, router.config.queue_threshold),
         replica_sync_port=settings.replica_sync_port,
+        replica_limits=settings.replica_limits,
     )
 
 
@@ -110,17 +112,31 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     for number in _SIGNALS:
         loop.add_signal_handler(number, server.handle_exit, number, None)
     try:
-        await service.start()
         host, port = listener.getsockname()[:2]
+        await service.start(port, settings.advertise_url)
+        _listen_to_replicas(service, settings.replica_sync_peers)
         _log.info("listening", extra={"host": host, "port": port, "version": __version__})
         await server.serve(sockets=[listener])
-    except IndexerError as error:
+    except (IndexerError, InvalidReplicaPeer) as error:
         _log.error("cannot start: %s", error)
         return 1
     finally:
         await service.close()
     _log.info("stopped")
     return 0
+
+
+def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
+    """Register the peers of the command line; one may be named twice.
+
+    Raises:
+        InvalidReplicaPeer: an endpoint that cannot be one (contract 9).
+    """
+    for endpoint in endpoints:
+        try:
+            service.replica_plane().register(endpoint)
+        except (IndexerError, ServiceError) as error:
+            raise InvalidReplicaPeer(endpoint, str(error)) from error
 
 
 class Server(uvicorn.Server):

@@ -20,9 +20,9 @@ from indexer.errors import EndpointRefused
 from indexer.types import EventLossPolicy
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
-from select_service.edge.replica_sync import ReplicaPublisher
-from select_service.errors import ServiceError, ShuttingDown
-from select_service.types import RouterConfig, Selection
+from select_service.edge.replicas import Replicas
+from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown
+from select_service.types import ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         OverlapScoresRequest,
         PotentialLoadsRequest,
         Ready,
+        ReplicaStatus,
         ReservationAnswer,
         ReservationRequest,
         ScopeLoads,
@@ -70,6 +71,7 @@ class Driver:
         on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
         policies: PolicyBook | PolicyError | None = None,
         replica_sync_port: int | None = None,
+        replica_limits: ReplicaLimits | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,6 +84,7 @@ class Driver:
             on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
             policies: parsed policy file, or why it cannot be used.
             replica_sync_port: where bookings are published; None: nowhere.
+            replica_limits: bounds of the replica plane.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
         """
@@ -100,8 +103,9 @@ class Driver:
             router_id=0 if replica_sync_port is None else rng.getrandbits(64) | 1,
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
         )
-        self.replica_publisher: ReplicaPublisher | None = None
+        self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
+        self._replica_limits = replica_limits or ReplicaLimits()
         self._clock = clock
         self._stream_limits = stream_limits
         self._listeners: Listeners | None = None
@@ -111,8 +115,12 @@ class Driver:
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, http_port: int = 0, advertise_url: str | None = None) -> None:
         """Open sockets and timers on the running loop.
+
+        Args:
+            http_port: where replicas find our snapshot, on the host they listen to.
+            advertise_url: or there.
 
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
@@ -124,7 +132,11 @@ class Driver:
                 self.core.registry, clock=self._clock, limits=self._stream_limits
             )
         if self._replica_sync_port is not None:
-            self.replica_publisher = ReplicaPublisher(self._replica_sync_port)
+            self.core.replica_announce(http_port, advertise_url)
+            self.replicas = Replicas(
+                *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
+                self._clock,
+            )
         loop = asyncio.get_running_loop()
         self._housekeeper = loop.create_task(self._keep_house())
 
@@ -143,9 +155,9 @@ class Driver:
         if self._listeners is not None:
             await self._listeners.close()
             self._listeners = None
-        if self.replica_publisher is not None:
-            self.replica_publisher.close()
-            self.replica_publisher = None
+        if self.replicas is not None:
+            await self.replicas.close()
+            self.replicas = None
 
     async def _keep_house(self) -> None:
         while True:
@@ -304,6 +316,22 @@ class Driver:
             yield (b"" if first or not piece else b",") + b",".join(piece) + b"]}"
         yield b"{}" if opening == b"{" else b"}"
 
+    # -- replicas ------------------------------------------------------------------------------
+
+    def replica_plane(self) -> Replicas:
+        """Return the replica plane: who is listened to, and the snapshot for others.
+
+        Raises:
+            ReplicaSyncDisabled: without `--replica-sync-port`.
+        """
+        if self.replicas is None:
+            raise ReplicaSyncDisabled
+        return self.replicas
+
+    def replica_status(self) -> list[ReplicaStatus]:
+        """What is known of every other publisher."""
+        return self.core.replica_status(self._clock())
+
     # -- effects -------------------------------------------------------------------------------
 
     def _carry_out(self, effects: Effects) -> None:
@@ -317,9 +345,8 @@ class Driver:
         for ticket in effects.answered:
             for future in self._waiting.pop(ticket, ()):
                 _resolve(future, ticket.answer)
-        if self.replica_publisher is not None:
-            for envelope in effects.published:
-                self.replica_publisher.publish(envelope)
+        if self.replicas is not None:
+            self.replicas.carry_out(effects)
         for placement in effects.decided:
             _log.debug("Selected worker", extra=_decision_facts(placement))
 

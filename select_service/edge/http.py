@@ -15,7 +15,7 @@ from indexer.errors import IndexerError
 from select_service.core.queue import Ticket
 from select_service.edge.codec import Decoded, RequestDecoder, check_hashes, encode
 from select_service.edge.routing import Route, read_query, read_u64
-from select_service.errors import InvalidField, ReplicaSyncDisabled, ServiceError, problem
+from select_service.errors import InvalidField, ServiceError, problem
 from select_service.types import (
     LoadRow,
     OutputBlockRequest,
@@ -46,6 +46,7 @@ __all__ = ["ROUTES", "Api", "Handler", "Request", "Response", "refusal"]
 R = TypeVar("R", bound=msgspec.Struct)
 
 JSON: Final = (b"content-type", b"application/json")
+BYTES: Final = (b"content-type", b"application/octet-stream")
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
 
 
@@ -262,15 +263,30 @@ class Api:
 
     def peers(self, _: Request) -> Response:
         """List the peers this process listens to."""
-        return reply([])
+        plane = self._service.replicas
+        return reply([] if plane is None else plane.peers())
 
-    def change_peer(self, request: Request) -> Answer:
-        """Start or stop listening to a peer."""
+    def register_peer(self, request: Request) -> Answer:
+        """Listen to a replica: 201, or 200 if that is so already."""
+        decoded = self._peer.decode(request.body)
+        try:
+            is_new = self._service.replica_plane().register(decoded.request.endpoint)
+        except (ServiceError, IndexerError) as error:
+            return refusal(error, decoded.warning)
+        return reply(Status(), 201 if is_new else 200, decoded.warning)
 
-        def verb(_: PeerRequest, __: bytes) -> object:
-            raise ReplicaSyncDisabled
+    def deregister_peer(self, request: Request) -> Answer:
+        """Stop listening to a replica."""
+
+        def verb(peer: PeerRequest, _: bytes) -> Status:
+            self._service.replica_plane().deregister(peer.endpoint)
+            return Status()
 
         return _answer(self._peer.decode(request.body), verb)
+
+    def replica_snapshot(self, _: Request) -> Response:
+        """Give a replica everything it has to know of this process, as length-prefixed frames."""
+        return Response(200, b"", (BYTES,), stream=self._service.replica_plane().snapshot())
 
 
 def _answer(decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int = 200) -> Response:
@@ -354,6 +370,13 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/dump", Api.dump, dict[str, dict[str, Any]]),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str]),
-    _post("/replica_sync/register_peer", Api.change_peer, Status, 409, takes=PeerRequest),
-    _post("/replica_sync/deregister_peer", Api.change_peer, Status, 409, takes=PeerRequest),
+    _get("/replica_sync/snapshot", Api.replica_snapshot, bytes, 409, 503),
+    _post(
+        *("/replica_sync/register_peer", Api.register_peer, Status, 409),
+        takes=PeerRequest,
+        status=201,
+    ),
+    _post(
+        "/replica_sync/deregister_peer", Api.deregister_peer, Status, 404, 409, takes=PeerRequest
+    ),
 )

@@ -45,7 +45,7 @@ def limit_values(settings: Settings) -> dict[str, float]:
 
 def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[str, int]:
     """Return how often a limit was reached, for those that have a count of their own."""
-    core, cut = service.core, traffic.connections
+    core, cut, plane = service.core, traffic.connections, service.replicas
     routes = (*traffic.routes.values(), traffic.unmatched)
     return {
         "reservation_ttl_s": core.counters.reservations_expired,
@@ -56,4 +56,9 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "header_timeout_s": cut.header_timeouts,
         "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
         "connections_max": cut.refused,
+        "replica_send_messages_max": plane.publisher.dropped if plane else 0,
+        "replica_pull_timeout_s": plane.pulls.outcomes["timeout"] if plane else 0,
+        "replica_pull_bytes_max": plane.pulls.outcomes["too_large"] if plane else 0,
+        "replica_snapshots_max": plane.snapshots["refused"] if plane else 0,
+        "replica_peers_max": plane.peers_refused if plane else 0,
     }

@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from indexer.types import Tier
 from select_service.edge.limits import limit_hits, limit_values
+from select_service.edge.replica_metrics import ReplicaMetrics
 from select_service.edge.traffic import LATENCY_BUCKETS_S
 from select_service.version import __version__
 
@@ -68,6 +69,7 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Http(traffic))
         self._registry.register(_Service(service, settings.metrics_rank_series_max))
+        self._registry.register(ReplicaMetrics(service, PREFIX))
         self._registry.register(_Limits(service, traffic, settings))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -173,7 +175,6 @@ class _Service(Collector):
         yield from self._indexes()
         yield from self._streams()
         yield from self._events()
-        yield from self._replicas()
 
     def _catalog(self) -> Iterator[Metric]:
         workers = _gauge("workers", "Registered workers.", ("lifecycle",))
@@ -299,14 +300,6 @@ class _Service(Collector):
         yield _labelled("kv_events", "KV events.", ("kind", "dialect", "outcome"), tallies)
         yield _labelled("kv_bad_messages", "Messages that are no batch.", ("reason",), tallies)
         yield _labelled("kv_replays", "Replays that have ended.", ("outcome",), tallies)
-
-    def _replicas(self) -> Iterator[Metric]:
-        publisher = self._service.replica_publisher
-        published = _counter("replica_events", "Bookings told to replicas.", ("outcome",))
-        if publisher is not None:
-            published.add_metric(["sent"], publisher.sent)
-            published.add_metric(["dropped"], publisher.dropped)
-        yield published
 
 
 class _Limits(Collector):

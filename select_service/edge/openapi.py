@@ -122,6 +122,8 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     problem = {"application/json": {"schema": schema_of[repr(Problem)]}}
     if route.answers is None:
         content: dict[str, object] = {"text/plain": {"schema": {"type": "string"}}}
+    elif route.answers is bytes:
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     else:
         content = {"application/json": {"schema": schema_of[repr(route.answers)]}}
     texts = dict(_EVERYWHERE)

@@ -1,39 +1,50 @@
-"""The replica plane on the wire: a PUB socket that tells peers what was booked here (contract 6).
+"""The replica plane on the wire: a PUB socket for what happens here, a SUB socket per peer (6.1).
 
-Encodes and sends, never blocks, decides nothing. What is due is in `Effects.published`.
+Sends without waiting and reads a bounded slice per turn of the event loop, whatever peers do;
+decides nothing. `replicas.py` stands behind it, with the core.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from indexer.edge.sockets import open_publisher
-from select_service.core.replica_events import TOPIC
+from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
+from indexer.types import StreamLimits
 
 if TYPE_CHECKING:
-    from select_service.core.replica_events import ReplicaEnvelope
+    from collections.abc import Callable, Iterator, Sequence
 
-_encode = msgspec.msgpack.Encoder().encode
+    from select_service.types import ReplicaLimits
+
+TURN_S: Final = 0.0003
+"""Time for all peers together before the event loop may serve requests again."""
+
+MESSAGES_PER_TURN: Final = 32
+"""Messages taken from one peer before the next peer's turn."""
+
+RECONNECT_AFTER_S: Final = 1.0
+RECONNECT_AFTER_MAX_S: Final = 30.0
+"""Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
 
 
 class ReplicaPublisher:
     """Bound on every interface; a slow or absent subscriber loses messages, never our time."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, messages_max: int) -> None:
         """Bind.
 
         Raises:
             indexer.errors.EndpointRefused: the port cannot be bound.
         """
-        self._socket = open_publisher(f"tcp://*:{port}")
+        self._socket = open_publisher(f"tcp://*:{port}", messages_max)
         self.sent = 0
         self.dropped = 0  # the socket's queue was full
 
-    def publish(self, envelope: ReplicaEnvelope) -> None:
-        """Send one event to whoever listens."""
-        if self._socket.send((TOPIC, _encode(envelope))):
+    def publish(self, topic: bytes, payload: bytes) -> None:
+        """Send one message to whoever listens."""
+        if self._socket.send((topic, payload)):
             self.sent += 1
         else:
             self.dropped += 1
@@ -41,3 +52,190 @@ class ReplicaPublisher:
     def close(self) -> None:
         """Close without lingering."""
         self._socket.close()
+
+
+class _Peer:
+    """One replica we listen to."""
+
+    __slots__ = (
+        "connected_at",
+        "endpoint",
+        "is_queued",
+        "reconnect",
+        "reconnect_after_s",
+        "state",
+        "subscriber",
+    )
+
+    def __init__(self, endpoint: str, subscriber: Subscriber) -> None:
+        self.endpoint = endpoint
+        self.subscriber = subscriber
+        self.state = Link.RETRYING
+        self.is_queued = False
+        self.connected_at = 0.0
+        self.reconnect: asyncio.TimerHandle | None = None
+        self.reconnect_after_s = RECONNECT_AFTER_S
+
+
+class Subscriptions:
+    """All SUB sockets of the replica plane; lives on the loop it is used from.
+
+    Attributes:
+        faults: Messages whose handling raised, which is a bug; the message is lost.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[bytes],
+        heard: Callable[[str, list[bytes]], None],
+        limits: ReplicaLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            topics: what to subscribe to at each peer.
+            heard: called with (endpoint, frames) for each message.
+            limits: of queues and messages.
+            clock: monotonic seconds.
+        """
+        self._topics = topics
+        self._heard = heard
+        self._clock = clock
+        self._sockets = Sockets(
+            StreamLimits(
+                receive_messages_max=limits.receive_messages_max,
+                message_bytes_max=limits.message_bytes_max,
+            )
+        )
+        self._peers: dict[str, _Peer] = {}
+        self._ready: deque[_Peer] = deque()
+        self._turn_handle: asyncio.Handle | None = None
+        self.faults = 0
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __contains__(self, endpoint: str) -> bool:
+        return endpoint in self._peers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._peers))
+
+    def states(self) -> Iterator[tuple[str, Link]]:
+        """Endpoints and what became of their connections."""
+        for endpoint, peer in self._peers.items():
+            yield endpoint, peer.state
+
+    # -- verbs -------------------------------------------------------------------------------------
+
+    def add(self, endpoint: str) -> None:
+        """Listen to a peer that is not listened to yet.
+
+        Raises:
+            indexer.errors.EndpointRefused: libzmq will not connect there.
+        """
+        assert endpoint not in self._peers
+        peer = _Peer(endpoint, self._sockets.subscribe(endpoint, self._topics))
+        self._peers[endpoint] = peer
+        loop = asyncio.get_running_loop()
+        loop.add_reader(peer.subscriber.fd, self._queue, peer)
+        loop.add_reader(peer.subscriber.news_fd, self._hear_news, peer)
+        self._queue(peer)  # the descriptors tell of changes only, and one may be over already
+        self._hear_news(peer)
+
+    def remove(self, endpoint: str) -> bool:
+        """Listen no longer; False if nobody did."""
+        peer = self._peers.pop(endpoint, None)
+        if peer is None:
+            return False
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(peer.subscriber.fd)
+        loop.remove_reader(peer.subscriber.news_fd)
+        if peer.reconnect is not None:
+            peer.reconnect.cancel()
+        peer.subscriber.close()
+        return True
+
+    def close(self) -> None:
+        """Close everything. Idempotent."""
+        for endpoint in list(self._peers):
+            self.remove(endpoint)
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+            self._turn_handle = None
+        self._ready.clear()
+        self._sockets.close()
+
+    # -- turns -------------------------------------------------------------------------------------
+
+    def _queue(self, peer: _Peer) -> None:
+        if not peer.is_queued:
+            peer.is_queued = True
+            self._ready.append(peer)
+            if self._turn_handle is None:
+                self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Serve those who have something, each a little, until the turn's time is up."""
+        end = self._clock() + TURN_S
+        while self._ready:
+            peer = self._ready.popleft()
+            if self._peers.get(peer.endpoint) is not peer:
+                continue  # removed while it waited
+            if self._serve(peer, end):
+                self._ready.append(peer)
+            else:
+                peer.is_queued = False
+            if self._clock() >= end:
+                break
+        self._turn_handle = None
+        if self._ready:
+            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _serve(self, peer: _Peer, end: float) -> bool:
+        """Read and pass on; False when the socket is empty."""
+        for _ in range(MESSAGES_PER_TURN):
+            frames = peer.subscriber.receive()
+            if frames is None:
+                return False
+            try:
+                self._heard(peer.endpoint, frames)
+            except Exception as error:  # noqa: BLE001 - a bug must not end the listening
+                self._report(error)
+            if self._clock() >= end or self._peers.get(peer.endpoint) is not peer:
+                break
+        return True
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _hear_news(self, peer: _Peer) -> None:
+        """Follow a connection; make it anew where libzmq does not."""
+        for link in peer.subscriber.news():
+            peer.state = link
+            if peer.reconnect is not None:
+                peer.reconnect.cancel()
+                peer.reconnect = None
+            if link is Link.CONNECTED:
+                peer.connected_at = self._clock()
+            elif link is Link.BROKEN:
+                if self._clock() - peer.connected_at > RECONNECT_AFTER_MAX_S:
+                    peer.reconnect_after_s = RECONNECT_AFTER_S
+                self._reconnect_later(peer)
+
+    def _reconnect_later(self, peer: _Peer) -> None:
+        # one that breaks at once lets the wait grow, one that lasts has set it back
+        peer.reconnect = asyncio.get_running_loop().call_later(
+            peer.reconnect_after_s, self._reconnect, peer
+        )
+        peer.reconnect_after_s = min(2 * peer.reconnect_after_s, RECONNECT_AFTER_MAX_S)
+
+    def _reconnect(self, peer: _Peer) -> None:
+        peer.subscriber.connect_again()
+        self._reconnect_later(peer)  # until there is news
+
+    def _report(self, error: Exception) -> None:
+        self.faults += 1
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "handling a replica's message failed", "exception": error}
+        )

@@ -1,0 +1,214 @@
+"""The replica plane of one process: who is listened to, what is told, whose snapshot is fetched.
+
+The core decides all of it; here its decisions meet sockets and clocks. `replica_sync.py` and
+`replica_pull.py` below it do the talking, `driver.py` above carries out the core's effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+from indexer.core.endpoint import check_endpoint
+from indexer.errors import EndpointRefused
+from select_service.core.replica_events import TOPIC
+from select_service.core.replica_messages import OWN_TOPIC
+from select_service.core.replica_wire import (
+    MalformedReplicaMessage,
+    decode_message,
+    encode_message,
+    encode_part,
+)
+from select_service.edge.replica_pull import LENGTH_BYTES, SLICE_S, PullReader, Pulls
+from select_service.edge.replica_sync import ReplicaPublisher, Subscriptions
+from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from select_service.core.effects import Effects
+    from select_service.core.replica_messages import ReplicaMessage, SnapshotPart
+    from select_service.types import ReplicaLimits
+
+_log = logging.getLogger("select_service")
+
+TICK_S: Final = 0.1
+"""How late the core may look whether something is due."""
+
+PIECE_BYTES: Final = 64 * 1024
+"""Bytes of a snapshot handed on at once."""
+
+FRAMES: Final = 2  # topic and payload; anything else is no message of this plane
+
+
+class ReplicaCore(PullReader, Protocol):
+    """What the plane asks of the core."""
+
+    def replica_heard(self, peer: str, message: ReplicaMessage, now: float) -> Effects:
+        """A peer has said something."""
+
+    def replica_tick(self, now: float) -> tuple[bool, Effects]:
+        """Time has passed; True: another turn is due at once."""
+
+    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
+        """What others have to know of this process."""
+
+
+class Replicas:
+    """The plane from its start to its end; lives on the loop it is used from.
+
+    Attributes:
+        peers_refused: Peers beyond `--replica-peers-max`.
+        heard: Messages of peers taken in.
+        malformed: Messages of peers that mean nothing, dropped.
+        faults: Turns of housekeeping that raised, which is a bug.
+        snapshots: Snapshots given out, by outcome.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        core: ReplicaCore,
+        carry_out: Callable[[Effects], None],
+        limits: ReplicaLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        """Bind, and listen to nobody yet.
+
+        Args:
+            port: of the PUB socket, on every interface.
+            core: decides.
+            carry_out: does what the core wants done, by way of our own `carry_out`.
+            limits: bounds of everything peers may cost.
+            clock: monotonic seconds.
+
+        Raises:
+            EndpointRefused: the port cannot be bound.
+        """
+        self._core = core
+        self._carry_out = carry_out
+        self._limits = limits
+        self._clock = clock
+        self.publisher = ReplicaPublisher(port, limits.send_messages_max)
+        self.subscriptions = Subscriptions((TOPIC, OWN_TOPIC), self._hear, limits, clock)
+        self.pulls = Pulls(core, carry_out, limits, clock, _log.warning)
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        self._snapshots_running = 0
+        self.peers_refused = 0
+        self.heard = 0
+        self.malformed = 0
+        self.faults = 0
+        self.snapshots = {"complete": 0, "cut_off": 0, "refused": 0}
+
+    async def close(self) -> None:
+        """Stop timers, close sockets."""
+        self._ticker.cancel()
+        await asyncio.gather(self._ticker, return_exceptions=True)
+        await self.pulls.close()
+        self.subscriptions.close()
+        self.publisher.close()
+
+    # -- peers -------------------------------------------------------------------------------------
+
+    def peers(self) -> list[str]:
+        """Endpoints listened to, sorted."""
+        return list(self.subscriptions)
+
+    def register(self, endpoint: str) -> bool:
+        """Listen to a replica; False if it is listened to already.
+
+        Raises:
+            indexer.errors.InvalidEndpoint: not written like one (contract 6.5).
+            PeerRefused: ZMQ will not connect there.
+            TooManyPeers: more than `--replica-peers-max`.
+        """
+        check_endpoint(endpoint)
+        if endpoint in self.subscriptions:
+            return False
+        if len(self.subscriptions) >= self._limits.peers_max:
+            self.peers_refused += 1
+            raise TooManyPeers(self._limits.peers_max)
+        try:
+            self.subscriptions.add(endpoint)
+        except EndpointRefused as error:
+            raise PeerRefused(endpoint) from error
+        return True
+
+    def deregister(self, endpoint: str) -> None:
+        """Listen to a replica no longer; what it owns ages like that of one that is gone.
+
+        Raises:
+            indexer.errors.InvalidEndpoint: not written like one.
+            PeerNotFound: nobody listened to it.
+        """
+        check_endpoint(endpoint)
+        if not self.subscriptions.remove(endpoint):
+            raise PeerNotFound
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def carry_out(self, effects: Effects) -> None:
+        """Publish and pull what the core wants; waits for nobody."""
+        for message in effects.published:
+            self.publisher.publish(*encode_message(message))
+        for pull in effects.pulls:
+            self.pulls.ask(pull)
+
+    def _hear(self, peer: str, frames: Sequence[bytes]) -> None:
+        if len(frames) != FRAMES:
+            self.malformed += 1
+            return
+        try:
+            message = decode_message(*frames)
+        except MalformedReplicaMessage:
+            self.malformed += 1
+            return
+        self.heard += 1
+        self._carry_out(self._core.replica_heard(peer, message, self._clock()))
+
+    async def _tick(self) -> None:
+        while True:
+            more = False
+            try:
+                more, effects = self._core.replica_tick(self._clock())
+                self._carry_out(effects)
+            except Exception:  # noqa: BLE001 - a bug must not end the heartbeats
+                self.faults += 1
+                _log.exception("replica housekeeping failed")
+            await asyncio.sleep(0 if more else TICK_S)
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> AsyncIterator[bytes]:
+        """Begin to give out what others have to know of this process.
+
+        Raises:
+            TooManySnapshots: more at one time than `--replica-snapshots-max`.
+        """
+        if self._snapshots_running >= self._limits.snapshots_max:
+            self.snapshots["refused"] += 1
+            raise TooManySnapshots
+        return self._pieces()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        """Yield frames in pieces; the loop is let go every few hundred microseconds."""
+        self._snapshots_running += 1
+        outcome = "cut_off"
+        try:
+            piece = bytearray()
+            until = self._clock() + SLICE_S
+            for part in self._core.replica_snapshot(self._clock()):
+                frame = encode_part(part)
+                piece += len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+                if len(piece) >= PIECE_BYTES:
+                    yield bytes(piece)
+                    piece.clear()
+                if self._clock() >= until:
+                    await asyncio.sleep(0)
+                    until = self._clock() + SLICE_S
+            yield bytes(piece)
+            outcome = "complete"
+        finally:
+            self._snapshots_running -= 1
+            self.snapshots[outcome] += 1
