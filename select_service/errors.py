@@ -180,6 +180,16 @@ class WorkerNotFound(ServiceError):
     code = "worker_not_found"
 
 
+class WorkerConflict(ServiceError):
+    """The worker was registered by another source, which is at work and alone may change it."""
+
+    status = 409
+    code = "worker_conflict"
+
+    def __init__(self, worker_id: int, source: str) -> None:
+        super().__init__(f"worker {worker_id} comes from source {source}, which keeps it")
+
+
 class RankNotFound(ServiceError):
     """The worker exists and has no such rank (D12)."""
 
@@ -307,6 +317,30 @@ class TooManySnapshots(ServiceError):
 
     def __init__(self) -> None:
         super().__init__("too many snapshots under way, ask again")
+
+
+class StateUnwritable(ServiceError):
+    """The state directory cannot be written: nothing is acknowledged that would not survive."""
+
+    status = 503
+    code = "state_unwritable"
+
+    def __init__(self) -> None:
+        super().__init__("the state cannot be written to disk, ask again")
+
+
+class StateDiskFull(ServiceError):
+    """The same, and we know why."""
+
+    status = 507
+    code = "state_disk_full"
+
+    def __init__(self) -> None:
+        super().__init__("the disk of the state directory is full, ask again when it has room")
+
+
+class StateDirUnusable(Exception):
+    """The service cannot start with this state directory; `str(error)` says why."""
 
 
 class ShuttingDown(ServiceError):
