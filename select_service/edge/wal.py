@@ -1,0 +1,78 @@
+"""What lies in a write-ahead log, seen without SQLite: did it take all that was committed?
+
+SQLite follows the log to the first frame whose checksum is wrong and ignores the rest. That is
+right for a tail that was never finished, and a silent loss when a byte in the middle has turned.
+File format: sqlite.org/fileformat2.html, section 4.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Log", "inspect"]
+
+HEADER: Final = struct.Struct(">8I")  # magic, version, page size, number, salts, checksums
+FRAME: Final = struct.Struct(">6I")  # page, pages after a commit or 0, salts, checksums
+_MAGIC: Final = (0x377F0682, 0x377F0683)  # checksums over little- and big-endian words
+_U32: Final = (1 << 32) - 1
+
+
+class Log(NamedTuple):
+    """What was found before SQLite looked at it."""
+
+    is_there: bool = False
+    header_is_sound: bool = True
+    commits_at: int = 0  # the last frame with the salts of the header that ends a transaction
+
+    def damage(self, frames_taken: int) -> list[str]:
+        """Say what is wrong, given how many frames SQLite took."""
+        if not self.is_there:
+            return []
+        if not self.header_is_sound:
+            return ["the head of the log is damaged: what was in it is lost"]
+        if self.commits_at > frames_taken:
+            return [
+                f"the log is damaged behind frame {frames_taken} of {self.commits_at}: "
+                "later transactions are lost"
+            ]
+        return []
+
+
+def inspect(path: Path) -> Log:
+    """Read the heads of all frames; a missing or empty log is sound."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return Log()
+    with file:
+        head = file.read(HEADER.size)
+        if not head:
+            return Log()
+        if len(head) < HEADER.size or not _is_sound(head):
+            return Log(is_there=True, header_is_sound=False)
+        _, _, page_size, _, *salts, _, _ = HEADER.unpack(head)
+        size = page_size or 1 << 16
+        commits_at = number = 0
+        while len(frame := file.read(FRAME.size)) == FRAME.size:
+            number += 1
+            _, commits, *frame_salts, _, _ = FRAME.unpack(frame)
+            if commits and frame_salts == salts:
+                commits_at = number
+            file.seek(size, 1)
+    return Log(is_there=True, commits_at=commits_at)
+
+
+def _is_sound(head: bytes) -> bool:
+    magic = int.from_bytes(head[:4], "big")
+    if magic not in _MAGIC:
+        return False
+    words = struct.unpack("<6I" if magic == _MAGIC[0] else ">6I", head[:24])
+    first = second = 0
+    for index in range(0, len(words), 2):
+        first = (first + words[index] + second) & _U32
+        second = (second + words[index + 1] + first) & _U32
+    return (first, second) == struct.unpack(">2I", head[24:])
