@@ -18,4 +18,5 @@ class Counters:
     reservations_conflicting: int = 0
     reservations_freed: int = 0
     reservations_expired: int = 0
+    reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went

@@ -13,19 +13,28 @@ import xxhash
 
 from indexer.core.hashing import unpack_i64
 from select_service.core.bookings import Booking, Bookings
+from select_service.core.deadlines import rounded_up
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.leases import Leases
+from select_service.core.ledger import BLOCKS_PER_STEP
 from select_service.core.replica_events import Announcer, Stamp
-from select_service.errors import ReservationConflict, ReservationNotFound
+from select_service.errors import InvalidField, ReservationConflict, ReservationNotFound
 from select_service.types import ReservationAnswer, Selection
 
 if TYPE_CHECKING:
     from select_service.core.counters import Counters
+    from select_service.core.leases import Lease
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.queue import Ticket
     from select_service.core.replica_events import Ending
     from select_service.core.reservation import Reservation
-    from select_service.types import CoreLimits, ReservationRequest, SelectRequest
+    from select_service.types import (
+        CoreLimits,
+        ReservationRequest,
+        SelectAndReserveRequest,
+        SelectRequest,
+    )
 
 _BOOKING_FAILED = "failed to book scheduler state: "
 
@@ -50,6 +59,8 @@ class Claim(NamedTuple):
     prompt: Prompt
     prefill_tokens: int
     track_prefill_tokens: bool  # told to replicas, with the tokens only when true (6.3)
+    lease: Lease | None  # it lives as long as that
+    ttl_s: float  # or, without, so long after its last lifecycle call; 0: for ever
 
 
 class Desk:
@@ -57,7 +68,9 @@ class Desk:
 
     def __init__(self, limits: CoreLimits, counters: Counters, router_id: int) -> None:
         self.bookings = Bookings(freed_ids_max=limits.freed_ids_max)
+        self.leases = Leases(limits)
         self._ttl_s = limits.reservation_ttl_s
+        self._ttl_max_s = limits.reservation_ttl_max_s
         self._counters = counters
         self._announcer = Announcer(router_id)
 
@@ -103,6 +116,30 @@ class Desk:
         assert isinstance(booking.answer, ReservationAnswer), "the fingerprint names the route"
         return booking.answer
 
+    # -- how long (D15) ------------------------------------------------------------------------
+
+    def terms(
+        self, request: SelectAndReserveRequest | ReservationRequest
+    ) -> tuple[Lease | None, float]:
+        """Return the lease a booking is to live under, or its own time to live.
+
+        Raises:
+            InvalidField: `ttl_s` is out of bounds, or comes with a lease.
+            LeaseNotFound: the lease is not open.
+        """
+        ttl_s = request.ttl_s
+        if request.lease_id is None:
+            if ttl_s is None:
+                return None, self._ttl_s
+            if not 0.0 < ttl_s <= self._ttl_max_s:
+                raise InvalidField(
+                    f"ttl_s must be above 0 and at most {self._ttl_max_s:g}", field="ttl_s"
+                )
+            return None, rounded_up(ttl_s)
+        if ttl_s is not None:
+            raise InvalidField("what has a lease has no ttl_s of its own", field="ttl_s")
+        return self.leases.get(request.lease_id), 0.0
+
     # -- begin ---------------------------------------------------------------------------------
 
     def book(self, partition: Partition, slot: int, claim: Claim, now: float) -> Reservation:
@@ -114,8 +151,11 @@ class Desk:
             claim.prefill_tokens,
             now,
             isl_tokens=claim.prompt.isl_tokens,
-            ttl_s=self._ttl_s,
+            ttl_s=claim.ttl_s,
         )
+        if claim.lease is not None:
+            self.leases.join(claim.lease, reservation)
+            self.leases.touch(claim.lease, now)
         reservation.fingerprint = claim.fingerprint
         reservation.track_prefill_tokens = claim.track_prefill_tokens
         return reservation
@@ -149,18 +189,28 @@ class Desk:
         """
         booking = self.bookings.get(name)
         booking.partition.ledger.prefill_complete(booking.reservation, now)
+        self._renew_lease(booking, now)
         self.bookings.touched(booking)
         return booking.partition, self._announce(booking, "MarkPrefillCompleted")
 
-    def output_block(self, name: str, decay_fraction: float | None, now: float) -> None:
-        """One more block is filled; see contract 4.3 for the fraction.
+    def output_block(
+        self, name: str, decay_fraction: float | None, now: float, count: int = 1
+    ) -> None:
+        """So many more blocks are filled; see contract 4.3 for the fraction.
 
         Raises:
             ReservationNotFound: nothing live has that id.
         """
         booking = self.bookings.get(name)
-        booking.partition.ledger.output_block(booking.reservation, decay_fraction, now)
+        booking.partition.ledger.output_block(booking.reservation, decay_fraction, now, count)
+        self._renew_lease(booking, now)
         self.bookings.touched(booking)
+
+    def _renew_lease(self, booking: Booking, now: float) -> None:
+        """Whoever cares for one reservation cares for all under the same lease."""
+        lease = booking.reservation.lease
+        if lease is not None:
+            self.leases.touch(lease, now)
 
     # -- end -----------------------------------------------------------------------------------
 
@@ -176,25 +226,55 @@ class Desk:
                 return None, NOTHING
             raise ReservationNotFound(name)
         effects = self._announce(booking, "Free")
+        self._renew_lease(booking, now)
         self._release(booking, now)
         self._counters.reservations_freed += 1
         return booking.partition, effects
 
-    def expire(
-        self, partition: Partition, limit: int, now: float, effects: Effects
-    ) -> list[Reservation]:
-        """End up to `limit` reservations nobody has touched for their TTL.
+    def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
+        """End reservations nobody has touched for their TTL; return how many steps that took.
 
-        Only the process that booked one tells the replicas (D15).
+        Takes about `limit` steps. Only the process that booked one tells the replicas (D15).
         """
-        expired = partition.ledger.expired(now, limit)
-        for reservation in expired:
-            booking = self.bookings.get(reservation.reservation_id)
-            if reservation.origin == "local":
-                effects.published += self._announce(booking, "Free").published
-            self._release(booking, now)
-        self._counters.reservations_expired += len(expired)
-        return expired
+        steps = 0
+        for reservation in partition.ledger.expired(now, limit):
+            steps += self._end(partition, reservation, now, effects)
+            self._counters.reservations_expired += 1
+            if steps >= limit:
+                break
+        return steps
+
+    def clear_leases(
+        self, limit: int, now: float, effects: Effects, lease: Lease | None = None
+    ) -> tuple[int, set[Partition]]:
+        """End what an ended lease (None: any of them) left behind, in about `limit` steps.
+
+        Returns:
+            (steps, partitions): steps taken, 0 when nothing is left; where load went.
+        """
+        lighter: set[Partition] = set()
+        steps = 0
+        while steps < limit and (reservation := self.leases.left_behind(lease)) is not None:
+            if not reservation.live:  # its rank went, and the sweep will forget it
+                self.leases.leave(reservation)
+                steps += 1
+                continue
+            partition = self.bookings.get(reservation.reservation_id).partition
+            steps += self._end(partition, reservation, now, effects)
+            lighter.add(partition)
+            self._counters.reservations_lease_ended += 1
+        return steps, lighter
+
+    def _end(
+        self, partition: Partition, reservation: Reservation, now: float, effects: Effects
+    ) -> int:
+        """End one whose owner was silent, and return the price in steps."""
+        blocks = partition.ledger.blocks.blocks
+        booking = self.bookings.get(reservation.reservation_id)
+        if reservation.origin == "local":
+            effects.published += self._announce(booking, "Free").published
+        self._release(booking, now)
+        return 1 + (blocks - partition.ledger.blocks.blocks) // BLOCKS_PER_STEP
 
     def dropped(self, count: int) -> None:
         """Note that so many reservations have lost their rank; `sweep` clears them away."""
@@ -205,11 +285,13 @@ class Desk:
         """Forget up to `limit` reservations whose rank has gone; return how many."""
         swept = partition.ledger.sweep(limit)
         for reservation in swept:
+            self.leases.leave(reservation)
             self.bookings.forget_dropped(reservation, now)
         return len(swept)
 
     def _release(self, booking: Booking, now: float) -> None:
         booking.partition.ledger.free(booking.reservation)
+        self.leases.leave(booking.reservation)
         self.bookings.forget(booking.reservation, now)
 
     def _announce(self, booking: Booking, what: Ending) -> Effects:

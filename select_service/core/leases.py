@@ -44,7 +44,8 @@ class Lease:
     def __init__(self, lease_id: str, owner: str, now: float) -> None:
         self.lease_id = lease_id
         self.owner = owner
-        self.reservations: dict[Reservation, None] = {}  # those of ranks that went too, for a while
+        self.reservations: OrderedDict[Reservation, None] = OrderedDict()
+        """Who lives under it; those of ranks that went too, until they are swept."""
         self.touched = now
         self.ttl_s = 0.0
         self.deadline = 0.0
@@ -224,7 +225,7 @@ class Leases:
         """Return a reservation an ended lease (None: any of them) leaves, until it `leave`s."""
         if lease is None:
             lease = next(iter(self._leaving), None)
-        return None if lease is None else next(reversed(lease.reservations), None)
+        return None if lease is None else next(iter(lease.reservations), None)
 
     def _remember_ended(self, lease_id: str, how: Ending, now: float) -> None:
         self._ended[lease_id] = (how, now)

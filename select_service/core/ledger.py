@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes
     from select_service.core.columns import Floats, Slots
 
-_BLOCKS_PER_STEP: Final = 64
+BLOCKS_PER_STEP: Final = 64
 """Blocks nobody else has booked that cost about as much to forget as one short reservation."""
 
 
@@ -225,7 +225,7 @@ class Ledger:
         swept: list[Reservation] = []
         blocks = self.blocks.blocks
         while (
-            self._closed and len(swept) + (blocks - self.blocks.blocks) // _BLOCKS_PER_STEP < limit
+            self._closed and len(swept) + (blocks - self.blocks.blocks) // BLOCKS_PER_STEP < limit
         ):
             lane = self._closed[0]
             reservation = next(reversed(lane.reservations.values()))  # a dict is slow at its head

@@ -7,7 +7,7 @@ partitions and the booking desk do the work behind it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import UNSET
@@ -18,31 +18,39 @@ from select_service.core.changes import RESERVATION, WORKER, Changes
 from select_service.core.counters import Counters
 from select_service.core.desk import Claim, Desk, fingerprint_of
 from select_service.core.effects import NOTHING, Effects, Pull
+from select_service.core.discovery import API
 from select_service.core.eligibility import check_wishes
 from select_service.core.membership import Membership
 from select_service.core.partition import blocks_of
 from select_service.core.policy import default_policy
 from select_service.core.prompt import read_booking, read_prompt
 from select_service.core.queue import Ticket
+from select_service.core.recovered import RecoveredRanks
 from select_service.core.scoring import weights_in_force
 from select_service.core.state import Reservations, State, Workers
 from select_service.errors import (
+    InvalidField,
     InvalidRequest,
     NoEligibleWorker,
     NoSchedulableWorker,
     RankNotFound,
     ServiceError,
+    WorkerConflict,
     WorkerNotFound,
     scope_text,
 )
 from select_service.types import (
+    BatchFree,
+    BatchPrefillComplete,
     CoreLimits,
     KvRankState,
+    OperationResult,
     OverlapScores,
     Ready,
     ReplicaStatus,
     ReservationAnswer,
     ScopeLoads,
+    SelectAndReserveRequest,
     Selection,
     SharedCache,
 )
@@ -55,24 +63,33 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.catalog import Worker
     from select_service.core.columns import Rows
+    from select_service.core.leases import Lease
     from select_service.core.partition import Partition, Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.core.prompt import Prompt
     from select_service.core.replica_messages import ReplicaMessage, SnapshotHead, SnapshotPart
     from select_service.core.scoring import Weights
     from select_service.types import (
+        BatchRequest,
+        LeaseList,
+        LeaseRecord,
+        LeaseRenewal,
+        LeaseRequest,
         LoadRow,
+        Operation,
         OverlapScoresRequest,
         PotentialLoadsRequest,
         PromptFields,
         ReservationRequest,
         RouterConfig,
-        SelectAndReserveRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
         WorkerSpec,
     )
+
+
+_OPERATED: Final = OperationResult(200)
 
 
 class SelectionCore:
@@ -119,6 +136,11 @@ class SelectionCore:
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
             }
         )
+        self.recovered = RecoveredRanks(
+            registry, self.partitions, unclaimed_s=self.limits.recovery_unclaimed_s
+        )
+        self.sources: set[str] = set()
+        """Sources of workers that are at work; only they may change what they registered."""
         self.trace_decisions = trace_decisions
         self._rng = rng
         self._weights = weights_in_force(config, None)
@@ -132,9 +154,23 @@ class SelectionCore:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def upsert_worker(self, spec: WorkerSpec, now: float) -> tuple[WorkerRecord, Effects]:
-        """Put a whole record into the catalog (contract 1.3)."""
-        return self._replace(self.catalog.admit(spec), now)
+    def upsert_worker(
+        self, spec: WorkerSpec, now: float, source: str = API
+    ) -> tuple[WorkerRecord, Effects]:
+        """Put a whole record into the catalog (contract 1.3).
+
+        Raises:
+            WorkerConflict: another source keeps this worker.
+        """
+        self._check_source(spec.worker_id, source)
+        return self._replace(self.catalog.admit(spec, source), now)
+
+    def _check_source(self, worker_id: int, source: str) -> None:
+        known = self.catalog.find(worker_id)
+        if known is None or known.source == source:
+            return
+        if source != API or known.source in self.sources:
+            raise WorkerConflict(worker_id, known.source)
 
     def patch_worker(
         self, worker_id: int, patch: WorkerPatch, now: float
@@ -143,15 +179,21 @@ class SelectionCore:
 
         Raises:
             WorkerNotFound: no such id.
+            WorkerConflict: another source keeps this worker.
         """
+        self._check_source(worker_id, API)
         return self._replace(self.catalog.patched(worker_id, patch), now)
 
-    def delete_worker(self, worker_id: int, now: float) -> tuple[WorkerRecord, Effects]:
+    def delete_worker(
+        self, worker_id: int, now: float, source: str = API
+    ) -> tuple[WorkerRecord, Effects]:
         """Remove a record; its load and its index go with it (D5).
 
         Raises:
             WorkerNotFound: no such id.
+            WorkerConflict: another source keeps this worker.
         """
+        self._check_source(worker_id, source)
         worker = self.catalog.get(worker_id)
         effects = Effects()
         self._reseat(worker, None, effects, now)
@@ -185,7 +227,7 @@ class SelectionCore:
         """
         effects = Effects()
         old = self.catalog.get(rank.worker_id)
-        worker = self.catalog.admit(old.spec)
+        worker = self.catalog.admit(old.spec, old.source)
         where = f"worker {rank.worker_id} dp_rank {rank.dp_rank}"
         worker.reasons = [reconciliation_failed(f"event source of {where}: {why}")]
         self._reseat(old, worker, effects, now)
@@ -283,6 +325,7 @@ class SelectionCore:
             known = self.desk.repeated_selection(request.reservation_id, fingerprint)
             if known is not None:
                 return known, NOTHING
+        self.desk.terms(request)
         number, rows = self._gate(partition, request, prompt, weights)
         ticket = Ticket(partition, request, prompt, weights, self._id_for(request), fingerprint)
         if partition.must_wait(number, rows):
@@ -327,9 +370,11 @@ class SelectionCore:
             raise
 
     def _id_for(self, request: SelectAndReserveRequest) -> str:
-        """Return the id given, which may be empty, or a random UUIDv4."""
-        if request.reservation_id is not None:
-            return request.reservation_id
+        """Return the id given, which may be empty, or a new one."""
+        return self._new_id() if request.reservation_id is None else request.reservation_id
+
+    def _new_id(self) -> str:
+        """Return a random UUIDv4."""
         bits = self._rng.getrandbits(128)
         bits = bits & ~(0xF << 76) & ~(0x3 << 62) | (0x4 << 76) | (0x2 << 62)
         text = f"{bits:032x}"
@@ -340,6 +385,7 @@ class SelectionCore:
     ) -> tuple[Selection, Effects]:
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         assert ticket.reservation_id is not None
+        assert isinstance(request, SelectAndReserveRequest)
         track = placement.weights.track_prefill_tokens
         claim = Claim(
             ticket.reservation_id,
@@ -347,6 +393,7 @@ class SelectionCore:
             prompt,
             placement.effective_prefill_tokens if track else 0,
             track,
+            *self.desk.terms(request),
         )
         reservation = self.desk.book(partition, placement.slot, claim, now)
         answer = self._answer(partition, request, placement)
@@ -419,6 +466,8 @@ class SelectionCore:
             rows = partition.candidates(request)
             if ticket.reservation_id is not None:  # taken by an explicit booking meanwhile?
                 self.desk.repeated_selection(ticket.reservation_id, b"")
+                assert isinstance(request, SelectAndReserveRequest)
+                self.desk.terms(request)  # has its lease ended meanwhile?
             placement = partition.place(request, ticket.prompt, rows, ticket.weights, self._rng)
         except ServiceError as refusal:
             self._count(refusal)
@@ -447,7 +496,8 @@ class SelectionCore:
         known = self.desk.repeated_reservation(request.reservation_id, fingerprint)
         if known is not None:
             return known, NOTHING
-        claim = Claim(request.reservation_id, fingerprint, prompt, prefill, track)
+        terms = self.desk.terms(request)
+        claim = Claim(request.reservation_id, fingerprint, prompt, prefill, track, *terms)
         reservation = self.desk.book(partition, worker.slots[dp_rank], claim, now)
         answer = ReservationAnswer(
             request.reservation_id,
@@ -502,8 +552,10 @@ class SelectionCore:
         partition, effects = self.desk.prefill_complete(name, now)
         return self._drain(partition, now, effects) if partition.pending_count else effects
 
-    def output_block(self, name: str, decay_fraction: float | None, now: float) -> Effects:
-        """The request fills one more block; see contract 4.3 for the fraction.
+    def output_block(
+        self, name: str, decay_fraction: float | None, now: float, count: int = 1
+    ) -> Effects:
+        """The request fills so many more blocks; see contract 4.3 for the fraction.
 
         Raises:
             InvalidRequest: a fraction outside 0..1; checked before the id.
@@ -513,7 +565,7 @@ class SelectionCore:
             raise InvalidRequest(
                 "decay_fraction must be between 0.0 and 1.0", field="decay_fraction"
             )
-        self.desk.output_block(name, decay_fraction, now)
+        self.desk.output_block(name, decay_fraction, now, count)
         return NOTHING
 
     def free(self, name: str, now: float) -> Effects:
@@ -526,6 +578,79 @@ class SelectionCore:
         if partition is None or not partition.pending_count:
             return effects
         return self._drain(partition, now, effects)
+
+    def check_batch(self, request: BatchRequest) -> None:
+        """Refuse more operations than may come at once; then `operate` each in turn.
+
+        Raises:
+            InvalidField: too many.
+        """
+        most = self.limits.batch_operations_max
+        if len(request.operations) > most:
+            raise InvalidField(f"operations must be at most {most}", field="operations")
+
+    def operate(self, operation: Operation, now: float) -> tuple[OperationResult, Effects]:
+        """Carry out one lifecycle call of a batch; a refusal is a result like any other."""
+        name = operation.reservation_id
+        try:
+            if isinstance(operation, BatchFree):
+                effects = self.free(name, now)
+            elif isinstance(operation, BatchPrefillComplete):
+                effects = self.prefill_complete(name, now)
+            else:
+                effects = self.output_block(name, operation.decay_fraction, now, operation.count)
+        except ServiceError as refusal:
+            field = UNSET if refusal.field is None else refusal.field
+            return OperationResult(refusal.status, str(refusal), refusal.code, field), NOTHING
+        return _OPERATED, effects
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def open_lease(self, request: LeaseRequest, now: float) -> tuple[LeaseRecord, Effects]:
+        """Open a lease, or renew the one its owner has under this id.
+
+        Raises:
+            ServiceError: as `Leases.open`.
+        """
+        leases = self.desk.leases
+        lease_id = self._new_id() if request.lease_id is None else request.lease_id
+        lease = leases.open(lease_id, request.owner, request.ttl_s, now)
+        return leases.record(lease, now), NOTHING
+
+    def renew_lease(
+        self, lease_id: str, request: LeaseRenewal, now: float
+    ) -> tuple[LeaseRecord, Effects]:
+        """Renew everything under a lease.
+
+        Raises:
+            ServiceError: as `Leases.renew`.
+        """
+        leases = self.desk.leases
+        return leases.record(leases.renew(lease_id, request.ttl_s, now), now), NOTHING
+
+    def close_lease(self, lease_id: str, now: float) -> tuple[Lease | None, Effects]:
+        """End a lease and the first of what is under it; the lease, when there was one to end.
+
+        `clear_lease` goes on while `lease.reservations` says so; housekeeping does too.
+
+        Raises:
+            LeaseNotFound: it was never open, as far as anybody remembers.
+        """
+        lease = self.desk.leases.close(lease_id, now)
+        return lease, NOTHING if lease is None else self.clear_lease(lease, now)
+
+    def clear_lease(self, lease: Lease, now: float) -> Effects:
+        """End a turn's worth of what an ended lease left behind."""
+        effects = Effects()
+        limit = self.limits.expired_per_turn_max
+        for partition in self.desk.clear_leases(limit, now, effects, lease)[1]:
+            if partition.pending_count:
+                self._drain(partition, now, effects)
+        return effects
+
+    def leases(self, now: float, owner: str | None, limit: int) -> LeaseList:
+        """Describe open leases, oldest first."""
+        return self.desk.leases.listed(owner, limit, now)
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -616,14 +741,21 @@ class SelectionCore:
         limits = self.limits
         more = self.registry.sweep(limits.swept_nodes_per_turn_max) > 0
         more |= self.desk.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
+        more |= self.recovered.age(now, limits.dropped_per_turn_max)
         may_drop, may_expire = limits.dropped_per_turn_max, limits.expired_per_turn_max
+        leases = self.desk.leases
+        leases.expire(now, may_expire)
+        steps, lighter = self.desk.clear_leases(may_expire, now, effects)
+        may_expire -= steps
+        more |= leases.purge_ended(now, limits.expired_per_turn_max) > 0
+        more |= steps > 0 or leases.next_expiry() <= now
         recheck = self._recheck_due(now)
         for partition in self.partitions.values():
             may_drop -= self.desk.sweep(partition, may_drop, now)
             expired = self.desk.expire(partition, may_expire, now, effects)
-            may_expire -= len(expired)
+            may_expire -= expired
             more |= not partition.ledger.is_swept or partition.ledger.next_expiry() <= now
-            if partition.pending_count and (expired or recheck):
+            if partition.pending_count and (expired or recheck or partition in lighter):
                 self._drain(partition, now, effects)
         return more, effects
 
@@ -645,6 +777,7 @@ class SelectionCore:
     def check(self) -> None:
         """State every promise of the whole service."""
         self.desk.bookings.check()
+        self.desk.leases.check()
         self.membership.check()
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
