@@ -172,6 +172,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     # additions of this product
     kv_state: Literal["uncertain"] | UnsetType = UNSET
     kv_ranks: list[KvRankState] | UnsetType = UNSET
+    source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
 
 
 class Ready(Struct, frozen=True):
@@ -180,6 +181,7 @@ class Ready(Struct, frozen=True):
     ready: bool
     schedulable_workers: int
     workers: list[WorkerRecord]
+    waiting_for: list[str] = []  # what is missing until it is ready; an addition of this product
 
 
 # -- prompts and requests ----------------------------------------------------------------------
@@ -558,6 +560,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     lease_name_length_max: int = 256  # characters of lease_id and of owner
     batch_operations_max: int = 10_000
     queue_recheck_s: float = 60.0
+    recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64

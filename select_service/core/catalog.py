@@ -33,10 +33,11 @@ _RECONCILIATION = "reconciliation failed: "
 class Worker:
     """One registered worker: its record, what follows from it, and the slots it occupies."""
 
-    __slots__ = ("lifecycle", "ranks", "reasons", "scope", "slots", "spec", "taints")
+    __slots__ = ("lifecycle", "ranks", "reasons", "scope", "slots", "source", "spec", "taints")
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, source: str = "api") -> None:
         self.spec = spec
+        self.source = source  # who registered it, and may change it
         tenant = spec.tenant_id if spec.tenant_id is not UNSET else spec.routing_group
         self.scope = Scope(spec.model_name, "default" if tenant is UNSET else tenant)
         start = spec.data_parallel_start_rank or 0
@@ -88,6 +89,7 @@ class Worker:
             not_schedulable_reasons=self.reasons or UNSET,
             kv_state="uncertain" if kv_ranks else UNSET,
             kv_ranks=kv_ranks or UNSET,
+            source=self.source,
         )
 
 
@@ -173,7 +175,7 @@ class Catalog:
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker_id))
 
-    def admit(self, spec: WorkerSpec) -> Worker:
+    def admit(self, spec: WorkerSpec, source: str = "api") -> Worker:
         """Return a new, not yet catalogued worker.
 
         Raises:
@@ -196,7 +198,7 @@ class Catalog:
             raise InvalidRequest(
                 "kv_events_endpoints names a dp_rank twice", field="kv_events_endpoints"
             )
-        return Worker(spec)
+        return Worker(spec, source)
 
     def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
         """Return a new worker: the record with the patch merged in (contract 1.3).

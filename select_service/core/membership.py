@@ -165,6 +165,9 @@ class Membership:
         block_size = worker.spec.block_size
         assert block_size, "judged schedulable"
         assert isinstance(self._policies, PolicyBook), "judged schedulable"
+        recovered = self.registry.index(worker.scope)
+        if recovered is not None:
+            recovered.is_eagle = bool(worker.spec.is_eagle)  # a dump does not say; this does
         index = self.registry.open_index(
             worker.scope, block_size, is_eagle=bool(worker.spec.is_eagle)
         )

@@ -17,8 +17,8 @@ from select_service.core.catalog import Catalog, reconciliation_failed
 from select_service.core.changes import RESERVATION, WORKER, Changes
 from select_service.core.counters import Counters
 from select_service.core.desk import Claim, Desk, fingerprint_of
-from select_service.core.effects import NOTHING, Effects, Pull
 from select_service.core.discovery import API
+from select_service.core.effects import NOTHING, Effects, Pull
 from select_service.core.eligibility import check_wishes
 from select_service.core.membership import Membership
 from select_service.core.partition import blocks_of
@@ -132,7 +132,7 @@ class SelectionCore:
         )
         self.state = State(
             {
-                WORKER: Workers(self.catalog, lambda spec, now: self.upsert_worker(spec, now)[1]),
+                WORKER: Workers(self.catalog, self._restore_worker),
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
             }
         )
@@ -164,6 +164,9 @@ class SelectionCore:
         """
         self._check_source(spec.worker_id, source)
         return self._replace(self.catalog.admit(spec, source), now)
+
+    def _restore_worker(self, spec: WorkerSpec, now: float, source: str) -> Effects:
+        return self.upsert_worker(spec, now, source)[1]
 
     def _check_source(self, worker_id: int, source: str) -> None:
         known = self.catalog.find(worker_id)

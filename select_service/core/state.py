@@ -14,6 +14,7 @@ import msgspec
 from indexer.types import Scope
 from select_service.core.bookings import Booking
 from select_service.core.changes import RESERVATION, WORKER
+from select_service.core.discovery import API
 from select_service.errors import ServiceError
 from select_service.types import ReservationAnswer, Selection, WorkerSpec
 
@@ -59,9 +60,16 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     lease_id: str | None = None
 
 
+class WorkerState(msgspec.Struct, array_like=True, frozen=True):
+    """A worker as it was registered, and by whom."""
+
+    spec: WorkerSpec
+    source: str = API
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reservation = msgspec.msgpack.Decoder(ReservationRecord).decode
-_decode_worker = msgspec.msgpack.Decoder(WorkerSpec).decode
+_decode_worker = msgspec.msgpack.Decoder(WorkerState).decode
 
 
 class Room(Protocol):
@@ -116,18 +124,21 @@ class State:
 class Workers:
     """The catalog: specs as they were registered."""
 
-    def __init__(self, catalog: Catalog, admit: Callable[[WorkerSpec, float], Effects]) -> None:
+    def __init__(
+        self, catalog: Catalog, admit: Callable[[WorkerSpec, float, str], Effects]
+    ) -> None:
         self._catalog = catalog
         self._admit = admit
 
     def record(self, name: str) -> bytes | None:
         """Return a worker's whole spec."""
         worker = self._catalog.find(int(name))
-        return None if worker is None else _encode(worker.spec)
+        return None if worker is None else _encode(WorkerState(worker.spec, worker.source))
 
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
         """Register it again."""
-        return self._admit(_decode_worker(record), now)
+        state = _decode_worker(record)
+        return self._admit(state.spec, now, state.source)
 
 
 class Reservations:
