@@ -11,13 +11,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.contract import selection_log
 from tests.contract.comparison import mismatch
 from tests.contract.transcript import Difference, Transcript
+from tests.contract.wire import ReplicaWire, event_of, expected_event
 from tests.live.engine import FakeEngine
 from tests.live.http import JSON_TYPE, Answer, exchange_raw
 from tests.live.server import Server
@@ -54,30 +55,36 @@ class Replayer:
     """Plays a transcript. `reference`: the server is the recorded one, so nothing differs."""
 
     transcript: Transcript
-    server: Server
+    servers: Mapping[str, Server]  # by label; "a" is the one of line 1
     engines: Mapping[int, FakeEngine]
+    wire: ReplicaWire
     reference: bool = False
     _parked: dict[int, Parked] = field(default_factory=dict)
     _event_seen: bool = False
     _has_differed: bool = False
     _step: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def server(self) -> Server:
+        """The service of the step."""
+        return self.servers[self._step.get("on", "a")]
+
     def play(self) -> None:
         """Play every step in order."""
+        kinds: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "method": self._exchange,
+            "zmq_event": lambda step: self._publish(step["zmq_event"]),
+            "async_request": lambda step: self._park(step["async_request"]),
+            "async_state": lambda step: self._check_parked(step["async_state"]),
+            "log_selected": lambda step: self._check_log(step["log_selected"]),
+            "replica_event": self._check_wire,
+        }
         for step in self.transcript.steps:
             self._step = step
-            if "method" in step:
-                self._exchange(step)
-            elif "zmq_event" in step:
-                self._publish(step["zmq_event"])
-            elif "async_request" in step:
-                self._park(step["async_request"])
-            elif "async_state" in step:
-                self._check_parked(step["async_state"])
-            elif "log_selected" in step:
-                self._check_log(step["log_selected"])
-            elif "replica_event" not in step:
+            kind = next((kind for kind in kinds if kind in step), None)
+            if kind is None:
                 raise self._failure(f"unknown kind of step: {sorted(step)}")
+            kinds[kind](step)
 
     # -- HTTP ----------------------------------------------------------------------------------
 
@@ -130,6 +137,18 @@ class Replayer:
         engine.publish(event["seq"], event["payload"], event["topic"])
         self._event_seen = True
         time.sleep(SETTLE_S)
+
+    # -- replicas ------------------------------------------------------------------------------
+
+    def _check_wire(self, step: Mapping[str, Any]) -> None:
+        """What a service told its replicas; the other one has it soon."""
+        differing = self.transcript.differences.get(step["step"])
+        merged = None if self.reference else (differing and differing.response_event) or {}
+        got = event_of(self.wire.next_event())
+        problem = mismatch("", expected_event(step, merged), got)
+        if problem:
+            raise self._failure(f"replica event: {problem}")
+        self._event_seen = True
 
     # -- requests that may wait in the queue ---------------------------------------------------
 

@@ -18,18 +18,13 @@ FOLDER = Path(__file__).parents[1] / "golden" / "contract"
 # Every port of the recordings is 181xx; they move together to a free block.
 RECORDED_PORT = re.compile(r"\b181(\d\d)\b")
 
-# These need replica synchronisation or start-up recovery, which the service does not have yet.
+# These need start-up recovery, which the service does not have yet.
 NOT_YET = {
-    "20_replica_sync_two_nodes": "replica synchronisation is not built yet",
-    "22_replica_peer_api": "replica synchronisation is not built yet",
     "23_dump_and_recovery": "start-up recovery from peers is not built yet",
     "23b_recovery_500": "start-up recovery from peers is not built yet",
     "23b_recovery_empty": "start-up recovery from peers is not built yet",
     "23b_recovery_extra": "start-up recovery from peers is not built yet",
 }
-
-# Arguments of line 1 that only serve replica synchronisation; the HTTP steps do not depend on them.
-REPLICA_ARGS = frozenset({"--replica-sync-port", "--replica-sync-peers"})
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,24 @@ class Difference:
     responses: tuple[object, ...] | None = None
     header: str | None = None
     any_body: bool = False
+    response_event: Mapping[str, Any] | None = None  # merged into a recorded replica event
+
+
+@dataclass(frozen=True)
+class Start:
+    """One service of a transcript."""
+
+    label: str
+    env: Mapping[str, str]
+    args: tuple[str, ...]  # without --port
+    port: int | None
+
+    @property
+    def replica_port(self) -> int | None:
+        """Where it publishes to replicas."""
+        pairs = dict(zip(self.args[::2], self.args[1::2], strict=True))
+        port = pairs.get("--replica-sync-port")
+        return None if port is None else int(port)
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,7 @@ class Transcript:
     """One recorded scenario; ports are already moved to `base`."""
 
     name: str
-    env: Mapping[str, str]
-    args: tuple[str, ...]
+    starts: tuple[Start, ...]
     steps: tuple[Mapping[str, Any], ...]
     differences: Mapping[int, Difference]
 
@@ -57,6 +69,16 @@ class Transcript:
     def engine_ports(self) -> list[int]:
         """Ports on which a fake engine publishes."""
         return sorted({s["zmq_event"]["port"] for s in self.steps if "zmq_event" in s})
+
+    @property
+    def replica_ports(self) -> list[int]:
+        """Ports on which the services publish to replicas."""
+        return [start.replica_port for start in self.starts if start.replica_port is not None]
+
+    @property
+    def has_replica_events(self) -> bool:
+        """Whether the wire between replicas was recorded."""
+        return any("replica_event" in step for step in self.steps)
 
 
 def names() -> list[str]:
@@ -73,12 +95,13 @@ def port_offsets(name: str) -> set[int]:
 def load(name: str, base: int) -> Transcript:
     """Read a transcript with its ports moved from 18100 to `base` (a multiple of 100)."""
     text = _move_ports((FOLDER / f"{name}.jsonl").read_text("utf-8"), base)
-    head, *steps = (json.loads(line) for line in text.splitlines())
+    lines = [json.loads(line) for line in text.splitlines()]
+    starts = [lines[0] | {"start": "a"}, *(line for line in lines[1:] if "start" in line)]
+    steps = [line for line in lines[1:] if "start" not in line]
     differing = _move_ports((FOLDER / "differences.json").read_text("utf-8"), base)
     return Transcript(
         name=name,
-        env={k: v.replace("{DATA}", str(FOLDER)) for k, v in head["env"].items()},
-        args=_service_args(head["args"]),
+        starts=tuple(map(_start, starts)),
         steps=tuple(steps),
         differences={
             int(step): _difference(entry)
@@ -91,11 +114,13 @@ def _move_ports(text: str, base: int) -> str:
     return RECORDED_PORT.sub(lambda found: str(base + int(found[1])), text)
 
 
-def _service_args(args: list[str]) -> tuple[str, ...]:
-    """The recorded arguments without the port, which the server process is given anyway."""
-    pairs = zip(args[::2], args[1::2], strict=True)
-    return tuple(
-        part for pair in pairs if pair[0] not in REPLICA_ARGS | {"--port"} for part in pair
+def _start(line: Mapping[str, Any]) -> Start:
+    pairs = list(zip(line["args"][::2], line["args"][1::2], strict=True))
+    return Start(
+        label=line["start"],
+        env={k: v.replace("{DATA}", str(FOLDER)) for k, v in line["env"].items()},
+        args=tuple(part for pair in pairs if pair[0] != "--port" for part in pair),
+        port=next((int(value) for name, value in pairs if name == "--port"), None),
     )
 
 
@@ -113,4 +138,5 @@ def _difference(entry: Mapping[str, Any]) -> Difference:
         responses=tuple(responses) if responses is not None else None,
         header=entry.get("header"),
         any_body=entry.get("any_body", False),
+        response_event=entry.get("response_event"),
     )

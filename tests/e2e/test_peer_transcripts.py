@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
 from tests.contract import transcript as transcripts
-from tests.contract.replayer import Replayer
+from tests.contract.staging import play
 from tests.live import peer
-from tests.live.engine import FakeEngine
-from tests.live.ports import free_base
-from tests.live.server import Server
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
-
-HTTP_PORT = 20
 
 
 @pytest.mark.parametrize("name", [n for n in transcripts.names() if n not in transcripts.NOT_YET])
@@ -24,17 +18,4 @@ def test_the_reference_passes_its_own_transcript(name: str, tmp_path: Path) -> N
     reason = peer.why_missing()
     if reason:
         pytest.skip(reason)
-    base = free_base(transcripts.port_offsets(name) | {HTTP_PORT})
-    transcript = transcripts.load(name, base)
-    with contextlib.ExitStack() as stack:
-        engines = {p: stack.enter_context(FakeEngine(p)) for p in transcript.engine_ports}
-        server = stack.enter_context(
-            Server(
-                tmp_path / "service.log",
-                command=peer.command(),
-                args=transcript.args,
-                env=transcript.env,
-                port=base + HTTP_PORT,
-            )
-        )
-        Replayer(transcript, server, engines, reference=True).play()
+    play(name, tmp_path, command=peer.command(), reference=True)

@@ -1,0 +1,49 @@
+"""Sets the stage of a transcript: its services, fake engines and replica wire, then plays it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.contract import transcript as transcripts
+from tests.contract.replayer import Replayer
+from tests.contract.wire import ReplicaWire
+from tests.live.engine import FakeEngine
+from tests.live.ports import free_base
+from tests.live.server import Server
+
+HTTP_PORT = 20  # 18120 in the recordings
+
+
+def play(
+    name: str,
+    folder: Path,
+    *,
+    command: Sequence[str],
+    args: Sequence[str] = (),
+    reference: bool = False,
+) -> None:
+    """Play one transcript against fresh processes; they must end cleanly where they are ours."""
+    base = free_base(transcripts.port_offsets(name) | {HTTP_PORT})
+    transcript = transcripts.load(name, base)
+    with contextlib.ExitStack() as stack:
+        engines = {p: stack.enter_context(FakeEngine(p)) for p in transcript.engine_ports}
+        servers = {
+            start.label: stack.enter_context(
+                Server(
+                    folder / f"service-{start.label}.log",
+                    command=command,
+                    args=(*args, *start.args),
+                    env=start.env,
+                    port=start.port or base + HTTP_PORT,
+                )
+            )
+            for start in transcript.starts
+        }
+        wire = stack.enter_context(ReplicaWire(transcript.replica_ports))
+        if transcript.has_replica_events:
+            wire.wait_until_heard(has_heartbeats=not reference)
+        Replayer(transcript, servers, engines, wire, reference=reference).play()
+        for server in servers.values():
+            assert reference or server.stop() == 0, server.log_tail()

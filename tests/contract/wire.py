@@ -1,0 +1,93 @@
+"""Listens to the replica plane of the services under test, and reads its messages as data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from select_service.core.replica_events import TOPIC
+from select_service.core.replica_messages import OWN_TOPIC
+from tests.live.ports import HOST
+
+DEADLINE_MS = 5000
+DEAF_S = 0.3  # the reference says nothing by itself: time for it to hear of our subscription
+UNCOMPARED = frozenset({"router_id"})  # random
+
+
+class ReplicaWire:
+    """A subscriber to one or more services' replica ports."""
+
+    def __init__(self, ports: Iterable[int]) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets = [self._subscribe(port) for port in ports]
+        self._poller = zmq.Poller()
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _subscribe(self, port: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SUBSCRIBE, TOPIC)
+        socket.setsockopt(zmq.SUBSCRIBE, OWN_TOPIC)
+        socket.connect(f"tcp://{HOST}:{port}")
+        return socket
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+
+    def wait_until_heard(self, *, has_heartbeats: bool) -> None:
+        """Return once every service has been heard, so that nothing later is missed."""
+        if not has_heartbeats:
+            time.sleep(DEAF_S)
+            return
+        for socket in self._sockets:
+            assert socket.poll(DEADLINE_MS), "a service without heartbeats"
+
+    def next_event(self) -> list[bytes]:
+        """The next message on the reference's topic, from whichever service."""
+        deadline = time.monotonic() + DEADLINE_MS / 1000
+        while time.monotonic() < deadline:
+            for socket, _ in self._poller.poll(DEADLINE_MS):
+                frames: list[bytes] = socket.recv_multipart()
+                if frames[0] == TOPIC:
+                    return frames
+        raise TimeoutError("no replica event was published")
+
+
+def expected_event(step: Mapping[str, Any], merged: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a recorded event looks like here: both names of the scope, listed differences in."""
+    payload = bytes.fromhex(step["replica_event"]["frames_hex"][1])
+    event: dict[str, Any] = _without_chance(msgspec.msgpack.decode(payload))
+    if merged is not None:
+        event["routing_group"] = event["tenant_id"]
+        _merge(event, merged)
+    return event
+
+
+def event_of(frames: list[bytes]) -> dict[str, Any]:
+    """What was published, comparable."""
+    event: dict[str, Any] = _without_chance(msgspec.msgpack.decode(frames[1]))
+    return event
+
+
+def _without_chance(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {k: _without_chance(v) for k, v in value.items() if k not in UNCOMPARED}
+
+
+def _merge(into: dict[str, Any], news: Mapping[str, Any]) -> None:
+    for key, value in news.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
