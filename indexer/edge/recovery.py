@@ -75,6 +75,7 @@ class Recovery:
         self,
         registry: Registry,
         peers: Sequence[str],
+        make_room: Callable[[Scope], None] = lambda _: None,
         *,
         limits: RecoveryLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -84,6 +85,7 @@ class Recovery:
         Args:
             registry: where recovered indexes go.
             peers: base URLs, in the order in which they are asked.
+            make_room: told when ranks were attached to an index that others use already.
             limits: budgets.
             clock: monotonic seconds.
         """
@@ -92,6 +94,7 @@ class Recovery:
         self.failures: dict[str, int] = {}
         self.bytes = self.events = self.blocks = self.skipped = self.conflicts = 0
         self._registry = registry
+        self._make_room = make_room
         self._peers = [peer.rstrip("/") for peer in peers]
         self._limits = limits or RecoveryLimits()
         self._clock = clock
@@ -228,6 +231,9 @@ class Recovery:
             if here is None:
                 self._registry.adopt_index(scope, index)
             elif here.block_size == index.block_size:
+                for rank in index.ranks():
+                    here.attach(rank)
+                self._make_room(scope)
                 for event in index.dump():
                     for part in _parts(event):
                         here.load(part)

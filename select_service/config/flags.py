@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.config import EventLossPolicy
 from select_service.config.environment import parse_float
-from select_service.config.settings import FieldValidation, Settings
+from select_service.config.settings import Durability, FieldValidation, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +99,13 @@ def _http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not an http:// or https:// URL")
     return text.rstrip("/")
+
+
+def _host_port(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) <= PORT_MAX):
+        raise ValueError(f"{text!r} is not host:port")
+    return text
 
 
 def _member(kind: type[Enum]) -> Callable[[str], Enum]:
@@ -234,10 +241,180 @@ FLAGS: Final = (
         watch='replica_snapshots_total{outcome="refused"}',
     ),
     Flag(
+        "--indexer-peers",
+        _list,
+        "URL,…",
+        "services whose /dump fills the index at the start, the first that answers wins",
+        watch="index_recovery_attempts_total",
+    ),
+    Flag(
+        "--recovery-attempts-max",
+        _whole(1, _COUNT),
+        "N",
+        "rounds over all --indexer-peers before the service starts with an empty index",
+        watch="index_recovery_attempts_total",
+    ),
+    Flag(
+        "--recovery-backoff-s",
+        _seconds(zero=True),
+        "S",
+        "pause before the second round, twice as long before each further one",
+        watch="index_recovery_attempts_total",
+    ),
+    Flag(
+        "--recovery-silence-s",
+        _seconds(zero=False),
+        "S",
+        "longest wait for a connection to a peer, and for the next piece of its dump",
+        watch='index_recovery_attempts_total{outcome="timeout"}',
+    ),
+    Flag(
+        "--recovery-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "longest fetch from one peer altogether",
+        watch='index_recovery_attempts_total{outcome="timeout"}',
+    ),
+    Flag(
+        "--recovery-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest dump taken from a peer, unpacked",
+        watch="index_recovery_bytes_total",
+    ),
+    Flag(
+        "--recovery-hold-s",
+        _seconds(zero=True),
+        "S",
+        "the HTTP port opens when the index is recovered, or after this long",
+        watch="waiting_for",
+    ),
+    Flag(
+        "--recovery-unclaimed-s",
+        _seconds(zero=False),
+        "S",
+        "recovered ranks that no worker is registered for leave the index after this long",
+        watch="index_recovered_ranks_dropped_total",
+    ),
+    Flag(
+        "--ready-timeout-s",
+        _seconds(zero=True),
+        "S",
+        "/ready waits this long for what is being recovered, then no longer",
+        watch="ready_given_up",
+    ),
+    Flag(
+        "--workers-file",
+        str,
+        "PATH",
+        "JSON list of workers (bodies of POST /workers) that is followed as it changes",
+        watch="discovery_workers",
+    ),
+    Flag(
+        "--workers-file-poll-s",
+        _seconds(zero=False),
+        "S",
+        "how often it is looked at",
+        watch="discovery_updates_total",
+    ),
+    Flag(
+        "--kubernetes-workers",
+        str,
+        "SELECTOR",
+        "register Kubernetes pods with these labels as workers, by their annotations",
+        watch="discovery_workers",
+    ),
+    Flag(
+        "--kubernetes-workers-from",
+        _choice("pods", "endpointslices"),
+        "pods|endpointslices",
+        "what the selector above selects",
+    ),
+    Flag(
+        "--kubernetes-replicas",
+        str,
+        "SELECTOR",
+        "listen to the replicas in EndpointSlices with these labels, on their port replica-sync",
+        watch="replica_peers",
+    ),
+    Flag(
+        "--kubernetes-namespace",
+        str,
+        "NAME",
+        "where to look for both; without it the namespace of the service account",
+    ),
+    Flag(
+        "--kubernetes-api",
+        _http_url,
+        "URL",
+        "the API server; without it KUBERNETES_SERVICE_HOST and _PORT say where",
+    ),
+    Flag(
+        "--kubernetes-credentials",
+        str,
+        "DIR",
+        "where token, ca.crt and namespace of the service account are mounted",
+    ),
+    Flag(
+        "--replica-sync-dns",
+        _host_port,
+        "HOST:PORT",
+        "listen to a replica on each address of this name, a headless Service",
+        watch="replica_peers",
+    ),
+    Flag(
+        "--discovery-poll-s",
+        _seconds(zero=False),
+        "S",
+        "how often that name is resolved",
+        watch="discovery_updates_total",
+    ),
+    Flag(
+        "--discovery-grace-s",
+        _seconds(zero=True),
+        "S",
+        "workers and replicas that Kubernetes or DNS no longer names are kept this long",
+        watch="discovery_missed",
+    ),
+    Flag(
+        "--discovery-workers-max",
+        _whole(1, _COUNT),
+        "N",
+        "workers taken from one source, the rest is left out",
+        watch="discovery_rejected_total",
+    ),
+    Flag(
+        "--state-dir",
+        str,
+        "DIR",
+        "keep workers, reservations and leases here and bring them back at the start; one process"
+        " per directory",
+    ),
+    Flag(
+        "--durability",
+        _member(Durability),
+        "strict|relaxed",
+        "with --state-dir: acknowledge a change once it is on disk, or at once",
+    ),
+    Flag(
+        "--durability-window-s",
+        _seconds(zero=False),
+        "S",
+        "with relaxed durability: the most a crash may take with it",
+        watch="state_pending_rows",
+    ),
+    Flag(
         "--reservation-ttl-s",
         _seconds(zero=True),
         "S",
-        "a reservation ends this long after its last lifecycle call; 0 = never",
+        "a reservation without a lease ends this long after its last lifecycle call; 0 = never",
+        watch='reservation_events_total{event="expired"}',
+    ),
+    Flag(
+        "--reservation-ttl-max-s",
+        _seconds(zero=False),
+        "S",
+        "longest ttl_s a booking may ask for instead, 422 beyond",
         watch='reservation_events_total{event="expired"}',
     ),
     Flag(
@@ -246,6 +423,48 @@ FLAGS: Final = (
         "N",
         "ids of ended reservations remembered, for ten minutes; ending one again is no error",
         watch="freed_reservation_ids",
+    ),
+    Flag(
+        "--leases-max",
+        _whole(0, _COUNT),
+        "N",
+        "open leases, 503 beyond; a KiB each",
+        watch="leases",
+    ),
+    Flag(
+        "--ended-leases-max",
+        _whole(0, _COUNT),
+        "N",
+        "ids of ended leases remembered, for ten minutes; a late renewal is told what happened",
+        watch="ended_leases",
+    ),
+    Flag(
+        "--lease-ttl-min-s",
+        _seconds(zero=False),
+        "S",
+        "shortest time to live of a lease, 422 below",
+        watch='lease_events_total{event="expired"}',
+    ),
+    Flag(
+        "--lease-ttl-max-s",
+        _seconds(zero=False),
+        "S",
+        "longest, 422 beyond: how long the load of a client that died may stay",
+        watch='lease_events_total{event="expired"}',
+    ),
+    Flag(
+        "--lease-name-length-max",
+        _whole(1, _COUNT),
+        "N",
+        "characters of a lease_id and of an owner, 422 beyond",
+        watch='http_requests_total{route="/leases",status="422"}',
+    ),
+    Flag(
+        "--batch-operations-max",
+        _whole(1, _COUNT),
+        "N",
+        "operations of one batch, 422 beyond",
+        watch='http_requests_total{route="/reservations/batch",status="422"}',
     ),
     Flag(
         "--data-parallel-size-max",

@@ -9,17 +9,26 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from indexer.config import EventLossPolicy, StreamLimits
+from indexer.config import EventLossPolicy, RecoveryLimits, StreamLimits
 from select_service.config.environment import RouterSettings
 from select_service.types import CoreLimits, ReplicaLimits, RouterConfig
 
-__all__ = ["FieldValidation", "LogFormat", "Settings"]
+__all__ = ["Durability", "FieldValidation", "LogFormat", "Settings"]
 
 LogFormat = Literal["json", "text"]
+KubernetesKind = Literal["pods", "endpointslices"]
 _CORE: Final = CoreLimits()
 _STREAMS: Final = StreamLimits()
 _REPLICAS: Final = ReplicaLimits()
+_RECOVERY: Final = RecoveryLimits()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
+
+
+class Durability(Enum):
+    """When a change may be acknowledged."""
+
+    STRICT = "strict"  # once it is on disk
+    RELAXED = "relaxed"  # at once; on disk within --durability-window-s
 
 
 class FieldValidation(Enum):
@@ -54,8 +63,39 @@ class Settings:
     replica_pull_backoff_s: float = _REPLICAS.pull_backoff_s
     replica_pull_backoff_max_s: float = _REPLICAS.pull_backoff_max_s
     replica_snapshots_max: int = _REPLICAS.snapshots_max
+    indexer_peers: tuple[str, ...] = ()
+    recovery_attempts_max: int = _RECOVERY.attempts_max
+    recovery_backoff_s: float = _RECOVERY.backoff_s
+    recovery_silence_s: float = _RECOVERY.silence_s
+    recovery_timeout_s: float = _RECOVERY.timeout_s
+    recovery_bytes_max: int = _RECOVERY.bytes_max
+    recovery_hold_s: float = 10.0  # a start-up probe has more patience than that
+    recovery_unclaimed_s: float = _CORE.recovery_unclaimed_s
+    ready_timeout_s: float = 120.0
+    workers_file: str | None = None
+    workers_file_poll_s: float = 1.0
+    kubernetes_workers: str | None = None
+    kubernetes_workers_from: KubernetesKind = "pods"
+    kubernetes_replicas: str | None = None
+    kubernetes_namespace: str | None = None
+    kubernetes_api: str | None = None
+    kubernetes_credentials: str = "/var/run/secrets/kubernetes.io/serviceaccount"
+    replica_sync_dns: str | None = None
+    discovery_poll_s: float = 5.0
+    discovery_grace_s: float = 10.0
+    discovery_workers_max: int = 10_000
+    state_dir: str | None = None
+    durability: Durability = Durability.STRICT
+    durability_window_s: float = 0.05
     reservation_ttl_s: float = _CORE.reservation_ttl_s
+    reservation_ttl_max_s: float = _CORE.reservation_ttl_max_s
     freed_ids_max: int = _CORE.freed_ids_max
+    leases_max: int = _CORE.leases_max
+    ended_leases_max: int = _CORE.ended_leases_max
+    lease_ttl_min_s: float = _CORE.lease_ttl_min_s
+    lease_ttl_max_s: float = _CORE.lease_ttl_max_s
+    lease_name_length_max: int = _CORE.lease_name_length_max
+    batch_operations_max: int = _CORE.batch_operations_max
     data_parallel_size_max: int = _CORE.data_parallel_size_max
     queue_recheck_s: float = _CORE.queue_recheck_s
     kv_poll_interval_s: float = _STREAMS.poll_after_s
@@ -91,14 +131,33 @@ class Settings:
         """Bounds of the core."""
         return CoreLimits(
             reservation_ttl_s=self.reservation_ttl_s,
+            reservation_ttl_max_s=self.reservation_ttl_max_s,
             freed_ids_max=self.freed_ids_max,
+            leases_max=self.leases_max,
+            ended_leases_max=self.ended_leases_max,
+            lease_ttl_min_s=self.lease_ttl_min_s,
+            lease_ttl_max_s=self.lease_ttl_max_s,
+            lease_name_length_max=self.lease_name_length_max,
+            batch_operations_max=self.batch_operations_max,
             data_parallel_size_max=self.data_parallel_size_max,
             queue_recheck_s=self.queue_recheck_s,
+            recovery_unclaimed_s=self.recovery_unclaimed_s,
             replica_heartbeat_s=self.replica_heartbeat_s,
             replica_timeout_s=self.replica_timeout_s,
             # the edge ends every pull; this is for one that waits its turn for ever
             replica_pull_timeout_s=2 * self.replica_pull_timeout_s
             + self.replica_pull_backoff_max_s,
+        )
+
+    @property
+    def recovery_limits(self) -> RecoveryLimits:
+        """Budgets of start-up recovery."""
+        return RecoveryLimits(
+            attempts_max=self.recovery_attempts_max,
+            backoff_s=self.recovery_backoff_s,
+            silence_s=self.recovery_silence_s,
+            timeout_s=self.recovery_timeout_s,
+            bytes_max=self.recovery_bytes_max,
         )
 
     @property

@@ -84,6 +84,10 @@ class Partition:
         for rank in worker.ranks:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self._reseat()
 

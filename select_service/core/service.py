@@ -57,7 +57,7 @@ from select_service.types import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
@@ -164,6 +164,17 @@ class SelectionCore:
         """
         self._check_source(spec.worker_id, source)
         return self._replace(self.catalog.admit(spec, source), now)
+
+    def note_recovered(self, ranks: Mapping[Scope, list[WorkerRank]], now: float) -> None:
+        """A dump was loaded into the indexes: its ranks wait to be claimed by workers."""
+        for scope, some in ranks.items():
+            self.recovered.note(scope, some, now)
+
+    def make_room(self, scope: Scope) -> None:
+        """An index got ranks that no worker has brought: the columns must be as long."""
+        partition = self.partitions.get(scope)
+        if partition is not None:
+            partition.make_room()
 
     def _restore_worker(self, spec: WorkerSpec, now: float, source: str) -> Effects:
         return self.upsert_worker(spec, now, source)[1]

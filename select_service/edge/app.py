@@ -57,6 +57,9 @@ def create_driver(settings: Settings) -> Driver:
         policies=_policies(router.policy, router.config.queue_threshold),
         replica_sync_port=settings.replica_sync_port,
         replica_limits=settings.replica_limits,
+        indexer_peers=settings.indexer_peers,
+        recovery_limits=settings.recovery_limits,
+        ready_timeout_s=settings.ready_timeout_s,
     )
 
 
@@ -115,6 +118,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         host, port = listener.getsockname()[:2]
         await service.start(port, settings.advertise_url)
         _listen_to_replicas(service, settings.replica_sync_peers)
+        await _hold(service, server, settings.recovery_hold_s)
         _log.info("listening", extra={"host": host, "port": port, "version": __version__})
         await server.serve(sockets=[listener])
     except (IndexerError, InvalidReplicaPeer) as error:
@@ -124,6 +128,15 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         await service.close()
     _log.info("stopped")
     return 0
+
+
+async def _hold(service: Driver, server: Server, hold_s: float) -> None:
+    """Keep the port closed until the index is recovered (contract 7.2), but not for long."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + hold_s
+    while not server.should_exit and (left := until - loop.time()) > 0:
+        if await service.recovered(min(left, 1 / _TICKS_PER_S)):
+            break
 
 
 def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:

@@ -16,28 +16,40 @@ import msgspec
 
 from indexer.core.registry import Registry
 from indexer.edge.listener import Listeners
+from indexer.edge.recovery import Recovery
 from indexer.errors import EndpointRefused
 from indexer.types import EventLossPolicy
+from select_service.core.discovery import API
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.edge.batches import Batches
+from select_service.edge.readiness import INDEX_RECOVERY, WORKER, Readiness
 from select_service.edge.replicas import Replicas
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown
-from select_service.types import ReplicaLimits, RouterConfig, Selection
+from select_service.types import Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from indexer.types import StreamLimits
+    from indexer.types import RecoveryLimits, StreamLimits
     from select_service.core.effects import Effects, Listen
+    from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.types import (
+        BatchAnswer,
+        BatchRequest,
         CoreLimits,
+        LeaseList,
+        LeaseRecord,
+        LeaseRenewal,
+        LeaseRequest,
         LoadRow,
+        Operation,
+        OperationResult,
         OverlapScores,
         OverlapScoresRequest,
         PotentialLoadsRequest,
-        Ready,
         ReplicaStatus,
         ReservationAnswer,
         ReservationRequest,
@@ -51,6 +63,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("select_service")
 _encode = msgspec.json.Encoder().encode
+
+READY_TIMEOUT_S = 120.0
+"""How long /ready waits for recoveries unless told otherwise."""
 
 HOUSEKEEPING_S = 1.0
 """Between turns when nothing is left over: how late an expiry may be."""
@@ -72,6 +87,9 @@ class Driver:
         policies: PolicyBook | PolicyError | None = None,
         replica_sync_port: int | None = None,
         replica_limits: ReplicaLimits | None = None,
+        indexer_peers: Sequence[str] = (),
+        recovery_limits: RecoveryLimits | None = None,
+        ready_timeout_s: float = READY_TIMEOUT_S,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +103,9 @@ class Driver:
             policies: parsed policy file, or why it cannot be used.
             replica_sync_port: where bookings are published; None: nowhere.
             replica_limits: bounds of the replica plane.
+            indexer_peers: base URLs of those who may have an index to start with.
+            recovery_limits: budgets of that.
+            ready_timeout_s: how long /ready waits for recoveries.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
         """
@@ -107,10 +128,20 @@ class Driver:
         self._replica_sync_port = replica_sync_port
         self._replica_limits = replica_limits or ReplicaLimits()
         self._clock = clock
+        self.readiness = Readiness(ready_timeout_s, clock)
+        self.recovery: Recovery | None = None
+        if indexer_peers:
+            recovery = self.recovery = Recovery(
+                *(registry, indexer_peers, self.core.make_room), limits=recovery_limits, clock=clock
+            )
+            self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
+        self._recovering: asyncio.Task[None] | None = None
+        self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
         self._listeners: Listeners | None = None
         self._waiting: dict[Ticket, list[asyncio.Future[Selection]]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        self._batches = Batches(self._operate, clock)
         self._closing = False
 
     # -- life ----------------------------------------------------------------------------------
@@ -138,6 +169,9 @@ class Driver:
                 self._clock,
             )
         loop = asyncio.get_running_loop()
+        self.readiness.start()
+        if self.recovery is not None:
+            self._recovering = loop.create_task(self._recover(self.recovery))
         self._housekeeper = loop.create_task(self._keep_house())
 
     async def close(self) -> None:
@@ -148,6 +182,11 @@ class Driver:
                 if not future.done():
                     future.set_exception(ShuttingDown())
         self._waiting.clear()
+        await self._batches.close()
+        if self._recovering is not None:
+            self._recovering.cancel()
+            await asyncio.gather(self._recovering, return_exceptions=True)
+            self._recovering = None
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
@@ -159,6 +198,24 @@ class Driver:
             await self.replicas.close()
             self.replicas = None
 
+    async def recovered(self, timeout_s: float) -> bool:
+        """Wait until the index is recovered, or will not be, for so long; False if it runs on."""
+        if self._recovering is None:
+            return True
+        done, _ = await asyncio.wait({self._recovering}, timeout=timeout_s)
+        return bool(done)
+
+    async def _recover(self, recovery: Recovery) -> None:
+        """Let event sources be heard once what a peer knew is in place."""
+        try:
+            await recovery.run()
+            self.core.note_recovered(recovery.recovered, self._clock())
+        finally:
+            held, self._held = self._held, []
+            if self._listeners is not None and not self._closing:
+                for listen in held:
+                    self._listen(self._listeners, listen)
+
     async def _keep_house(self) -> None:
         while True:
             more, effects = self.core.tick(self._clock())
@@ -167,9 +224,9 @@ class Driver:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
-        """POST /workers."""
-        record, effects = self.core.upsert_worker(spec, self._clock())
+    def upsert_worker(self, spec: WorkerSpec, source: str = API) -> WorkerRecord:
+        """POST /workers, or a source names it."""
+        record, effects = self.core.upsert_worker(spec, self._clock(), source)
         return self._listened(record, effects)
 
     def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
@@ -184,9 +241,9 @@ class Driver:
             record = self.core.worker(record.worker_id)
         return record
 
-    def delete_worker(self, worker_id: int) -> WorkerRecord:
-        """DELETE /workers/{id}."""
-        record, effects = self.core.delete_worker(worker_id, self._clock())
+    def delete_worker(self, worker_id: int, source: str = API) -> WorkerRecord:
+        """DELETE /workers/{id}, or a source names it no longer."""
+        record, effects = self.core.delete_worker(worker_id, self._clock(), source)
         self._carry_out(effects)
         return record
 
@@ -198,7 +255,10 @@ class Driver:
 
     def ready(self) -> Ready:
         """GET /ready."""
-        return self.core.ready()
+        ready = self.core.ready()
+        missing = self.readiness.missing()
+        waiting_for = missing if ready.ready else [WORKER, *missing]
+        return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for)
 
     # -- selection -----------------------------------------------------------------------------
 
@@ -279,6 +339,50 @@ class Driver:
         """DELETE /reservations/{id}."""
         self._carry_out(self.core.free(reservation_id, self._clock()))
 
+    def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
+        """POST /reservations/batch as far as one slice goes; the task has the answer of more.
+
+        Raises:
+            InvalidField: too many operations; none was carried out.
+        """
+        self.core.check_batch(request)
+        return self._batches.begin(request.operations)
+
+    def _operate(self, operation: Operation) -> OperationResult:
+        result, effects = self.core.operate(operation, self._clock())
+        self._carry_out(effects)
+        return result
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def open_lease(self, request: LeaseRequest) -> LeaseRecord:
+        """POST /leases."""
+        record, effects = self.core.open_lease(request, self._clock())
+        self._carry_out(effects)
+        return record
+
+    def renew_lease(self, lease_id: str, request: LeaseRenewal) -> LeaseRecord:
+        """POST /leases/{id}/renew."""
+        record, effects = self.core.renew_lease(lease_id, request, self._clock())
+        self._carry_out(effects)
+        return record
+
+    def close_lease_now(self, lease_id: str) -> Lease | None:
+        """DELETE /leases/{id} as far as one turn goes; a Lease goes to `clear_lease`."""
+        lease, effects = self.core.close_lease(lease_id, self._clock())
+        self._carry_out(effects)
+        return lease if lease is not None and lease.reservations else None
+
+    async def clear_lease(self, lease: Lease) -> None:
+        """Free the rest of what an ended lease left; if the caller goes, housekeeping does it."""
+        while lease.reservations:
+            await asyncio.sleep(0)
+            self._carry_out(self.core.clear_lease(lease, self._clock()))
+
+    def leases(self, owner: str | None, limit: int) -> LeaseList:
+        """GET /leases."""
+        return self.core.leases(self._clock(), owner, limit)
+
     # -- inspection ----------------------------------------------------------------------------
 
     def loads(
@@ -352,6 +456,9 @@ class Driver:
 
     def _listen(self, listeners: Listeners, listen: Listen) -> None:
         if listen.stream.closed:  # a sibling's source was refused a moment ago
+            return
+        if self.recovery is not None and self.recovery.outcome == "running":
+            self._held.append(listen)
             return
         try:
             listeners.start(listen.stream, listen.endpoint, listen.replay_endpoint)
