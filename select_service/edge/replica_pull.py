@@ -217,7 +217,7 @@ class Pulls:
             else:
                 self._carry_out(self._reader.replica_snapshot_part(pull.router_id, part, now))
             last = part
-            if now >= until:
+            if self._clock() >= until:
                 await asyncio.sleep(0)
                 until = self._clock() + SLICE_S
         if not isinstance(last, SnapshotEnd):
