@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from select_service.edge.embedded import SelectionService
     from select_service.errors import (
         InvalidRequest,
+        LeaseConflict,
+        LeaseNotFound,
         NoEligibleWorker,
         NoSchedulableWorker,
         QueueFull,
@@ -25,7 +27,12 @@ if TYPE_CHECKING:
         WorkerNotFound,
     )
     from select_service.types import (
+        BatchFree,
+        BatchOutputBlock,
+        BatchPrefillComplete,
+        BatchRequest,
         CoreLimits,
+        LeaseRequest,
         OverlapScoresRequest,
         PinnedWorker,
         PotentialLoadsRequest,
@@ -42,8 +49,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BatchFree",
+    "BatchOutputBlock",
+    "BatchPrefillComplete",
+    "BatchRequest",
     "CoreLimits",
     "InvalidRequest",
+    "LeaseConflict",
+    "LeaseNotFound",
+    "LeaseRequest",
     "NoEligibleWorker",
     "NoSchedulableWorker",
     "OverlapScoresRequest",

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.errors import IndexerError
-from select_service.edge.http import ROUTES, Api, Handler, Request, Response, refusal
+from select_service.edge.http import ROUTES, Api, Handler, Request, Response, Settling, refusal
 from select_service.edge.routing import Route, Router, is_json
 from select_service.edge.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.errors import (
@@ -89,7 +89,8 @@ class Door:
         if found is None or length > self._max_body_bytes or b"#" in url:
             return None
         route, params = found
-        if route.takes is not None and not is_json(media_type):
+        bare = route.body_optional and media_type is None and not length
+        if route.takes is not None and not is_json(media_type) and not bare:
             return None
         return Call(route, params, query, path)
 
@@ -102,7 +103,7 @@ class Door:
         route = call.route
         try:
             request = Request(call.params, call.query, b"" if route.takes is None else body)
-            answer = route.handler(self._api, request)
+            answer = self._api.do(route, request)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
             answer = self._fault(error, route.method, call.path)
         if isinstance(answer, Response) and answer.stream is None:
@@ -148,8 +149,11 @@ class Door:
     ) -> Response:
         answer = scope.get(HANDED_OVER)
         if answer is None:
-            body = b"" if route.takes is None else await self._read_body(scope, receive)
-            answer = route.handler(self._api, Request(params, scope["query_string"], body))
+            bare = route.takes is None or (route.body_optional and _has_no_body(scope))
+            body = b"" if bare else await self._read_body(scope, receive)
+            answer = self._api.do(route, Request(params, scope["query_string"], body))
+        if isinstance(answer, Settling):
+            return await answer  # soon, whether the client waits or not
         return answer if isinstance(answer, Response) else await self._wait(answer, receive)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
@@ -271,6 +275,12 @@ def _content_headers(scope: Scope) -> tuple[bytes | None, int]:
         elif name == b"content-length":
             length = int(value)
     return media_type, length
+
+
+def _has_no_body(scope: Scope) -> bool:
+    media_type, length = _content_headers(scope)
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    return media_type is None and not length and not chunked
 
 
 def _body_is_unwelcome(scope: Scope, status: int) -> bool:

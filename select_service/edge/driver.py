@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 from indexer.core.registry import Registry
 from indexer.edge.listener import Listeners
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
+    from select_service.edge.keeper import Keeper
     from select_service.types import (
         BatchAnswer,
         BatchRequest,
@@ -87,6 +89,7 @@ class Driver:
         policies: PolicyBook | PolicyError | None = None,
         replica_sync_port: int | None = None,
         replica_limits: ReplicaLimits | None = None,
+        keeper: Keeper | None = None,
         indexer_peers: Sequence[str] = (),
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
@@ -103,6 +106,7 @@ class Driver:
             policies: parsed policy file, or why it cannot be used.
             replica_sync_port: where bookings are published; None: nowhere.
             replica_limits: bounds of the replica plane.
+            keeper: keeps the state on disk; None: it ends with the process. `close` closes it.
             indexer_peers: base URLs of those who may have an index to start with.
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
@@ -121,9 +125,11 @@ class Driver:
             rng,
             policies=policies,
             limits=limits,
-            router_id=0 if replica_sync_port is None else rng.getrandbits(64) | 1,
+            router_id=0 if replica_sync_port is None else _router_id(keeper, rng),
+            epoch=1 if keeper is None else keeper.epoch,
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
         )
+        self.keeper = keeper
         self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
         self._replica_limits = replica_limits or ReplicaLimits()
@@ -162,6 +168,8 @@ class Driver:
             self._listeners = Listeners(
                 self.core.registry, clock=self._clock, limits=self._stream_limits
             )
+        if self.keeper is not None:
+            await self._restore(self.keeper)
         if self._replica_sync_port is not None:
             self.core.replica_announce(http_port, advertise_url)
             self.replicas = Replicas(
@@ -197,6 +205,30 @@ class Driver:
         if self.replicas is not None:
             await self.replicas.close()
             self.replicas = None
+        if self.keeper is not None:
+            await self.keeper.close()
+
+    async def _restore(self, keeper: Keeper) -> None:
+        """Bring back what is on disk, and write down what changes from now on."""
+        dropped = await keeper.restore(self.core.state, self._carry_out, self._clock)
+        changes = self.core.keep_changes()
+        for key in dropped:
+            changes.mark(*key)
+        keeper.start(changes, self._release)
+
+    def _release(self, reservation_id: str) -> None:
+        """Take back a booking that nobody has been told of."""
+        if self.core.desk.bookings.live(reservation_id) is not None:
+            self._carry_out(self.core.free(reservation_id, self._clock()))
+
+    async def settle(self) -> None:
+        """Wait until everything done so far may be acknowledged (embedding; HTTP has its own way).
+
+        Raises:
+            ServiceError: the disk refuses.
+        """
+        if self.keeper is not None and (written := self.keeper.settled()) is not None:
+            await written
 
     async def recovered(self, timeout_s: float) -> bool:
         """Wait until the index is recovered, or will not be, for so long; False if it runs on."""
@@ -258,7 +290,8 @@ class Driver:
         ready = self.core.ready()
         missing = self.readiness.missing()
         waiting_for = missing if ready.ready else [WORKER, *missing]
-        return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for)
+        state = UNSET if self.keeper is None else self.keeper.status()
+        return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for, state)
 
     # -- selection -----------------------------------------------------------------------------
 
@@ -439,6 +472,8 @@ class Driver:
     # -- effects -------------------------------------------------------------------------------
 
     def _carry_out(self, effects: Effects) -> None:
+        if self.keeper is not None:
+            self.keeper.journal.note()
         if not effects:
             return
         if self._listeners is not None:
@@ -466,6 +501,10 @@ class Driver:
             rank = listen.stream.rank
             _log.warning("event source refused: %s (worker %d)", error, rank.worker_id)
             self._carry_out(self.core.refuse_source(rank, str(error), self._clock()))
+
+
+def _router_id(keeper: Keeper | None, rng: random.Random) -> int:
+    return rng.getrandbits(64) | 1 if keeper is None else keeper.router_id
 
 
 def _resolve(future: asyncio.Future[Selection], answer: Selection | ServiceError | None) -> None:

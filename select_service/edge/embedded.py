@@ -6,16 +6,22 @@ to one and raise the errors of `select_service.errors` in place of statuses.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Self
 
 from indexer.types import EventLossPolicy
 from select_service.edge.driver import Driver
+from select_service.types import BatchAnswer, LeaseRenewal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from select_service.types import (
+        BatchRequest,
         CoreLimits,
+        LeaseList,
+        LeaseRecord,
+        LeaseRequest,
         LoadRow,
         OverlapScores,
         OverlapScoresRequest,
@@ -118,6 +124,29 @@ class SelectionService:
     async def free(self, reservation_id: str) -> None:
         """End a reservation; DELETE /reservations/{id}. Repeatable."""
         self.driver.free(reservation_id)
+
+    async def batch(self, request: BatchRequest) -> BatchAnswer:
+        """Carry out many lifecycle calls in order, each for itself; POST /reservations/batch."""
+        answer = self.driver.batch_now(request)
+        return answer if isinstance(answer, BatchAnswer) else await asyncio.shield(answer)
+
+    async def open_lease(self, request: LeaseRequest) -> LeaseRecord:
+        """Open a lease, or renew one's own; POST /leases."""
+        return self.driver.open_lease(request)
+
+    async def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
+        """Renew all that lives under a lease; POST /leases/{id}/renew. Raises LeaseNotFound."""
+        return self.driver.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s))
+
+    async def close_lease(self, lease_id: str) -> None:
+        """End a lease and free all under it; DELETE /leases/{id}. Repeatable."""
+        lease = self.driver.close_lease_now(lease_id)
+        if lease is not None:
+            await self.driver.clear_lease(lease)
+
+    async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
+        """Return open leases, oldest first; GET /leases."""
+        return self.driver.leases(owner, limit)
 
     async def loads(
         self, model_name: str | None = None, tenant_id: str | None = None

@@ -6,6 +6,7 @@ Handlers take a neutral request and return a neutral response, so that any carri
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -14,9 +15,15 @@ import msgspec
 from indexer.errors import IndexerError
 from select_service.core.queue import Ticket
 from select_service.edge.codec import Decoded, RequestDecoder, check_hashes, encode
-from select_service.edge.routing import Route, read_query, read_u64
+from select_service.edge.routing import Route, read_count, read_query, read_u64
 from select_service.errors import InvalidField, ServiceError, problem
 from select_service.types import (
+    BatchAnswer,
+    BatchRequest,
+    LeaseList,
+    LeaseRecord,
+    LeaseRenewal,
+    LeaseRequest,
     LoadRow,
     OutputBlockRequest,
     OverlapScores,
@@ -36,18 +43,23 @@ from select_service.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    import asyncio
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 
     from select_service.config import FieldValidation
+    from select_service.core.leases import Lease
     from select_service.edge.driver import Driver
+    from select_service.edge.keeper import Keeper
 
-__all__ = ["ROUTES", "Api", "Handler", "Request", "Response", "refusal"]
+__all__ = ["ROUTES", "Api", "Handler", "Request", "Response", "Settling", "refusal"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 JSON: Final = (b"content-type", b"application/json")
 BYTES: Final = (b"content-type", b"application/octet-stream")
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
+LEASE_QUERY: Final = ("owner", "limit")
+LEASES_LISTED: Final = 100
 
 
 class Request(NamedTuple):
@@ -76,8 +88,24 @@ class Response:
         self.stream = stream
 
 
+class Settling:
+    """An answer that may be given once what it says is on disk: a matter of milliseconds."""
+
+    __slots__ = ("response", "written")
+
+    def __init__(self, response: Response, written: asyncio.Future[None]) -> None:
+        self.response = response
+        self.written = written
+
+    def __await__(self) -> Generator[Any, None, Response]:
+        yield from self.written.__await__()
+        return self.response
+
+
 Answer: TypeAlias = "Response | Awaitable[Response]"
-"""An awaitable when the request has to wait for capacity."""
+"""An awaitable when the request has to wait for capacity or for the disk."""
+
+_REFUSED: Final = 400
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -138,9 +166,27 @@ class Api:
         self._select_and_reserve = RequestDecoder(SelectAndReserveRequest, validation)
         self._reservation = RequestDecoder(ReservationRequest, validation)
         self._output_block = RequestDecoder(OutputBlockRequest, validation)
+        self._batch = RequestDecoder(BatchRequest, validation)
+        self._lease = RequestDecoder(LeaseRequest, validation)
+        self._lease_renewal = RequestDecoder(LeaseRenewal, validation)
         self._potential_loads = RequestDecoder(PotentialLoadsRequest, validation)
         self._overlap_scores = RequestDecoder(OverlapScoresRequest, validation)
         self._peer = RequestDecoder(PeerRequest, validation)
+
+    def do(self, route: Route[Handler], request: Request) -> Answer:
+        """Handle a request; what it changes is on disk before its answer is given, if asked for.
+
+        Raises:
+            ServiceError: as the handler, or because the disk refuses.
+        """
+        keeper = self._service.keeper
+        if keeper is None or not route.changes:
+            return route.handler(self, request)
+        keeper.check_writable()
+        answer = route.handler(self, request)
+        if isinstance(answer, Response):
+            return _settling(answer, keeper)
+        return _settle_later(answer, keeper)
 
     # -- state of the process ------------------------------------------------------------------
 
@@ -239,6 +285,50 @@ class Api:
         self._service.free(request.params[0])
         return Response(200, _OK)
 
+    def batch(self, request: Request) -> Answer:
+        """Carry out many lifecycle calls in order, each for itself."""
+        decoded = self._batch.decode(request.body)
+        try:
+            answer = self._service.batch_now(decoded.request)
+        except ServiceError as error:
+            return _refused(decoded, error)
+        if isinstance(answer, BatchAnswer):
+            return reply(answer, 200, decoded.warning)
+        return self._finish_batch(answer, decoded.warning)
+
+    async def _finish_batch(
+        self, answer: asyncio.Task[BatchAnswer], warning: str | None
+    ) -> Response:
+        return reply(await asyncio.shield(answer), 200, warning)
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def open_lease(self, request: Request) -> Answer:
+        """Open a lease, or renew one's own under the same id."""
+        decoded = self._lease.decode(request.body)
+        return _answer(decoded, lambda lease, _: self._service.open_lease(lease), 201)
+
+    def renew_lease(self, request: Request) -> Answer:
+        """Renew everything that lives under a lease. The body may be empty."""
+        lease_id = request.params[0]
+        decoded = self._lease_renewal.decode(request.body or b"{}")
+        return _answer(decoded, lambda ask, _: self._service.renew_lease(lease_id, ask))
+
+    def close_lease(self, request: Request) -> Answer:
+        """End a lease and every reservation under it. Repeatable."""
+        lease = self._service.close_lease_now(request.params[0])
+        return Response(200, _OK) if lease is None else self._clear_lease(lease)
+
+    async def _clear_lease(self, lease: Lease) -> Response:
+        await self._service.clear_lease(lease)
+        return Response(200, _OK)
+
+    def leases(self, request: Request) -> Response:
+        """List open leases, oldest first: the first `limit` (100), and how many there are."""
+        values = read_query(request.query, LEASE_QUERY)
+        limit = read_count("limit", values.get("limit"), LEASES_LISTED)
+        return reply(self._service.leases(values.get("owner"), limit))
+
     # -- inspection ----------------------------------------------------------------------------
 
     def loads(self, request: Request) -> Response:
@@ -289,6 +379,18 @@ class Api:
         return Response(200, b"", (BYTES,), stream=self._service.replica_plane().snapshot())
 
 
+def _settling(answer: Response, keeper: Keeper) -> Response | Settling:
+    if answer.status >= _REFUSED:
+        return answer
+    written = keeper.settled()
+    return answer if written is None else Settling(answer, written)
+
+
+async def _settle_later(answer: Awaitable[Response], keeper: Keeper) -> Response:
+    settling = _settling(await answer, keeper)
+    return await settling if isinstance(settling, Settling) else settling
+
+
 def _answer(decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int = 200) -> Response:
     try:
         answer = verb(decoded.request, decoded.unknown)
@@ -326,14 +428,22 @@ def _route(  # noqa: PLR0913 - the columns of one row
     takes: type[msgspec.Struct] | None = None,
     status: int = 200,
     query: tuple[str, ...] = (),
+    body_optional: bool = False,
+    changes: bool | None = None,  # None: whatever is no GET
 ) -> Route[Handler]:
     summary = (handler.__doc__ or "").partition("\n")[0]
-    return Route(method, pattern, handler, takes, answers, status, refusals, query, summary)
+    return Route(
+        *(method, pattern, handler, takes, answers, status, refusals, query, summary),
+        changes=method != "GET" if changes is None else changes,
+        body_optional=body_optional,
+    )
 
 
 _get, _post = partial(_route, "GET"), partial(_route, "POST")
+_ask = partial(_route, "POST", changes=False)
 _WORKER: Final = "/workers/{worker_id}"
 _RESERVATION: Final = "/reservations/{reservation_id}"
+_LEASE: Final = "/leases/{lease_id}"
 
 ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/health", Api.health, Status),
@@ -346,9 +456,9 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _route("PATCH", _WORKER, Api.patch_worker, WorkerRecord, 404, takes=WorkerPatch),
     _route("DELETE", _WORKER, Api.delete_worker, WorkerRecord, 404),
     # selection
-    _post("/select", Api.select, Selection, 503, takes=SelectRequest),
+    _ask("/select", Api.select, Selection, 503, takes=SelectRequest),
     _post(
-        *("/select_and_reserve", Api.select_and_reserve, Selection, 409, 503),
+        *("/select_and_reserve", Api.select_and_reserve, Selection, 404, 409, 503),
         takes=SelectAndReserveRequest,
     ),
     # reservations
@@ -363,10 +473,20 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         takes=OutputBlockRequest,
     ),
     _route("DELETE", _RESERVATION, Api.free, Status, 404),
+    _post("/reservations/batch", Api.batch, BatchAnswer, takes=BatchRequest),
+    # leases
+    _post("/leases", Api.open_lease, LeaseRecord, 409, 503, takes=LeaseRequest, status=201),
+    _get("/leases", Api.leases, LeaseList, query=LEASE_QUERY),
+    _post(
+        *(_LEASE + "/renew", Api.renew_lease, LeaseRecord, 404),
+        takes=LeaseRenewal,
+        body_optional=True,
+    ),
+    _route("DELETE", _LEASE, Api.close_lease, Status, 404),
     # inspection
     _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
-    _post("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),
-    _post("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
+    _ask("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),
+    _ask("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
     _get("/dump", Api.dump, dict[str, dict[str, Any]]),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str]),

@@ -21,7 +21,7 @@ __all__ = ["TURN_BUDGETS", "limit_hits", "limit_values"]
 _BODY_TOO_LARGE: Final = 413
 
 TURN_BUDGETS: Final = {
-    "expired_per_turn_max": "expired reservations ended",
+    "expired_per_turn_max": "reservations ended that expired, or whose lease did",
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
     "swept_nodes_per_turn_max": "nodes of the radix tree given back",
     "blocks_per_turn": "blocks of one rank's KV events applied",
@@ -49,6 +49,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
     routes = (*traffic.routes.values(), traffic.unmatched)
     return {
         "reservation_ttl_s": core.counters.reservations_expired,
+        "leases_max": core.desk.leases.refused,
         "freed_ids_max": core.desk.bookings.freed_ids_lost,
         "data_parallel_size_max": core.catalog.too_parallel,
         "kv_orphan_blocks_max": orphans_dropped,

@@ -171,6 +171,7 @@ class _Service(Collector):
         yield from self._catalog()
         yield from self._selections()
         yield from self._reservations()
+        yield from self._leases()
         yield from self._ranks()
         yield from self._indexes()
         yield from self._streams()
@@ -219,9 +220,25 @@ class _Service(Collector):
         yield freed
         counters = core.counters
         ends = _counter("reservation_events", "What happened to reservations.", ("event",))
-        for event in ("booked", "repeated", "conflicting", "freed", "expired", "dropped"):
+        for event in (
+            *("booked", "repeated", "conflicting"),
+            *("freed", "expired", "lease_ended", "dropped"),
+        ):
             ends.add_metric([event], getattr(counters, f"reservations_{event}"))
         yield ends
+
+    def _leases(self) -> Iterator[Metric]:
+        leases = self._service.core.desk.leases
+        opened = _gauge("leases", "Open leases.")
+        opened.add_metric((), len(leases))
+        yield opened
+        ended = _gauge("ended_leases", "Ids of ended leases still remembered.")
+        ended.add_metric((), leases.ended_count)
+        yield ended
+        events = _counter("lease_events", "What happened to leases.", ("event",))
+        for event in ("opened", "renewed", "closed", "expired", "refused"):
+            events.add_metric([event], getattr(leases, event))
+        yield events
 
     def _ranks(self) -> Iterator[Metric]:
         prefill = _gauge("rank_prefill_tokens", "Active prefill tokens of a rank.", RANK)

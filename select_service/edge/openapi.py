@@ -35,7 +35,7 @@ _WITH_BODY: Final = {
     422: "JSON of the wrong shape; `field` says where.",
 }
 _TEXTS: Final = {
-    404: "No such worker, rank or reservation.",
+    404: "No such worker, rank, reservation or lease.",
     409: "The id is live with another body or in another scope; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
@@ -108,7 +108,10 @@ def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
         operation["parameters"] = parameters
     if route.takes is not None:
         content = {"application/json": {"schema": schema_of[repr(route.takes)]}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {
+            "required": not route.body_optional,
+            "content": content,
+        }
     return operation
 
 

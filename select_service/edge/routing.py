@@ -17,7 +17,7 @@ from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, R
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Match", "Route", "Router", "is_json", "read_query", "read_u64"]
+__all__ = ["Match", "Route", "Router", "is_json", "read_count", "read_query", "read_u64"]
 
 H = TypeVar("H")
 
@@ -40,6 +40,8 @@ class Route(Generic[H]):
     refusals: tuple[int, ...] = ()  # statuses >= 400 besides those of its parts
     query: tuple[str, ...] = ()
     summary: str = ""
+    changes: bool = False  # something that outlives the answer
+    body_optional: bool = False  # without one, no Content-Type either
 
 
 class Match(NamedTuple, Generic[H]):
@@ -76,7 +78,7 @@ class Router(Generic[H]):
             MethodNotAllowed: one has, not with this method.
             InvalidPath: a segment is not UTF-8.
         """
-        methods, segments = self._find(raw_path)
+        methods, segments = self._find(method, raw_path)
         if not methods:
             raise RouteNotFound("route not found")
         route = methods.get(method)
@@ -86,7 +88,7 @@ class Router(Generic[H]):
 
     def find(self, method: str, raw_path: bytes) -> Match[H] | None:
         """Like `match`, for a caller that has another way: None where that raises, and for HEAD."""
-        methods, segments = self._find(raw_path)
+        methods, segments = self._find(method, raw_path)
         route = methods.get(method)
         if route is None or route.method != method:
             return None
@@ -97,13 +99,20 @@ class Router(Generic[H]):
 
     def allowed(self, raw_path: bytes) -> str:
         """Return the value of an Allow header for a path."""
-        methods, _ = self._find(raw_path)
-        return ", ".join(sorted(methods))
+        shaped, _ = self._find_shaped(raw_path)
+        return ", ".join(sorted({*self._static.get(raw_path, ()), *shaped}))
 
-    def _find(self, raw_path: bytes) -> tuple[dict[str, Route[H]], list[bytes]]:
+    def _find(self, method: str, raw_path: bytes) -> tuple[dict[str, Route[H]], list[bytes]]:
         methods = self._static.get(raw_path)
-        if methods is not None:
-            return methods, []
+        if methods is None:
+            return self._find_shaped(raw_path)
+        if method not in methods:  # DELETE /reservations/batch: somebody's id, and no batch
+            shaped, segments = self._find_shaped(raw_path)
+            if method in shaped:
+                return shaped, segments
+        return methods, []
+
+    def _find_shaped(self, raw_path: bytes) -> tuple[dict[str, Route[H]], list[bytes]]:
         parts = raw_path.split(b"/")
         for shape, shaped in self._shaped.get(parts[1], ()) if len(parts) > 1 else ():
             if len(parts) == shape.length and shape.texts == tuple(
@@ -156,6 +165,20 @@ def read_u64(segment: str) -> int:
     if value > U64_MASK:
         raise InvalidPath(f"cannot parse `{segment[:64]}` as an unsigned 64-bit number")
     return value
+
+
+def read_count(name: str, text: str | None, default: int) -> int:
+    """Read a number of things in a query; at least one.
+
+    Raises:
+        InvalidQuery: it is none.
+    """
+    if text is None:
+        return default
+    found = _NUMBER.fullmatch(text)
+    if not found or not int(found[1]):
+        raise InvalidQuery(f"`{name}` must be a whole number above 0", field=name)
+    return int(found[1])
 
 
 def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:

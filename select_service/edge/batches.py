@@ -1,0 +1,65 @@
+"""Long batches of lifecycle calls, a slice at a time, so that they do not hold the loop.
+
+`driver.py` hands in how one operation is carried out. A batch that has begun is finished, also
+when its client has gone: what it asked for is mostly the end of load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from select_service.types import BatchAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from select_service.types import Operation, OperationResult
+
+__all__ = ["BATCH_SLICE_S", "Batches"]
+
+BATCH_SLICE_S: Final = 0.0003
+"""How long a batch may hold the loop before it lets other requests through."""
+
+
+class Batches:
+    """The batches under way; as many as clients wait for, and those that were left."""
+
+    def __init__(
+        self, operate: Callable[[Operation], OperationResult], clock: Callable[[], float]
+    ) -> None:
+        self._operate = operate
+        self._clock = clock
+        self._under_way: set[asyncio.Task[BatchAnswer]] = set()
+
+    def begin(self, operations: Sequence[Operation]) -> BatchAnswer | asyncio.Task[BatchAnswer]:
+        """Carry out what fits one slice; the answer when that is all, or who will have it."""
+        results: list[OperationResult] = []
+        rest = iter(operations)
+        if self._slice(rest, results):
+            return BatchAnswer(results)
+        task = asyncio.get_running_loop().create_task(self._finish(rest, results))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def close(self) -> None:
+        """Finish what has begun."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _slice(self, rest: Iterator[Operation], results: list[OperationResult]) -> bool:
+        """Carry out a slice; True when nothing is left."""
+        until = self._clock() + BATCH_SLICE_S
+        for operation in rest:
+            results.append(self._operate(operation))
+            if self._clock() >= until:
+                return False
+        return True
+
+    async def _finish(
+        self, rest: Iterator[Operation], results: list[OperationResult]
+    ) -> BatchAnswer:
+        while True:
+            await asyncio.sleep(0)
+            if self._slice(rest, results):
+                return BatchAnswer(results)
