@@ -52,6 +52,7 @@ __all__ = [
     "SelectRequest",
     "Selection",
     "SharedCache",
+    "StateStatus",
     "WorkerPatch",
     "WorkerRank",
     "WorkerRecord",
@@ -175,6 +176,20 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
 
 
+class StateStatus(Struct, frozen=True):
+    """How it stands with the state directory."""
+
+    epoch: int  # lives of the process that used it
+    durability: Literal["strict", "relaxed"]
+    writable: bool
+    pending: int  # changes not on disk yet
+    restored: dict[str, int]  # by kind, at the start
+    dropped: dict[str, int]  # what they referred to was gone
+    damage: list[str] = []  # found at the start; the damaged files lie beside, as `.corrupt`
+    rows_saved: int = 0
+    rows_lost: int = 0
+
+
 class Ready(Struct, frozen=True):
     """GET /ready."""
 
@@ -182,6 +197,7 @@ class Ready(Struct, frozen=True):
     schedulable_workers: int
     workers: list[WorkerRecord]
     waiting_for: list[str] = []  # what is missing until it is ready; an addition of this product
+    state: StateStatus | UnsetType = UNSET  # with --state-dir
 
 
 # -- prompts and requests ----------------------------------------------------------------------
@@ -569,10 +585,13 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     replica_pull_retry_s: float = 2.0  # between two pulls from one publisher
     replica_pull_timeout_s: float = 30.0  # a pull that nobody ended
     replica_gap_grace_s: float = 0.5  # how long a missing statement may be late
-    replica_claims_max: int = 1_000_000  # of all publishers, and their number of ended ones
+    replica_claims_max: int = 1_000_000  # of one publisher
+    replica_ended_max: int = 200_000  # ends of claims remembered
+    replica_missing_max: int = 1024  # lost statements known one by one; beyond: all is pulled
+    replica_orphan_ttl_s: float = 300.0  # of reservations whose owner is gone, since last touched
     replica_ended_s: float = 600.0  # how long what has ended is remembered
     replica_publishers_max: int = 256
-    replica_items_per_message_max: int = 128  # statements under one number
+    replica_items_per_message_max: int = 32  # statements under one number
     replica_resolved_per_turn_max: int = 64  # claims looked at again; some µs each
 
 

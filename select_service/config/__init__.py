@@ -13,11 +13,12 @@ from select_service.config.environment import (
     read_environment,
 )
 from select_service.config.flags import FLAGS, Flag
-from select_service.config.settings import FieldValidation, LogFormat, Settings
+from select_service.config.settings import Durability, FieldValidation, LogFormat, Settings
 
 __all__ = [
     "ENVIRONMENT",
     "FLAGS",
+    "Durability",
     "FieldValidation",
     "Flag",
     "LogFormat",

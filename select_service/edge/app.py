@@ -12,6 +12,7 @@ import functools
 import logging
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
@@ -19,17 +20,19 @@ from starlette.applications import Starlette
 from typing_extensions import override
 
 from indexer.errors import IndexerError
+from select_service.config import Durability
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane
 from select_service.edge.http import Api
+from select_service.edge.keeper import Keeper
 from select_service.edge.metrics import Metrics
 from select_service.edge.openapi import describe
 from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.traffic import Traffic
-from select_service.errors import InvalidReplicaPeer, ServiceError
+from select_service.errors import InvalidReplicaPeer, ServiceError, StateDirUnusable
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -57,10 +60,19 @@ def create_driver(settings: Settings) -> Driver:
         policies=_policies(router.policy, router.config.queue_threshold),
         replica_sync_port=settings.replica_sync_port,
         replica_limits=settings.replica_limits,
+        keeper=_keeper(settings),
         indexer_peers=settings.indexer_peers,
         recovery_limits=settings.recovery_limits,
         ready_timeout_s=settings.ready_timeout_s,
     )
+
+
+def _keeper(settings: Settings) -> Keeper | None:
+    if settings.state_dir is None:
+        return None
+    strict = settings.durability is Durability.STRICT
+    directory = Path(settings.state_dir)
+    return Keeper(directory, strict=strict, interval_s=settings.durability_window_s)
 
 
 def create_app(service: Driver, settings: Settings) -> Starlette:
@@ -109,7 +121,11 @@ def serve(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
-    service = create_driver(settings)
+    try:
+        service = create_driver(settings)
+    except StateDirUnusable as error:
+        _log.error("cannot start: %s", error)
+        return 1
     server = Server(settings, *create_door(service, settings))
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:

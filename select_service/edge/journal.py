@@ -71,6 +71,8 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._work: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._busy = False  # the writer is
+        self._answered = asyncio.Event()
         self._flying: dict[StateKey, int] = {}  # keys with the writer, by ordinal
         self._timer: asyncio.Handle | None = None
         self._written_up_to = 0  # every mark up to this ordinal is on disk
@@ -120,33 +122,26 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._write, name="state-writer", daemon=True)
         self._thread.start()
-        self._flush(even_nothing=True)  # who lives here now
+        self._flush_anyway()  # who lives here now
 
     async def close(self) -> None:
         """Write what is left if the disk lets us, and let go of the directory. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            while self.pending and self.refusal is None:
+            while (self.pending or self._busy) and self.refusal is None:
                 self._flush()
-                await self._until_answered()
+                await self._answered.wait()
             self._drop_timer()
             self._work.put(None)
             await asyncio.to_thread(thread.join)
         self.store.close()
-
-    async def _until_answered(self) -> None:
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        last = max(self._flying.values(), default=self._written_up_to)
-        self._waiting.appendleft((last, answered))
-        await asyncio.wait({answered})
-        answered.exception()  # seen
 
     # -- what the verbs see --------------------------------------------------------------------
 
     def note(self) -> None:
         """Something may have changed: have it written, at the latest after the interval."""
         changes = self._changes
-        if self._timer is None and not self._flying and changes is not None and changes.marked:
+        if self._timer is None and not self._busy and changes is not None and changes.marked:
             self._schedule(self._interval_s)
 
     def settled(self) -> asyncio.Future[None] | None:
@@ -164,9 +159,7 @@ class Journal:
         ordinal = self._changes.marks
         if ordinal <= self._written_up_to or not self.pending:
             return None
-        if self._waiting and self._waiting[-1][0] == ordinal:
-            return self._waiting[-1][1]
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = self._loop.create_future()  # each its own: may be cancelled
         self._waiting.append((ordinal, future))
         return future
 
@@ -184,21 +177,28 @@ class Journal:
             self._timer.cancel()
             self._timer = None
 
-    def _flush(self, *, even_nothing: bool = False) -> None:
+    def _flush(self) -> None:
+        if self._changes is not None and self._changes.marked:
+            self._flush_anyway()
+
+    def _flush_anyway(self) -> None:
         self._drop_timer()
         changes = self._changes
-        if self._flying or changes is None:
+        if self._busy or changes is None:
             return
         batch: _Batch = []
         while changes.marked and len(batch) < BATCH_ROWS_MAX:
             key, ordinal = changes.marked.popitem(last=False)
             self._flying[key] = ordinal
             batch.append((key, self._record(key)))
-        if batch or even_nothing:
-            self._work.put(batch)
+        self._busy = True
+        self._answered.clear()
+        self._work.put(batch)
 
     def _written(self, seconds: float, error: Exception | None) -> None:
         """The writer has answered."""
+        self._busy = False
+        self._answered.set()
         if error is None:
             self._succeeded(seconds)
         else:
@@ -241,8 +241,8 @@ class Journal:
                 future.set_exception(self.refusal)
                 future.exception()  # nobody may be waiting any more
         self._drop_timer()
-        if self._thread is not None:
-            self._schedule(RETRY_S)
+        if self._thread is not None and self._loop is not None:
+            self._timer = self._loop.call_later(RETRY_S, self._flush_anyway)
 
     # -- writer side ---------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The state directory: one SQLite file with a row per key, its lock, and what to do when it is hurt.
+"""The state directory: one SQLite file with a row per key, its lock, and its way back from harm.
 
 SQLite (WAL, synchronous=FULL) makes a commit whole and durable; it has no checksums over what was
 committed long ago, and it cuts a log with a wrong byte in the middle without a word. So every row
@@ -44,15 +44,19 @@ NEW, SAVED, CORRUPT = "state.db.new", "state.db.saved", ".corrupt"
 _META_ID: Final = 0
 _FORMAT: Final = 1
 
-_BAD_READS: Final = frozenset((sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS))
-_NOT_THE_FILE: Final = frozenset(
+_BAD_READS: Final[frozenset[int]] = frozenset(
+    (sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS)
+)
+_NOT_THE_FILE: Final[frozenset[int]] = frozenset(
     (
         *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
         *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN),
     )
 )
 
-_SCHEMA: Final = "CREATE TABLE IF NOT EXISTS state(id INTEGER PRIMARY KEY, record BLOB, sum INTEGER)"
+_SCHEMA: Final = (
+    "CREATE TABLE IF NOT EXISTS state(id INTEGER PRIMARY KEY, record BLOB, sum INTEGER)"
+)
 _FIRST: Final = "SELECT id, record, sum FROM state ORDER BY id"
 _LAST: Final = "SELECT id, record, sum FROM state ORDER BY id DESC"
 
@@ -399,5 +403,5 @@ def _log_damage(db: sqlite3.Connection, log: wal.Log) -> list[str]:
 
 def _is_corruption(error: sqlite3.DatabaseError) -> bool:
     """Whether the file is to blame; not the disk, not its rights, not another process."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code in _BAD_READS or code & 0xFF not in _NOT_THE_FILE
