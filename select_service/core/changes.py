@@ -15,6 +15,7 @@ StateKey: TypeAlias = tuple[str, str]
 """(kind, name): one row on disk."""
 
 WORKER = "worker"
+LEASE = "lease"
 RESERVATION = "reservation"
 """By reservation id, live or freed lately; also freed selection ids."""
 

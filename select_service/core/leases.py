@@ -12,6 +12,7 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from select_service.core.changes import LEASE
 from select_service.core.deadlines import Deadlines, rounded_up
 from select_service.errors import (
     InvalidField,
@@ -26,6 +27,7 @@ from select_service.types import LeaseList, LeaseRecord, LeaseState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from select_service.core.changes import Changes
     from select_service.core.reservation import Reservation
     from select_service.types import CoreLimits
 
@@ -62,6 +64,7 @@ class Leases:
         self._deadlines: Deadlines[Lease] = Deadlines()
         self._ended: OrderedDict[str, tuple[Ending, float]] = OrderedDict()
         self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
+        self.changes: Changes | None = None  # when the state is kept on disk
         self.opened = self.renewed = self.closed = self.expired = self.refused = 0  # since start
 
     def __len__(self) -> int:
@@ -108,7 +111,13 @@ class Leases:
         self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
         self._deadlines.add(lease, state.ttl_s, now)
         self._ended.pop(lease.lease_id, None)
+        self._changed(lease)
         return lease
+
+    def _changed(self, lease: Lease) -> None:
+        """It opened, ended or has another time to live: renewals are not worth writing down."""
+        if self.changes is not None:
+            self.changes.mark(LEASE, lease.lease_id)
 
     def _check_name(self, field: str, text: str) -> None:
         longest = self._limits.lease_name_length_max
@@ -120,6 +129,10 @@ class Leases:
         if not least <= ttl_s <= most:
             raise InvalidField(f"ttl_s must be between {least:g} and {most:g}", field="ttl_s")
         return rounded_up(ttl_s)
+
+    def find(self, lease_id: str) -> Lease | None:
+        """Return an open lease, None if there is none."""
+        return self._open.get(lease_id)
 
     def get(self, lease_id: str) -> Lease:
         """Return an open lease.
@@ -158,6 +171,7 @@ class Leases:
         else:
             self._deadlines.remove(lease)
             self._deadlines.add(lease, ttl_s, now)
+            self._changed(lease)
 
     # -- who is under it -----------------------------------------------------------------------
 
@@ -191,6 +205,7 @@ class Leases:
         if lease.reservations:
             self._leaving[lease] = None
         self._remember_ended(lease.lease_id, how, now)
+        self._changed(lease)
         if how == "expired":
             self.expired += 1
         else:

@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from indexer.core.hashing import unpack_i64
 from select_service.core.catalog import Catalog, reconciliation_failed
-from select_service.core.changes import RESERVATION, WORKER, Changes
+from select_service.core.changes import LEASE, RESERVATION, WORKER, Changes
 from select_service.core.counters import Counters
 from select_service.core.desk import Claim, Desk, fingerprint_of
 from select_service.core.discovery import API
@@ -27,7 +27,7 @@ from select_service.core.prompt import read_booking, read_prompt
 from select_service.core.queue import Ticket
 from select_service.core.recovered import RecoveredRanks
 from select_service.core.scoring import weights_in_force
-from select_service.core.state import Reservations, State, Workers
+from select_service.core.state import OpenLeases, Reservations, State, Workers
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -133,6 +133,7 @@ class SelectionCore:
         self.state = State(
             {
                 WORKER: Workers(self.catalog, self._restore_worker),
+                LEASE: OpenLeases(self.desk.leases, NOTHING),
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
             }
         )
@@ -785,7 +786,7 @@ class SelectionCore:
     def keep_changes(self) -> Changes:
         """From now on note what changes, for somebody to write down; see `core/state.py`."""
         changes = Changes()
-        self.catalog.changes = self.desk.bookings.changes = changes
+        self.catalog.changes = self.desk.bookings.changes = self.desk.leases.changes = changes
         return changes
 
     def check(self) -> None:

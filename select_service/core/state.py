@@ -13,10 +13,10 @@ import msgspec
 
 from indexer.types import Scope
 from select_service.core.bookings import Booking
-from select_service.core.changes import RESERVATION, WORKER
+from select_service.core.changes import LEASE, RESERVATION, WORKER
 from select_service.core.discovery import API
 from select_service.errors import ServiceError
-from select_service.types import ReservationAnswer, Selection, WorkerSpec
+from select_service.types import LeaseState, ReservationAnswer, Selection, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from select_service.core.changes import StateKey
     from select_service.core.desk import Desk
     from select_service.core.effects import Effects
+    from select_service.core.leases import Leases
     from select_service.core.partition import Partition
     from select_service.core.reservation import Reservation
 
@@ -69,6 +70,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reservation = msgspec.msgpack.Decoder(ReservationRecord).decode
+_decode_lease = msgspec.msgpack.Decoder(LeaseState).decode
 _decode_worker = msgspec.msgpack.Decoder(WorkerState).decode
 
 
@@ -141,6 +143,27 @@ class Workers:
         return self._admit(state.spec, now, state.source)
 
 
+class OpenLeases:
+    """Owners and their times to live; what is under a lease says so in its own record."""
+
+    def __init__(self, leases: Leases, nothing: Effects) -> None:
+        self._leases = leases
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return what is kept of an open lease."""
+        lease = self._leases.find(name)
+        return None if lease is None else _encode(self._leases.state(lease))
+
+    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
+        """Open it again; its time to live starts anew."""
+        state = _decode_lease(record)
+        if state.lease_id != name or self._leases.find(name) is not None:
+            return None
+        self._leases.restore(state, now)
+        return self._nothing
+
+
 class Reservations:
     """Live reservations of this process, and ids freed lately."""
 
@@ -165,7 +188,7 @@ class Reservations:
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Book it again, with every fact; its time to live starts anew.
 
-        One whose rank is not there any more counts as freed.
+        One whose rank or lease is not there any more counts as freed.
         """
         bookings = self._desk.bookings
         if record == _FREED:
@@ -177,10 +200,15 @@ class Reservations:
         slot = None
         if partition is not None and worker is not None and worker.scope == partition.scope:
             slot = worker.slots.get(facts.dp_rank)
-        if partition is None or slot is None or bookings.live(name) is not None:
+        lease = None if facts.lease_id is None else self._desk.leases.find(facts.lease_id)
+        orphaned = facts.lease_id is not None and lease is None
+        if partition is None or slot is None or orphaned or bookings.live(name) is not None:
             bookings.remember(name, now)
             return None
-        bookings.add(_rebook(partition, slot, name, facts, now))
+        booking = _rebook(partition, slot, name, facts, now)
+        if lease is not None:
+            self._desk.leases.join(lease, booking.reservation)
+        bookings.add(booking)
         return self._nothing
 
 
@@ -208,6 +236,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         reservation.fingerprint,
         answer if isinstance(answer, Selection) else None,
         answer if isinstance(answer, ReservationAnswer) else None,
+        None if reservation.lease is None else reservation.lease.lease_id,
     )
 
 
@@ -239,8 +268,10 @@ def _rebook(
 
 __all__ = [
     "FORMAT",
+    "LEASE",
     "RESERVATION",
     "WORKER",
+    "OpenLeases",
     "ReservationRecord",
     "Reservations",
     "Room",
