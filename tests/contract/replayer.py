@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.contract import selection_log
 from tests.contract.comparison import mismatch
-from tests.contract.transcript import Difference, Transcript
+from tests.contract.transcript import Difference, Start, Transcript, read_start
 from tests.contract.wire import ReplicaWire, event_of, expected_event
 from tests.live.engine import FakeEngine
 from tests.live.http import JSON_TYPE, Answer, exchange_raw
@@ -56,6 +56,7 @@ class Replayer:
 
     transcript: Transcript
     servers: Mapping[str, Server]  # by label; "a" is the one of line 1
+    start_server: Callable[[Start], None]  # one more of `servers`
     engines: Mapping[int, FakeEngine]
     wire: ReplicaWire
     reference: bool = False
@@ -78,6 +79,7 @@ class Replayer:
             "async_state": lambda step: self._check_parked(step["async_state"]),
             "log_selected": lambda step: self._check_log(step["log_selected"]),
             "replica_event": self._check_wire,
+            "start": lambda step: self.start_server(read_start(step)),
         }
         for step in self.transcript.steps:
             self._step = step

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.contract import transcript as transcripts
+from tests.contract.http_peer import http_peer
 from tests.contract.replayer import Replayer
+from tests.contract.transcript import Start
 from tests.contract.wire import ReplicaWire
 from tests.live.engine import FakeEngine
 from tests.live.ports import free_base
@@ -27,23 +29,27 @@ def play(
     """Play one transcript against fresh processes; they must end cleanly where they are ours."""
     base = free_base(transcripts.port_offsets(name) | {HTTP_PORT})
     transcript = transcripts.load(name, base)
+    servers: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
-        engines = {p: stack.enter_context(FakeEngine(p)) for p in transcript.engine_ports}
-        servers = {
-            start.label: stack.enter_context(
-                Server(
-                    folder / f"service-{start.label}.log",
-                    command=command,
-                    args=(*args, *start.args),
-                    env=start.env,
-                    port=start.port or base + HTTP_PORT,
-                )
+
+        def start_server(start: Start) -> None:
+            server = Server(
+                folder / f"service-{start.label}.log",
+                command=command,
+                args=(*args, *start.args),
+                env=start.env,
+                port=start.port or base + HTTP_PORT,
             )
-            for start in transcript.starts
-        }
+            servers[start.label] = stack.enter_context(server)
+
+        engines = {p: stack.enter_context(FakeEngine(p)) for p in transcript.engine_ports}
+        for peer in transcript.http_peers:
+            stack.enter_context(http_peer(peer))
+        for start in transcript.starts:
+            start_server(start)
         wire = stack.enter_context(ReplicaWire(transcript.replica_ports))
         if transcript.has_replica_events:
             wire.wait_until_heard(has_heartbeats=not reference)
-        Replayer(transcript, servers, engines, wire, reference=reference).play()
+        Replayer(transcript, servers, start_server, engines, wire, reference=reference).play()
         for server in servers.values():
             assert reference or server.stop() == 0, server.log_tail()

@@ -12,15 +12,8 @@ from tests.live.server import OURS, OURS_EXTRA
 
 LOGGED = ("--log-format", "json", "--log-level", "debug")  # each selection with its cost
 
-SCENARIOS = [
-    pytest.param(name, marks=pytest.mark.skip(reason=transcripts.NOT_YET[name]))
-    if name in transcripts.NOT_YET
-    else name
-    for name in transcripts.names()
-]
-
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", transcripts.names())
 def test_transcript(name: str, tmp_path: Path) -> None:
     play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *LOGGED))

@@ -16,15 +16,9 @@ from typing import Any
 FOLDER = Path(__file__).parents[1] / "golden" / "contract"
 
 # Every port of the recordings is 181xx; they move together to a free block.
-RECORDED_PORT = re.compile(r"\b181(\d\d)\b")
+SETTING = frozenset({"start", "http_peer"})  # lines that set the stage
 
-# These need start-up recovery, which the service does not have yet.
-NOT_YET = {
-    "23_dump_and_recovery": "start-up recovery from peers is not built yet",
-    "23b_recovery_500": "start-up recovery from peers is not built yet",
-    "23b_recovery_empty": "start-up recovery from peers is not built yet",
-    "23b_recovery_extra": "start-up recovery from peers is not built yet",
-}
+RECORDED_PORT = re.compile(r"\b181(\d\d)\b")
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,8 @@ class Transcript:
     """One recorded scenario; ports are already moved to `base`."""
 
     name: str
-    starts: tuple[Start, ...]
+    starts: tuple[Start, ...]  # those there from the beginning; others are steps
+    http_peers: tuple[Mapping[str, Any], ...]
     steps: tuple[Mapping[str, Any], ...]
     differences: Mapping[int, Difference]
 
@@ -96,12 +91,14 @@ def load(name: str, base: int) -> Transcript:
     """Read a transcript with its ports moved from 18100 to `base` (a multiple of 100)."""
     text = _move_ports((FOLDER / f"{name}.jsonl").read_text("utf-8"), base)
     lines = [json.loads(line) for line in text.splitlines()]
-    starts = [lines[0] | {"start": "a"}, *(line for line in lines[1:] if "start" in line)]
-    steps = [line for line in lines[1:] if "start" not in line]
+    lines[0]["start"] = "a"
+    begin = next(at for at, line in enumerate(lines) if not SETTING.intersection(line))
+    setting, steps = lines[:begin], lines[begin:]
     differing = _move_ports((FOLDER / "differences.json").read_text("utf-8"), base)
     return Transcript(
         name=name,
-        starts=tuple(map(_start, starts)),
+        starts=tuple(read_start(line) for line in setting if "start" in line),
+        http_peers=tuple(line["http_peer"] for line in setting if "http_peer" in line),
         steps=tuple(steps),
         differences={
             int(step): _difference(entry)
@@ -114,7 +111,8 @@ def _move_ports(text: str, base: int) -> str:
     return RECORDED_PORT.sub(lambda found: str(base + int(found[1])), text)
 
 
-def _start(line: Mapping[str, Any]) -> Start:
+def read_start(line: Mapping[str, Any]) -> Start:
+    """What a line says that starts a service."""
     pairs = list(zip(line["args"][::2], line["args"][1::2], strict=True))
     return Start(
         label=line["start"],

@@ -13,7 +13,7 @@ from tests.live import peer
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 
-@pytest.mark.parametrize("name", [n for n in transcripts.names() if n not in transcripts.NOT_YET])
+@pytest.mark.parametrize("name", transcripts.names())
 def test_the_reference_passes_its_own_transcript(name: str, tmp_path: Path) -> None:
     reason = peer.why_missing()
     if reason:
