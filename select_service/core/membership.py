@@ -65,7 +65,10 @@ class Membership:
         where = scope_text(worker.scope)
         wanted, eagle = worker.spec.block_size, bool(worker.spec.is_eagle)
         if index is not None and index.block_size != wanted:
-            why = f"block_size mismatch for {where}: existing={index.block_size} requested={wanted}"
+            # the reference's comma, where the scope is known from a dump only
+            comma = "" if worker.scope in self.partitions else ","
+            sizes = f"existing={index.block_size}{comma} requested={wanted}"
+            why = f"block_size mismatch for {where}: {sizes}"
             return [reconciliation_failed(why)]
         if worker.scope in self.partitions and index is not None and index.is_eagle != eagle:
             existing, requested = str(index.is_eagle).lower(), str(eagle).lower()

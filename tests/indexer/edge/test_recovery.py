@@ -70,6 +70,10 @@ def breaks_after(body: bytes) -> Answer:
     return answer
 
 
+async def no_http(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0\r\n\r\n")
+
+
 @contextlib.asynccontextmanager
 async def peer(*answers: Answer) -> AsyncIterator[str]:
     """A peer that gives these answers in turn, the last one for ever."""
@@ -145,7 +149,7 @@ FAULTS: dict[str, tuple[Answer, str]] = {
     "half packed": (whole(gzip.compress(DUMP)[:-400], "content-encoding: gzip"), "garbage"),
     "too large": (whole(b'{"default:default": {"a": [' + b"1," * 6_000_000), "too_large"),
     "bomb": (whole(gzip.compress(b" " * 20_000_000), "content-encoding: gzip"), "too_large"),
-    "no HTTP": (lambda writer: asyncio.sleep(0, writer.write(b"SSH-2.0\r\n\r\n")), "connection"),
+    "no HTTP": (no_http, "connection"),
 }
 
 
