@@ -283,6 +283,7 @@ class Store:
         try:
             self._db = self._open(path)
             reader.read(self._db)
+            loaded.damage.what += _inner_damage(self._db)
             loaded.damage.what += _log_damage(self._db, log)
         except sqlite3.DatabaseError as error:
             if not _is_corruption(error):
@@ -291,7 +292,18 @@ class Store:
         reader.judge()
         self._places, self._next_id = reader.places, reader.last_id + 1
         self.identity = loaded.identity
+        if not loaded.damage:
+            loaded.damage.what += self._write_damage()
         return loaded
+
+    def _write_damage(self) -> list[str]:
+        """Say why the file can be read and not written, unless the disk is to blame."""
+        try:
+            self.commit([])
+        except sqlite3.DatabaseError as error:
+            if _is_corruption(error):
+                return [f"{FILE}: {error}"]
+        return []
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -358,7 +370,7 @@ class _Reader:
             with contextlib.suppress(sqlite3.DatabaseError):
                 self._take(db.execute(_LAST), down_to=near_end)
 
-    def _take(self, rows: Iterator[tuple[int, bytes, int]], down_to: int | None = None) -> None:
+    def _take(self, rows: Iterator[tuple[int, object, object]], down_to: int | None = None) -> None:
         for row_id, record, checksum in rows:
             if down_to is not None and row_id <= down_to:
                 return
@@ -393,6 +405,12 @@ class _Reader:
             expected = len(loaded.rows) + self._bad if identity is None else identity.rows
             damage.rows_saved = len(loaded.rows)
             damage.rows_lost = max(0, expected - len(loaded.rows))
+
+
+def _inner_damage(db: sqlite3.Connection) -> list[str]:
+    """Return the first complaint about what no row shows: free pages, free space in pages."""
+    found = [row[0].decode() for row in db.execute("PRAGMA quick_check(1)")]
+    return [f"{FILE}: {one}" for one in found if one != "ok"]
 
 
 def _log_damage(db: sqlite3.Connection, log: wal.Log) -> list[str]:
