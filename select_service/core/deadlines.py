@@ -96,7 +96,7 @@ class Deadlines(Generic[T]):
         heads = [takewhile(lambda one: one.deadline <= now, self._queues[ttl]) for ttl in ripe]
         for ttl_s in ripe:
             heappush(self._heads, (next(iter(self._queues[ttl_s])).deadline, ttl_s))
-        return list(islice(merge(*heads, key=attrgetter("deadline")), limit))
+        return list(islice(merge(*heads, key=attrgetter("deadline")), max(limit, 0)))
 
     def next(self) -> float:
         """Return the earliest deadline (or, rarely, an earlier time); infinity if there is none."""
