@@ -1,0 +1,138 @@
+"""Replicas of this service as real processes: they agree, heal, and never wait for each other."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.ports import free_port
+from tests.live.replicas import Replica, agree, eventually, ours
+from tests.live.server import OURS, OURS_EXTRA, Server
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_S = 2.0  # for an answer that must not wait for a peer
+
+
+@contextlib.contextmanager
+def pair(folder: Path, *args: str) -> Iterator[tuple[Replica, Replica]]:
+    """Two that listen to each other, with the same workers."""
+    first, second = free_port(), free_port()
+    with (
+        ours(folder, "a", *args, replica_port=first, peers=[f"tcp://127.0.0.1:{second}"]) as a,
+        ours(folder, "b", *args, replica_port=second, peers=[f"tcp://127.0.0.1:{first}"]) as b,
+    ):
+        a.seat()
+        b.seat()
+        for one in (a, b):
+            eventually(lambda one=one: one.metric("replica_peers", state="connected"), 1.0)  # type: ignore[misc]
+        yield a, b
+
+
+def test_a_reservation_and_all_that_becomes_of_it(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        for here, there, name in ((a, b, "x"), (b, a, "y")):
+            here.reserve(name, 1, [1, 2, 3, 4])
+            eventually(lambda there=there: there.load(1), (64, 4, 1))  # type: ignore[misc]
+            here.ask("POST", f"/reservations/{name}/output_block", {})
+            eventually(lambda there=there: there.load(1), (64, 5, 1))  # type: ignore[misc]
+            there.ask("POST", f"/reservations/{name}/output_block", {})
+            eventually(lambda here=here: here.load(1), (64, 6, 1))  # type: ignore[misc]
+            there.ask("POST", f"/reservations/{name}/prefill_complete")
+            eventually(lambda here=here: here.load(1), (0, 6, 1))  # type: ignore[misc]
+            there.ask("DELETE", f"/reservations/{name}")
+            eventually(lambda here=here: here.load(1), (0, 0, 0))  # type: ignore[misc]
+        assert agree((a, b))["default", "default", 1, 0] == (0, 0, 0)
+
+
+def test_who_comes_late_has_it_all(tmp_path: Path) -> None:
+    with ours(tmp_path, "a") as a:
+        a.seat()
+        for number in range(300):
+            a.reserve(f"r{number}", 1 + number % 2, [number * 2, number * 2 + 1])
+        a.ask("POST", "/reservations/r0/prefill_complete")
+        a.ask("POST", "/reservations/r1/output_block", {})
+        a.ask("DELETE", "/reservations/r2")
+        with ours(tmp_path, "b", peers=[a.replica_endpoint]) as b:
+            b.seat(1)
+            eventually(lambda: b.load(1)[2], 149)
+            b.seat(2)  # its reservations were known before it was
+            assert sum(row[2] for row in agree((a, b)).values()) == 299
+            assert b.metric("replica_pulls_total", outcome="complete") >= 1
+
+
+def test_one_that_is_restarted_gets_its_load_back_from_the_other(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        a.reserve("mine", 1, [1, 2])
+        b.reserve("theirs", 2, [3, 4, 5])
+        agree((a, b))
+        expected = b.loads()
+        assert a.process
+        a.process.send_signal(signal.SIGKILL)
+        a.process.wait()
+        assert b.loads() == expected, "no load is lost because its owner is"
+        again = Replica(
+            tmp_path / "a2.log",
+            args=(*OURS_EXTRA, "--replica-heartbeat-s", "0.2", "--replica-timeout-s", "3"),
+            port=a.port,
+            replica_port=a.replica_port,
+            peers=[b.replica_endpoint],
+        )
+        with again:
+            again.seat()
+            eventually(again.loads, expected)
+            again.ask("DELETE", "/reservations/mine")  # an orphan is ended by whoever is asked
+            eventually(lambda: b.load(1), (0, 0, 0))
+            again.ask("DELETE", "/reservations/theirs")
+            eventually(lambda: b.load(2), (0, 0, 0))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_stops_costs_nobody_time(tmp_path: Path, number: signal.Signals) -> None:
+    with pair(tmp_path) as (a, b):
+        assert b.process
+        b.process.send_signal(number)
+        slowest = 0.0
+        try:
+            for count in range(500):
+                started = time.monotonic()
+                a.reserve(f"r{count}", 1, range(count, count + 200))
+                slowest = max(slowest, time.monotonic() - started)
+            a.ask("GET", "/replica_sync/peers")
+            a.ask("POST", "/replica_sync/deregister_peer", {"endpoint": b.replica_endpoint})
+            a.ask(
+                "POST", "/replica_sync/register_peer", {"endpoint": b.replica_endpoint}, ok=(201,)
+            )
+        finally:
+            b.process.send_signal(signal.SIGCONT) if b.process.poll() is None else None
+        assert slowest < PATIENCE_S
+        if number == signal.SIGSTOP:
+            agree((a, b))
+
+
+def test_a_peer_on_the_command_line_that_is_none(tmp_path: Path) -> None:
+    for endpoint, reason in (("bad", "missing scheme"), ("tcp://*:1", "failed to register")):
+        server = Server(
+            tmp_path / "s.log",
+            args=(
+                *OURS_EXTRA,
+                "--replica-sync-port",
+                str(free_port()),
+                "--replica-sync-peers",
+                endpoint,
+            ),
+        )
+        with pytest.raises(RuntimeError, match="ended with 1 "), server:
+            pass
+        assert f"invalid replica peer endpoint `{endpoint}`" in server.log_tail()
+        assert reason in server.log_tail()
+    with (
+        pytest.raises(RuntimeError, match="ended with 2 "),
+        Server(tmp_path / "s.log", command=OURS, args=("--replica-sync-peers", "tcp://h:1")),
+    ):
+        pass
