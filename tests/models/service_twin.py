@@ -39,10 +39,21 @@ class TwinReservation:
     touched_at: float
     outputs: int = 0
     prefill_done: bool = False
+    lease: str | None = None
+    ttl_s: float | None = None  # None: the default, unless there is a lease
 
     def blocks(self) -> set[Hashable]:
         """Prompt blocks, distinct by hash, and private output blocks."""
         return set(self.prompt.chain) | {("output", self.name, i) for i in range(self.outputs)}
+
+
+@dataclass
+class TwinLease:
+    """An open lease."""
+
+    owner: str
+    ttl_s: float
+    renewed_at: float
 
 
 @dataclass
@@ -52,6 +63,7 @@ class TwinTicket:
     wish: Wish
     prompt: TwinPrompt
     name: str | None  # None: a plain selection
+    term: Mapping[str, Any] = field(default_factory=dict)  # how long it is to live
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,7 @@ class ServiceTwin:
     fractions: dict[tuple[Rank, Hashable], float] = field(default_factory=dict)
     freed: dict[str, float] = field(default_factory=dict)  # name → when
     now: float = 0.0
+    leases: dict[str, TwinLease] = field(default_factory=dict)
     queue: list[TwinTicket] = field(default_factory=list)
 
     # -- workers (1.5) -------------------------------------------------------------------------
@@ -157,12 +170,27 @@ class ServiceTwin:
         """A reservation begins."""
         assert reservation.name not in self.live
         self.live[reservation.name] = reservation
+        self.alive(reservation.name)
+
+    def alive(self, name: str) -> None:
+        """Somebody cares for a reservation, and so for all under the same lease."""
+        mine = self.live[name]
+        mine.touched_at = self.now
+        if mine.lease is not None:
+            self.leases[mine.lease].renewed_at = self.now
+
+    def end_lease(self, lease_id: str) -> None:
+        """A lease ends, with everything under it."""
+        del self.leases[lease_id]
+        for one in list(self.live.values()):
+            if one.lease == lease_id:
+                self.release(one.name)
 
     def output_block(self, name: str, fraction: float | None) -> None:
         """One more private block; a fraction applies to all that only this one references."""
         mine = self.live[name]
         mine.outputs += 1
-        mine.touched_at = self.now
+        self.alive(name)
         if fraction is None:
             return
         others = (r.blocks() for r in self.on_rank(mine.rank) if r is not mine)
@@ -182,9 +210,13 @@ class ServiceTwin:
         return name in self.freed and self.now - self.freed[name] < REMEMBERED_S
 
     def expire(self) -> None:
-        """End what nobody has touched for the TTL (D15)."""
+        """End what nobody has touched for its TTL, and missed leases (D15)."""
+        for lease_id, lease in list(self.leases.items()):
+            if self.now - lease.renewed_at >= lease.ttl_s:
+                self.end_lease(lease_id)
         for one in list(self.live.values()):
-            if self.now - one.touched_at >= self.config.ttl_s:
+            ttl_s = self.config.ttl_s if one.ttl_s is None else one.ttl_s
+            if one.lease is None and self.now - one.touched_at >= ttl_s:
                 self.release(one.name)
 
     # -- choice (3) ----------------------------------------------------------------------------

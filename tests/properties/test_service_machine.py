@@ -3,14 +3,15 @@
 Workers come, change and go; engines publish; requests select, book, wait, move on, end, repeat and
 expire. After every step loads are the sum of the live reservations, overlaps are what the engines
 hold, and the core's own promises are true; every choice is an arg-min of the formula; at the end
-everything is freed and all loads are zero.
+everything is freed and all loads are zero. Some reservations live under leases, which are renewed
+by whatever happens to one of them, closed, or missed.
 """
 
 from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ from select_service.core.partition import Placement
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.errors import (
+    LeaseConflict,
+    LeaseNotFound,
     NoEligibleWorker,
     NoSchedulableWorker,
     ReservationConflict,
@@ -40,7 +43,12 @@ from select_service.errors import (
     ServiceError,
 )
 from select_service.types import (
+    BatchFree,
+    BatchOutputBlock,
+    BatchPrefillComplete,
     CoreLimits,
+    LeaseRenewal,
+    LeaseRequest,
     OverlapScoresRequest,
     PinnedWorker,
     PotentialLoadsRequest,
@@ -56,6 +64,7 @@ from tests.models.service_twin import (
     Rank,
     ServiceTwin,
     TwinConfig,
+    TwinLease,
     TwinPrompt,
     TwinReservation,
     TwinTicket,
@@ -86,6 +95,12 @@ wishes = st.builds(
         st.sampled_from(TAINTS), st.sampled_from([-1.0, 0.5, 5.0]), max_size=2
     ).map(lambda chosen: tuple(chosen.items())),
 )
+lease_ids = st.sampled_from("kl")
+lease_ttls = st.sampled_from([80.0, 160.0, 500.0])
+terms = st.sampled_from(  # how long a booking is to live
+    [{}, {}, {"lease_id": "k"}, {"lease_id": "l"}, {"ttl_s": 100.0}, {"ttl_s": 1000.0}]
+)
+fractions = st.none() | st.sampled_from([0.0, 0.25, 0.5, 1.0])
 free_wishes = st.sampled_from([Wish()] * 3) | wishes
 
 
@@ -298,29 +313,37 @@ class ServiceMachine(RuleBasedStateMachine):
     def select(self, blocks: tuple[int, ...], tail: int, wish: Wish) -> None:
         prompt = self.token_prompt(blocks, tail)
         request = SelectRequest(token_ids=tokens_of(blocks, tail), **fields_of(wish))
-        self.expect(prompt, wish, None, lambda: self.core.select(request, self.later()))
+        self.expect(prompt, wish, None, {}, lambda: self.core.select(request, self.later()))
 
     @rule(
         target=reservations,
         blocks=letters,
         tail=st.integers(1, BLOCK_SIZE - 1),
         wish=free_wishes,
+        term=terms,
         again=st.booleans(),
         reused=st.booleans(),
     )
     def select_and_reserve(
-        self, blocks: tuple[int, ...], tail: int, wish: Wish, *, again: bool, reused: bool
+        self,
+        blocks: tuple[int, ...],
+        tail: int,
+        wish: Wish,
+        term: dict[str, Any],
+        *,
+        again: bool,
+        reused: bool,
     ) -> str:
         name = self.new_name(reused=reused)
         prompt = self.token_prompt(blocks, tail)
         request = SelectAndReserveRequest(
-            token_ids=tokens_of(blocks, tail), reservation_id=name, **fields_of(wish)
+            token_ids=tokens_of(blocks, tail), reservation_id=name, **fields_of(wish), **term
         )
 
         def ask() -> Any:
             return self.core.select_and_reserve(request, self.later())
 
-        answer = self.expect(prompt, wish, name, ask)
+        answer = self.expect(prompt, wish, name, term, ask)
         if again and isinstance(answer, Selection):
             assert ask()[0] == answer  # D14: the same answer, and nothing is booked twice
         return name
@@ -335,9 +358,11 @@ class ServiceMachine(RuleBasedStateMachine):
         self.names += 1
         return f"r{self.names}"
 
-    def expect(self, prompt: TwinPrompt, wish: Wish, name: str | None, ask: Any) -> Any:
+    def expect(
+        self, prompt: TwinPrompt, wish: Wish, name: str | None, term: dict[str, Any], ask: Any
+    ) -> Any:
         """Ask, and compare what happens with what the twin says must happen."""
-        problem = self.expected_refusal(wish)
+        problem = self.expected_refusal(wish, term)
         if problem is not None:
             with pytest.raises(problem):
                 ask()
@@ -346,27 +371,33 @@ class ServiceMachine(RuleBasedStateMachine):
         answer, effects = ask()
         assert isinstance(answer, Ticket) is waits
         if waits:
-            self.twin.queue.append(TwinTicket(wish, prompt, name))
+            self.twin.queue.append(TwinTicket(wish, prompt, name, term))
             self.tickets.append(answer)
             return None
         assert not effects.answered
-        self.accept(prompt, wish, name, answer, effects.decided[0].cost)
+        asked = TwinTicket(wish, prompt, name, term)
+        self.accept(asked, answer, effects.decided[0].cost)
         return answer
 
-    def expected_refusal(self, wish: Wish) -> type[ServiceError] | None:
+    def is_leaseless(self, term: Mapping[str, Any]) -> bool:
+        """Whether a booking names a lease that is not open."""
+        return "lease_id" in term and term["lease_id"] not in self.twin.leases
+
+    def expected_refusal(self, wish: Wish, term: dict[str, Any]) -> type[ServiceError] | None:
         if not self.twin.workers:
             return NoSchedulableWorker
         clash = wish.pinned and wish.allowed is not None and wish.pinned[0] not in wish.allowed
         if clash:
             return ServiceError
+        if self.is_leaseless(term):
+            return LeaseNotFound
         if not self.twin.queue and not self.twin.eligible(wish):
             return NoEligibleWorker
         return None
 
-    def accept(
-        self, prompt: TwinPrompt, wish: Wish, name: str | None, answer: Selection, cost: float
-    ) -> None:
+    def accept(self, asked: TwinTicket, answer: Selection, cost: float) -> None:
         """A choice was made: it must be an arg-min; the twin books it too."""
+        prompt, wish, name = asked.prompt, asked.wish, asked.name
         rank = (answer.worker_id, answer.dp_rank)
         among = self.twin.eligible(wish)
         prices = {one: self.twin.cost(one, prompt, wish, among) for one in among}
@@ -387,7 +418,11 @@ class ServiceMachine(RuleBasedStateMachine):
         blocks = self.twin.decode(rank) + self.twin.new_blocks(rank, prompt.chain)
         assert answer.potential_decode_blocks == blocks
         booked = effective if self.twin.config.track else 0
-        self.twin.book(TwinReservation(name, rank, prompt, booked, self.now))
+        self.book(TwinReservation(name, rank, prompt, booked, self.now), asked.term)
+
+    def book(self, reservation: TwinReservation, term: Mapping[str, Any]) -> None:
+        reservation.lease, reservation.ttl_s = term.get("lease_id"), term.get("ttl_s")
+        self.twin.book(reservation)
 
     def settle(self, ticket: Ticket, decided: Iterator[Placement]) -> None:
         """A waiting request has its answer: it was the head of the queue and could go."""
@@ -397,9 +432,11 @@ class ServiceMachine(RuleBasedStateMachine):
         if not self.twin.eligible(expected.wish):
             assert isinstance(ticket.answer, NoEligibleWorker)
             return
+        if self.is_leaseless(expected.term):
+            assert isinstance(ticket.answer, LeaseNotFound)
+            return
         assert isinstance(ticket.answer, Selection)
-        cost = next(decided).cost
-        self.accept(expected.prompt, expected.wish, expected.name, ticket.answer, cost)
+        self.accept(expected, ticket.answer, next(decided).cost)
 
     @rule(
         target=reservations,
@@ -407,6 +444,7 @@ class ServiceMachine(RuleBasedStateMachine):
         chain=st.lists(st.integers(0, 3), max_size=5).map(tuple),
         isl=st.sampled_from([8, 9, 30, 0]),
         prefill=st.sampled_from([None, 0, 3, 8, 20]),
+        term=terms,
         reused=st.booleans(),
     )
     def reserve(
@@ -415,6 +453,7 @@ class ServiceMachine(RuleBasedStateMachine):
         chain: tuple[int, ...],
         isl: int,
         prefill: int | None,
+        term: dict[str, Any],
         *,
         reused: bool,
     ) -> str:
@@ -431,13 +470,18 @@ class ServiceMachine(RuleBasedStateMachine):
             sequence_hashes=list(chain),
             isl_tokens=isl,
             effective_prefill_tokens=prefill,
+            **term,
         )
+        if self.is_leaseless(term):
+            with pytest.raises(LeaseNotFound):
+                self.core.reserve(request, self.later())
+            return name
         answer, effects = self.core.reserve(request, self.later())
         assert (answer.worker_id, answer.dp_rank) == rank
         self.follow(effects)
         prompt = TwinPrompt(tuple(unpack_u64(pack_u64(chain))), isl, {"token_ids": []})
         booked = prefill if prefill is not None else isl if self.twin.config.track else 0
-        self.twin.book(TwinReservation(name, rank, prompt, booked, self.now))
+        self.book(TwinReservation(name, rank, prompt, booked, self.now), term)
         assert self.core.reserve(request, self.later())[0] == answer  # D14
         request.isl_tokens = isl + 1
         with pytest.raises(ReservationConflict):
@@ -454,11 +498,11 @@ class ServiceMachine(RuleBasedStateMachine):
             return
         effects = self.core.prefill_complete(name, self.later())
         self.twin.live[name].prefill_done = True
-        self.twin.live[name].touched_at = self.now
+        self.twin.alive(name)
         self.follow(effects)
         assert not self.twin.head_may_go()
 
-    @rule(name=reservations, fraction=st.none() | st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+    @rule(name=reservations, fraction=fractions)
     def output_block(self, name: str, fraction: float | None) -> None:
         if name not in self.twin.live:
             with pytest.raises(ReservationNotFound):
@@ -471,6 +515,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def free(self, name: str) -> None:
         if name in self.twin.live:
             effects = self.core.free(name, self.later())
+            self.twin.alive(name)
             self.twin.release(name)
             self.follow(effects)
             assert not self.twin.head_may_go()
@@ -479,6 +524,90 @@ class ServiceMachine(RuleBasedStateMachine):
         elif name not in self.twin.freed:
             with pytest.raises(ReservationNotFound):
                 self.core.free(name, self.later())
+
+    @rule(
+        names=st.lists(reservations, max_size=4),
+        kind=st.sampled_from(["prefill_complete", "output_block", "free"]),
+        fraction=fractions,
+        count=st.integers(1, 3),
+    )
+    def batch(self, names: list[str], kind: str, fraction: float | None, count: int) -> None:
+        """Many lifecycle calls: each is what it would be alone."""
+        for name in names:
+            if kind == "free" and name in self.twin.freed and not self.twin.must_remember(name):
+                continue  # may be remembered, must not
+            lives = name in self.twin.live
+            operation: Any
+            if kind == "prefill_complete":
+                operation = BatchPrefillComplete(reservation_id=name)
+            elif kind == "free":
+                operation = BatchFree(reservation_id=name)
+            else:
+                operation = BatchOutputBlock(
+                    reservation_id=name, decay_fraction=fraction, count=count
+                )
+            result, effects = self.core.operate(operation, self.later())
+            known = lives or (kind == "free" and self.twin.must_remember(name))
+            assert result.status == (200 if known else 404)
+            if lives and kind == "output_block":
+                for _ in range(count):
+                    self.twin.output_block(name, fraction)
+            elif lives:
+                self.twin.live[name].prefill_done = True
+                self.twin.alive(name)
+                if kind == "free":
+                    self.twin.release(name)
+            self.follow(effects)
+
+    # -- leases --------------------------------------------------------------------------------
+
+    @rule(lease_id=lease_ids, owner=st.sampled_from("xxxy"), ttl_s=lease_ttls)
+    def open_lease(self, lease_id: str, owner: str, ttl_s: float) -> None:
+        request = LeaseRequest(lease_id=lease_id, owner=owner, ttl_s=ttl_s)
+        known = self.twin.leases.get(lease_id)
+        if known is not None and known.owner != owner:
+            with pytest.raises(LeaseConflict):
+                self.core.open_lease(request, self.later())
+            return
+        self.core.open_lease(request, self.later())
+        self.twin.leases[lease_id] = TwinLease(owner, ttl_s, self.now)
+
+    @rule(lease_id=lease_ids, ttl_s=st.none() | lease_ttls)
+    def renew_lease(self, lease_id: str, ttl_s: float | None) -> None:
+        lease = self.twin.leases.get(lease_id)
+        if lease is None:
+            with pytest.raises(LeaseNotFound):
+                self.core.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s), self.later())
+            return
+        self.core.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s), self.later())
+        lease.renewed_at = self.now
+        lease.ttl_s = lease.ttl_s if ttl_s is None else ttl_s
+
+    @rule(lease_id=lease_ids, meant=st.sampled_from([False, False, True]))
+    def close_lease(self, lease_id: str, *, meant: bool) -> None:
+        if lease_id not in self.twin.leases or not meant:
+            return
+        lease, effects = self.core.close_lease(lease_id, self.later())
+        assert lease is not None
+        assert not lease.reservations, "few enough for one turn"
+        self.twin.end_lease(lease_id)
+        self.follow(effects)
+        assert not self.twin.head_may_go()
+
+    @invariant()
+    def leases_are_open_or_not(self) -> None:
+        found = self.core.leases(self.now, None, 100)
+        assert {
+            (lease.lease_id, lease.owner, lease.ttl_s, lease.expires_in_s) for lease in found.leases
+        } == {
+            (name, one.owner, one.ttl_s, max(0.0, one.renewed_at + one.ttl_s - self.now))
+            for name, one in self.twin.leases.items()
+        }
+        for name in self.twin.leases:
+            under = self.core.desk.leases.get(name).reservations
+            assert {one.reservation_id for one in under if one.live} == {
+                one.name for one in self.twin.live.values() if one.lease == name
+            }
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
@@ -501,9 +630,12 @@ class ServiceMachine(RuleBasedStateMachine):
 
     @rule()
     def housekeeping(self) -> None:
-        """One turn, in which nothing can be seen to happen."""
+        """One turn: but for what has come due, nothing can be seen to happen."""
+        before = len(self.twin.live)
+        self.twin.expire()
         _, effects = self.core.tick(self.now)
-        assert not effects
+        assert not effects or before > len(self.twin.live)
+        self.follow(effects)
 
     # -- what is always true -------------------------------------------------------------------
 
