@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.edge.keeper import Keeper
+    from select_service.edge.discovery.followers import Discovery
     from select_service.types import (
         BatchAnswer,
         BatchRequest,
@@ -141,6 +142,8 @@ class Driver:
                 *(registry, indexer_peers, self.core.make_room), limits=recovery_limits, clock=clock
             )
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
+        self.discovery: Discovery | None = None
+        """Where workers and replicas are found; set before `start`."""
         self._recovering: asyncio.Task[None] | None = None
         self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
@@ -181,10 +184,14 @@ class Driver:
         if self.recovery is not None:
             self._recovering = loop.create_task(self._recover(self.recovery))
         self._housekeeper = loop.create_task(self._keep_house())
+        if self.discovery is not None:
+            self.discovery.start()
 
     async def close(self) -> None:
         """Send waiting requests away, stop timers, close sockets. Idempotent."""
         self._closing = True
+        if self.discovery is not None:
+            await self.discovery.close()
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
@@ -330,6 +337,10 @@ class Driver:
         if self._closing:
             self.core.withdraw(ticket)
             raise ShuttingDown
+        if isinstance(ticket.answer, Selection):  # before anybody came to wait
+            return ticket.answer
+        if ticket.answer is not None:
+            raise ticket.answer
         future: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(ticket, []).append(future)
         try:

@@ -1,0 +1,322 @@
+"""A service with a state directory: what comes back, what the disk's refusal does."""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from select_service.config import Durability
+from select_service.edge import journal as journal_module
+from select_service.edge.app import create_app, create_driver
+from select_service.edge.driver import Driver
+from select_service.errors import StateDirUnusable
+from tests.select_service.edge.serving import DEADLINE_S, PROMPT, SETTINGS, worker
+
+Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
+
+
+def life(directory: Path, use: Use, *, kill: bool = False, **settings: Any) -> None:
+    """One life of a service over the directory; killed, it writes and says no more."""
+
+    async def run() -> None:
+        chosen = replace(SETTINGS, state_dir=str(directory), **settings)
+        service = create_driver(chosen)
+        await service.start()
+        transport = httpx.ASGITransport(create_app(service, chosen))
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+                await use(client, service)
+                service.core.check()
+        finally:
+            if kill:
+                assert service.keeper is not None
+                service.keeper.journal._changes = None
+            await service.close()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def body(reservation_id: str, **fields: Any) -> dict[str, Any]:
+    return {**PROMPT, "reservation_id": reservation_id, **fields}
+
+
+async def post(client: httpx.AsyncClient, path: str, content: Any = None) -> httpx.Response:
+    return await client.post(path, json=content)
+
+
+class Disk:
+    """A store whose commits fail on demand, as SQLite does."""
+
+    def __init__(self, service: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert service.keeper is not None
+        monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
+        self.journal = service.keeper.journal
+        self._commit = self.journal.store.commit
+        self.code: int | None = None
+        monkeypatch.setattr(self.journal.store, "commit", self.commit)
+
+    def commit(self, batch: Any) -> None:
+        if self.code is not None:
+            error = sqlite3.OperationalError("injected")
+            error.sqlite_errorcode = self.code
+            raise error
+        self._commit(batch)
+
+    async def heals(self) -> None:
+        self.code = None
+        while self.journal.refusal is not None:  # noqa: ASYNC110 - the retry has no event
+            await asyncio.sleep(0.001)
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    answers: list[Any] = []
+
+    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+        for number in (1, 2):
+            assert (await post(client, "/workers", worker(number))).status_code == 201
+        await client.patch("/workers/2", json={"taints": ["gpu"]})
+        chosen = await post(client, "/select_and_reserve", body("a", selection_id="s"))
+        booked = await post(client, "/reservations", body("b", worker_id=2, lora_name="l"))
+        answers.extend((chosen.json(), booked.json()))
+        await post(client, "/reservations/b/prefill_complete")
+        await post(client, "/reservations/b/output_block", {})
+        await post(client, "/reservations/b/output_block", {"decay_fraction": 0.25})
+        await post(client, "/reservations", body("gone", worker_id=1))
+        await client.delete("/reservations/gone")
+        answers.append((await client.get("/loads")).json())
+        answers.append((await client.get("/workers")).json())
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        assert (await client.get("/loads")).json() == answers[2]
+        assert (await client.get("/workers")).json() == answers[3]
+        chosen = await post(client, "/select_and_reserve", body("a", selection_id="s"))
+        booked = await post(client, "/reservations", body("b", worker_id=2, lora_name="l"))
+        assert [chosen.json(), booked.json()] == answers[:2], "a repeat gets the first answer"
+        other = await post(client, "/reservations", body("b", worker_id=1))
+        assert other.status_code == 409
+        assert (await client.delete("/reservations/gone")).status_code == 200
+        assert (await client.delete("/reservations/never")).status_code == 404
+        assert (await post(client, "/reservations/s/prefill_complete")).status_code == 200
+        state = (await client.get("/ready")).json()["state"]
+        assert (state["epoch"], state["restored"]["reservation"], state["damage"]) == (2, 3, [])
+        for name in ("a", "b"):
+            assert (await client.delete(f"/reservations/{name}")).status_code == 200
+        loads = (await client.get("/loads")).json()[0]["loads"]
+        assert all(not row["potential_decode_blocks"] for row in loads)
+
+    async def third(client: httpx.AsyncClient, service: Driver) -> None:
+        assert not len(service.core.desk.bookings)
+        for name in ("a", "b", "s", "gone"):
+            assert (await client.delete(f"/reservations/{name}")).status_code == 200
+
+    life(tmp_path, first, kill=True)
+    life(tmp_path, second, kill=True)
+    life(tmp_path, third)
+
+
+def test_who_we_are_stays(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def note(_: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await service.settle()
+        seen.append((service.keeper.router_id, service.keeper.epoch))
+
+    for _ in range(3):
+        life(tmp_path, note)
+    assert seen == [(seen[0][0], epoch) for epoch in (1, 2, 3)]
+    assert seen[0][0]
+
+
+def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        for number in (1, 2):
+            await post(client, "/workers", worker(number))
+            await post(client, "/reservations", body(f"r{number}", worker_id=number))
+        changes = service.core.desk.bookings.changes
+        assert changes is not None
+        service.core.desk.bookings.changes = None  # what it does is not written any more ...
+        await client.delete("/workers/1")  # ... but that the worker goes is
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        state = (await client.get("/ready")).json()["state"]
+        assert (state["restored"], state["dropped"]) == (
+            state["restored"] | {"worker": 1, "reservation": 1},
+            state["dropped"] | {"reservation": 1},
+        )
+        assert (await client.delete("/reservations/r1")).status_code == 200, "ended with its rank"
+        assert len(service.core.desk.bookings) == 1
+
+    life(tmp_path, first)
+    life(tmp_path, second)
+
+
+def test_no_answer_before_the_disk_has_it(tmp_path: Path) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        store = service.keeper.journal.store
+
+        def on_disk(name: str) -> bool:
+            return ("reservation", name) in store._places
+
+        for number in range(20):
+            answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
+            assert answer.status_code == 201
+            assert on_disk(f"r{number}")
+        calls = (post(client, "/reservations", body(f"p{n}", worker_id=1)) for n in range(50))
+        commits = service.keeper.journal.commits
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {201}
+        assert all(on_disk(f"p{number}") for number in range(50))
+        assert service.keeper.journal.commits - commits < 50, "commits are shared"
+
+    life(tmp_path, use)
+
+
+def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        await post(client, "/reservations", body("r", worker_id=1))
+        assert service.keeper.journal.pending
+
+    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        assert len(service.core.desk.bookings) == 1
+
+    relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 0.02}
+    life(tmp_path, first, **relaxed)  # a proper end writes the rest
+    life(tmp_path, second, **relaxed)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "name"),
+    [
+        (sqlite3.SQLITE_FULL, 507, "state_disk_full"),
+        (sqlite3.SQLITE_IOERR_FSYNC, 503, "state_unwritable"),
+    ],
+)
+def test_a_disk_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: int, name: str
+) -> None:
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        await post(client, "/reservations", body("old", worker_id=1))
+        disk = Disk(service, monkeypatch)
+        loads = (await client.get("/loads")).json()
+        disk.code = code
+
+        refused = await post(client, "/select_and_reserve", body("new"))
+        assert (refused.status_code, refused.json()["code"]) == (status, name)
+        assert (await client.get("/loads")).json() == loads, "a booking nobody knows of is none"
+
+        for call in (
+            post(client, "/reservations", body("new", worker_id=1)),
+            post(client, "/reservations/old/output_block", {}),
+            client.delete("/reservations/old"),
+            client.delete("/workers/1"),
+        ):
+            assert (await call).json()["code"] == name
+        assert (await client.get("/loads")).json() == loads, "refused before it began"
+        assert (await post(client, "/select", PROMPT)).status_code == 200, "reads go on"
+        assert not (await client.get("/ready")).json()["state"]["writable"]
+
+        await disk.heals()
+        assert (await post(client, "/select_and_reserve", body("new"))).status_code == 200
+        assert (await client.delete("/reservations/old")).status_code == 200
+
+    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        assert service.core.desk.bookings.live("new") is not None
+        assert len(service.core.desk.bookings) == 1
+
+    life(tmp_path, first, kill=True)
+    life(tmp_path, second)
+
+
+def test_what_was_under_way_when_the_disk_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bookings are taken back; a booking acknowledged before is not, whatever hit it since."""
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        await post(client, "/reservations", body("old", worker_id=1))
+        await post(client, "/reservations", body("ends", worker_id=1))
+        disk = Disk(service, monkeypatch)
+        disk.code = sqlite3.SQLITE_FULL
+        answers = await asyncio.gather(
+            *(post(client, "/reservations", body(f"new{n}", worker_id=1)) for n in range(5)),
+            post(client, "/reservations", body("new1", worker_id=1)),  # a repeat
+            post(client, "/reservations/old/prefill_complete"),
+            client.delete("/reservations/ends"),
+        )
+        assert {answer.status_code for answer in answers} == {507}
+        assert service.core.desk.bookings.live("old") is not None
+        assert len(service.core.desk.bookings) == 1, "ended, although it could not be said"
+        await disk.heals()
+        assert (await client.delete("/reservations/ends")).status_code == 200
+        booked = await post(client, "/reservations", body("new1", worker_id=1))
+        assert booked.status_code == 201
+
+    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        bookings = service.core.desk.bookings
+        old = bookings.live("old")
+        assert old is not None
+        assert old.reservation.prefill_done
+        assert bookings.live("new1") is not None
+        assert len(bookings) == 2
+
+    life(tmp_path, first, kill=True)
+    life(tmp_path, second)
+
+
+def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1, max_num_batched_tokens=1))
+        await post(client, "/select_and_reserve", body("busy"))
+        waiting = asyncio.ensure_future(post(client, "/select_and_reserve", body("waits")))
+        while not service.core.loads()[0].pending_count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        disk = Disk(service, monkeypatch)
+        disk.code = sqlite3.SQLITE_FULL
+        assert (await client.delete("/reservations/busy")).status_code == 507
+        assert (await waiting).status_code == 507
+        assert not len(service.core.desk.bookings)
+        await disk.heals()
+
+    life(tmp_path, use)
+
+
+def test_two_processes_and_one_directory(tmp_path: Path) -> None:
+    async def use(_: httpx.AsyncClient, __: Driver) -> None:
+        with pytest.raises(StateDirUnusable, match="in use"):
+            create_driver(replace(SETTINGS, state_dir=str(tmp_path)))
+
+    life(tmp_path, use)
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        for number in range(50):
+            await post(client, "/reservations", body(f"r{number}", worker_id=1))
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        state = (await client.get("/ready")).json()["state"]
+        assert state["damage"]
+        assert state["rows_saved"] + state["rows_lost"] == 51
+        assert state["rows_lost"]
+
+    life(tmp_path, first)
+    path = tmp_path / "state.db"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 0xFF
+    path.write_bytes(data)
+    life(tmp_path, second)
+    assert (tmp_path / "state.db.corrupt").exists()
