@@ -12,22 +12,23 @@ import msgspec
 import xxhash
 
 from indexer.core.hashing import unpack_i64
+from select_service.core.announcer import Announcer
 from select_service.core.bookings import Booking, Bookings
 from select_service.core.deadlines import rounded_up
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.leases import Leases
 from select_service.core.ledger import BLOCKS_PER_STEP
-from select_service.core.replica_events import Announcer, Stamp
 from select_service.errors import InvalidField, ReservationConflict, ReservationNotFound
 from select_service.types import ReservationAnswer, Selection
 
 if TYPE_CHECKING:
+    from indexer.types import PackedHashes
     from select_service.core.counters import Counters
     from select_service.core.leases import Lease
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.queue import Ticket
-    from select_service.core.replica_events import Ending
+    from select_service.core.replica_messages import ClaimRecord
     from select_service.core.reservation import Reservation
     from select_service.types import (
         CoreLimits,
@@ -66,13 +67,14 @@ class Claim(NamedTuple):
 class Desk:
     """Begins, repeats and ends reservations across all partitions."""
 
-    def __init__(self, limits: CoreLimits, counters: Counters, router_id: int) -> None:
+    def __init__(self, limits: CoreLimits, counters: Counters, router_id: int, epoch: int) -> None:
         self.bookings = Bookings(freed_ids_max=limits.freed_ids_max)
         self.leases = Leases(limits)
         self._ttl_s = limits.reservation_ttl_s
         self._ttl_max_s = limits.reservation_ttl_max_s
         self._counters = counters
-        self._announcer = Announcer(router_id)
+        self._orphan_ttl_s = limits.replica_orphan_ttl_s
+        self.announcer = Announcer(limits, router_id, epoch)
 
     # -- repeats (D14) -------------------------------------------------------------------------
 
@@ -174,10 +176,37 @@ class Desk:
         reservation.expected_output_tokens = request.expected_output_tokens
         self.bookings.add(Booking(partition, reservation, answer))
         self._counters.reservations_booked += 1
-        if self._announcer.router_id:
+        if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
-            effects.published.append(self._announcer.booked(partition, reservation, Stamp(1, 0)))
+            effects.published.append(self.announcer.booked(partition, reservation))
         return effects
+
+    def learn(
+        self,
+        partition: Partition,
+        slot: int,
+        record: ClaimRecord,
+        hashes: PackedHashes,
+        origin: str | int,
+        now: float,
+    ) -> Reservation:
+        """Book what a replica has booked; its id must not be live here."""
+        reservation = partition.ledger.book(
+            record.reservation_id,
+            slot,
+            hashes,
+            record.prefill_tokens,
+            now,
+            isl_tokens=record.isl_tokens,
+            ttl_s=self._ttl_s if origin == "local" else self._orphan_ttl_s,
+        )
+        reservation.track_prefill_tokens = record.track_prefill_tokens
+        reservation.selection_id = record.selection_id
+        reservation.lora_name = record.lora_name
+        reservation.expected_output_tokens = record.expected_output_tokens
+        reservation.origin = origin
+        self.bookings.add(Booking(partition, reservation, None))
+        return reservation
 
     # -- go on ---------------------------------------------------------------------------------
 
@@ -189,9 +218,12 @@ class Desk:
         """
         booking = self.bookings.get(name)
         booking.partition.ledger.prefill_complete(booking.reservation, now)
-        self._renew_lease(booking, now)
-        self.bookings.touched(booking)
-        return booking.partition, self._announce(booking, "MarkPrefillCompleted")
+        self._cared_for(booking, now)
+        if not self.announcer.speaks:
+            return booking.partition, NOTHING
+        effects = Effects()
+        effects.published.append(self.announcer.completed(booking.partition, booking.reservation))
+        return booking.partition, effects
 
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
@@ -203,6 +235,16 @@ class Desk:
         """
         booking = self.bookings.get(name)
         booking.partition.ledger.output_block(booking.reservation, decay_fraction, now, count)
+        self._cared_for(booking, now)
+        if self.announcer.speaks:
+            name = booking.reservation.reservation_id
+            self.announcer.claims.output(name, decay_fraction, count)
+
+    def _cared_for(self, booking: Booking, now: float) -> None:
+        """A lifecycle call came: it lives, and is ours if its owner is gone."""
+        reservation = booking.reservation
+        if self.announcer.speaks and self.announcer.adopted(booking.partition, reservation, now):
+            booking.partition.ledger.touch(reservation, now, self._ttl_s)
         self._renew_lease(booking, now)
         self.bookings.touched(booking)
 
@@ -222,12 +264,15 @@ class Desk:
         """
         booking = self.bookings.find(name)
         if booking is None:
+            said = self.announcer.freed_unbooked(name, now) if self.announcer.speaks else None
+            if said is not None:
+                return None, Effects(published=[said])
             if self.bookings.was_freed(name):
                 return None, NOTHING
             raise ReservationNotFound(name)
-        effects = self._announce(booking, "Free")
+        effects = self._announce_end(booking, now)
         self._renew_lease(booking, now)
-        self._release(booking, now)
+        self.release(booking, now)
         self._counters.reservations_freed += 1
         return booking.partition, effects
 
@@ -238,6 +283,10 @@ class Desk:
         """
         steps = 0
         for reservation in partition.ledger.expired(now, limit):
+            if not self.announcer.expires(reservation):
+                partition.ledger.touch(reservation, now)
+                steps += 1
+                continue
             steps += self._end(partition, reservation, now, effects)
             self._counters.reservations_expired += 1
             if steps >= limit:
@@ -272,8 +321,10 @@ class Desk:
         blocks = partition.ledger.blocks.blocks
         booking = self.bookings.get(reservation.reservation_id)
         if reservation.origin == "local":
-            effects.published += self._announce(booking, "Free").published
-        self._release(booking, now)
+            effects.published += self._announce_end(booking, now).published
+        else:
+            self.announcer.orphan_expired(reservation)
+        self.release(booking, now)
         return 1 + (blocks - partition.ledger.blocks.blocks) // BLOCKS_PER_STEP
 
     def dropped(self, count: int) -> None:
@@ -287,18 +338,18 @@ class Desk:
         for reservation in swept:
             self.leases.leave(reservation)
             self.bookings.forget_dropped(reservation, now)
+            self.announcer.dropped(reservation, now)
         return len(swept)
 
-    def _release(self, booking: Booking, now: float) -> None:
+    def release(self, booking: Booking, now: float) -> None:
+        """Take a live reservation out of the ledger; its id counts as freed."""
         booking.partition.ledger.free(booking.reservation)
         self.leases.leave(booking.reservation)
         self.bookings.forget(booking.reservation, now)
 
-    def _announce(self, booking: Booking, what: Ending) -> Effects:
-        if not self._announcer.router_id:
+    def _announce_end(self, booking: Booking, now: float) -> Effects:
+        if not self.announcer.speaks:
             return NOTHING
-        effects = Effects()
-        effects.published.append(
-            self._announcer.ended(booking.partition, booking.reservation, what, Stamp(1, 0))
+        return Effects(
+            published=[self.announcer.freed(booking.partition, booking.reservation, now)]
         )
-        return effects

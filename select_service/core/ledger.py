@@ -172,6 +172,26 @@ class Ledger:
             self.blocks.fade(reservation.chain, number, fraction)
         self.decode[reservation.slot] = self._weights.count(number)
 
+    def learn_outputs(
+        self, reservation: Reservation, outputs: int, faded_at: int, fraction: float
+    ) -> None:
+        """Follow what others say: so many output blocks, the first `faded_at` with a fraction."""
+        assert reservation.live
+        number = reservation.lane.number
+        faded = faded_at if fraction != 1.0 else 0
+        refade = faded_at > 0 and (
+            reservation.faded_outputs != faded or reservation.output_fraction != fraction
+        )
+        self._drop_outputs(reservation)
+        reservation.output_fraction = fraction
+        reservation.whole_outputs = outputs - faded
+        reservation.faded_outputs = faded
+        self._weights.whole[number] += outputs - faded
+        self._weights.add(number, faded, fraction)
+        if refade:
+            self.blocks.fade(reservation.chain, number, fraction)
+        self.decode[reservation.slot] = self._weights.count(number)
+
     def free(self, reservation: Reservation) -> None:
         """Take a live reservation out of the book."""
         assert reservation.live
@@ -229,6 +249,8 @@ class Ledger:
         ):
             lane = self._closed[0]
             reservation = next(reversed(lane.reservations.values()))  # a dict is slow at its head
+            if reservation.claim is not None:  # may be booked again when the rank comes back
+                reservation.claim.hashes = self.blocks.chain(reservation.chain)
             self._take_out(reservation)
             swept.append(reservation)
             if not lane.reservations:

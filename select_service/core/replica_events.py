@@ -1,20 +1,13 @@
 """What replicas tell each other about reservations, in the reference's envelope (contract 6.2).
 
-Shapes, and the one who fills them. `desk.py` says when an event is due, `edge/replica_sync.py`
-puts it on the wire.
+Shapes only. `announcer.py` fills them, `replica_wire.py` turns them into bytes and back.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
-
-from indexer.core.hashing import unpack_u64
-
-if TYPE_CHECKING:
-    from select_service.core.partition import Partition
-    from select_service.core.reservation import Reservation
 
 TOPIC: Final = b"dynamo.slot-tracker.v1"
 
@@ -77,6 +70,8 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     epoch: int
     seq: int
     of: list[tuple[int, int]] = []
+    isl_tokens: int = 0  # of an admission
+    selection_id: str | None = None  # of an admission
 
 
 class ReplicaEnvelope(Struct, frozen=True):
@@ -88,52 +83,3 @@ class ReplicaEnvelope(Struct, frozen=True):
     block_size: int = 0
     event: ReplicaEvent | None = None
     select_service: Stamp | UnsetType = UNSET
-
-
-class Announcer:
-    """Speaks for this process on the replica plane; a router id of 0 keeps silent."""
-
-    def __init__(self, router_id: int) -> None:
-        self.router_id = router_id
-
-    def booked(
-        self, partition: Partition, reservation: Reservation, stamp: Stamp
-    ) -> ReplicaEnvelope:
-        """Return the admission of a reservation; untracked prefill tokens are not told."""
-        track = reservation.track_prefill_tokens
-        add = AddRequest(
-            token_sequence=unpack_u64(partition.ledger.chain_of(reservation)),
-            track_prefill_tokens=track,
-            expected_output_tokens=reservation.expected_output_tokens,
-            prefill_load_hint=PrefillLoadHint(reservation.prefill_tokens) if track else None,
-        )
-        return self._envelope(partition, reservation, AddRequestData(add), stamp)
-
-    def ended(
-        self, partition: Partition, reservation: Reservation, what: Ending, stamp: Stamp
-    ) -> ReplicaEnvelope:
-        """Return the completion of a prefill, or the end of a reservation."""
-        return self._envelope(partition, reservation, what, stamp)
-
-    def _envelope(
-        self,
-        partition: Partition,
-        reservation: Reservation,
-        data: AddRequestData | Ending,
-        stamp: Stamp,
-    ) -> ReplicaEnvelope:
-        worker, dp_rank = partition.rank_at(reservation.slot)
-        return ReplicaEnvelope(
-            model_name=partition.scope.model_name,
-            tenant_id=partition.scope.tenant_id,
-            routing_group=partition.scope.tenant_id,
-            block_size=partition.index.block_size,
-            event=ReplicaEvent(
-                request_id=reservation.reservation_id,
-                worker=EventWorker(worker.worker_id, dp_rank),
-                data=data,
-                router_id=self.router_id,
-                lora_name=reservation.lora_name,
-            ),
-            select_service=stamp,
-        )

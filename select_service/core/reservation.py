@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from select_service.core.active_blocks import ChainNode
+    from select_service.core.claims import Claim
     from select_service.core.leases import Lease
 
 
@@ -35,6 +36,7 @@ class Reservation:
 
     __slots__ = (
         "chain",
+        "claim",
         "created",
         "deadline",
         "expected_output_tokens",
@@ -88,6 +90,7 @@ class Reservation:
         self.fingerprint: bytes | None = None  # of the request, to recognise a repeat (D14)
         self.lease: Lease | None = None  # `leases.py` writes it; then no deadline of its own
         self.origin: str | int = "local"  # or the router id of the replica it was learnt from
+        self.claim: Claim | None = None  # whose word it is, when replicas talk
 
     @property
     def live(self) -> bool:

@@ -26,6 +26,7 @@ from select_service.core.policy import default_policy
 from select_service.core.prompt import read_booking, read_prompt
 from select_service.core.queue import Ticket
 from select_service.core.recovered import RecoveredRanks
+from select_service.core.replicas import Replicas
 from select_service.core.scoring import weights_in_force
 from select_service.core.state import OpenLeases, Reservations, State, Workers
 from select_service.errors import (
@@ -124,11 +125,14 @@ class SelectionCore:
         self.limits = limits or CoreLimits()
         self.counters = Counters()
         self.catalog = Catalog(data_parallel_size_max=self.limits.data_parallel_size_max)
-        self.desk = Desk(self.limits, self.counters, router_id)
+        self.desk = Desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold),
             use_kv_events=config.use_kv_events,
+        )
+        self.replicas = Replicas(
+            self.limits, self.desk.announcer.claims, self.desk, self.membership
         )
         self.state = State(
             {
@@ -231,6 +235,8 @@ class SelectionCore:
         partition = None if old is None else self.partitions.get(old.scope)
         if partition is not None:
             self.desk.sweep(partition, self.limits.dropped_per_turn_max, now)
+        if new is not None:
+            self.replicas.worker_came(new.scope, new.worker_id)
 
     def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
         """Put a worker out of service whose event source cannot be listened to.
@@ -709,10 +715,12 @@ class SelectionCore:
 
     def replica_announce(self, http_port: int, url: str | None = None) -> None:
         """Tell where our snapshot can be had; heartbeats carry it."""
+        self.replicas.http_port, self.replicas.url = http_port, url
 
     def replica_heard(self, peer: str, message: ReplicaMessage, now: float) -> Effects:
         """Take in one decoded message that came from this peer endpoint (contract 6.4)."""
-        return NOTHING
+        self.replicas.heard(peer, message, now)
+        return self._relieved(now, NOTHING)
 
     def replica_tick(self, now: float) -> tuple[bool, Effects]:
         """Do a bounded turn: what is to be said, heartbeats, who is gone, what must be resolved.
@@ -722,27 +730,40 @@ class SelectionCore:
         Returns:
             (more, effects): `more` when another turn is due at once.
         """
-        return False, NOTHING
+        effects = Effects()
+        more = self.replicas.tick(now, effects)
+        return more, self._relieved(now, effects)
 
-    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
+    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:  # noqa: ARG002 - ages to come
         """Yield what we know, from head to end; anything may happen between two parts."""
-        return iter(())
+        return self.replicas.snapshot()
 
     def replica_snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
         """A pulled snapshot arrives; False when it is not who was asked: read no further."""
-        return False
+        return self.replicas.begin(pull.router_id, head, now)
 
     def replica_snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
         """Take in one part; a few at a time between two turns of the loop."""
-        return NOTHING
+        self.replicas.part(router_id, part, now)
+        return self._relieved(now, NOTHING)
 
     def replica_snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
         """It is all there; or the pull failed at any point after `Effects.pulls` asked for it."""
-        return NOTHING
+        self.replicas.end(router_id, now, complete=complete)
+        return self._relieved(now, NOTHING)
 
     def replica_status(self, now: float) -> list[ReplicaStatus]:
         """Return every publisher heard of, by router id."""
-        return []
+        return self.replicas.status(now)
+
+    def _relieved(self, now: float, effects: Effects) -> Effects:
+        """Admit who waited for what replicas have freed."""
+        touched = self.replicas.touched
+        while touched:
+            partition, _ = touched.popitem()
+            if partition.pending_count:
+                effects = self._drain(partition, now, effects)
+        return effects
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -794,6 +815,7 @@ class SelectionCore:
         self.desk.bookings.check()
         self.desk.leases.check()
         self.membership.check()
+        self.replicas.check()
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self._schedulable == sum(len(p.workers) for p in self.partitions.values())

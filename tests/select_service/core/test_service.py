@@ -669,6 +669,7 @@ def test_what_replicas_are_told() -> None:
             "router_id": 7,
             "lora_name": "l",
         },
+        "select_service": {"epoch": 1, "seq": 1, "isl_tokens": 20},  # readers of before skip it
     }
     fleet.take("a", -1, isl=20, expected_output_tokens=9, lora_name="l")
     assert published(fleet) == []  # a repeat changes nothing and tells nothing

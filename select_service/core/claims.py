@@ -1,0 +1,405 @@
+"""Who claims which reservation: our own claims and everybody's, and what became of each.
+
+A claim is named (owner, born) and only grows until it has ended; its end is remembered for a while,
+so that statements may arrive in any order and any number of times. The desk opens, grows and ends
+claims here when its callers do; `replicas.py` does so when publishers say so, and books the winner.
+Nothing here knows a ledger, a publisher's silence or a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+import xxhash
+
+from indexer.types import Scope
+from select_service.core.replica_events import Stamp
+from select_service.core.replica_messages import ClaimRecord, Ended, Grown, Growth, Said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.core.reservation import Reservation
+    from select_service.types import CoreLimits
+
+Key: TypeAlias = tuple[int, int]
+"""(owner, born): names one claim for ever."""
+
+SEQ_BITS: Final = 40
+"""Statements of one life; the epoch stands above them, so that numbers never repeat."""
+
+_DIGEST_MASK: Final = (1 << 64) - 1
+_NOTHING: Final = Growth()
+
+
+class Claim:
+    """One publisher's word that an id is booked on a rank; see ClaimRecord for the facts."""
+
+    __slots__ = (
+        "born",
+        "dead",
+        "digest",
+        "faded_at",
+        "fraction",
+        "hashes",
+        "hashes_digest",
+        "noted",
+        "outputs",
+        "owner",
+        "prefill_done",
+        "record",
+        "reservation",
+        "reservation_id",
+        "scope",
+    )
+
+    def __init__(self, owner: int, record: ClaimRecord, hashes_digest: int | None = None) -> None:
+        if hashes_digest is None:
+            hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
+        self.hashes_digest = hashes_digest
+        self.owner = owner
+        self.born = record.born
+        self.reservation_id = record.reservation_id
+        self.scope = Scope(record.model_name, record.tenant_id)
+        self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
+        self.digest = _digest(record, hashes_digest)
+        self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
+        self.reservation: Reservation | None = None  # its booking in our ledger
+        self.dead = False  # has ended, but its owner does not say so yet
+        self.noted = False  # our callers made it grow, and it is not ours
+        growth = record.growth
+        self.prefill_done = growth.prefill_done
+        self.outputs = dict(growth.outputs)
+        self.faded_at = growth.faded_at
+        self.fraction = growth.fraction
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return self.owner, self.born
+
+    @property
+    def booked(self) -> bool:
+        """Whether our ledger carries its load."""
+        return self.reservation is not None and self.reservation.live
+
+    def growth(self) -> Growth:
+        """What became of it so far."""
+        return Growth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
+
+    def join(self, growth: Growth) -> bool:
+        """Take in what somebody knows of it; tells whether that was news."""
+        news = False
+        if growth.prefill_done and not self.prefill_done:
+            self.prefill_done = news = True
+        for router_id, count in growth.outputs.items():
+            if count > self.outputs.get(router_id, 0):
+                self.outputs[router_id] = count
+                news = True
+        if (growth.faded_at, -growth.fraction) > (self.faded_at, -self.fraction):
+            self.faded_at, self.fraction = growth.faded_at, growth.fraction
+            news = True
+        return news
+
+
+def _digest(record: ClaimRecord, hashes_digest: int) -> int:
+    facts = (
+        f"{record.born} {record.worker_id} {record.dp_rank} {record.prefill_tokens} "
+        f"{hashes_digest} {record.model_name!r} {record.tenant_id!r} "
+        f"{record.reservation_id!r}"
+    )
+    return xxhash.xxh3_64_intdigest(facts.encode("utf-8", "surrogatepass"))
+
+
+class ClaimSet:
+    """What one publisher owns, by id, with the digest of it all."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Claim] = {}
+        self.digest = 0  # a sum, so that order does not matter and parts can leave
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def add(self, claim: Claim) -> None:
+        """Take a claim in; its id must be free in this set."""
+        assert claim.reservation_id not in self.by_id
+        self.by_id[claim.reservation_id] = claim
+        self.digest = (self.digest + claim.digest) & _DIGEST_MASK
+
+    def remove(self, claim: Claim) -> None:
+        """Let a claim of this set go."""
+        del self.by_id[claim.reservation_id]
+        self.digest = (self.digest - claim.digest) & _DIGEST_MASK
+
+    def find(self, reservation_id: str, born: int) -> Claim | None:
+        """Return the claim of that name."""
+        claim = self.by_id.get(reservation_id)
+        return claim if claim is not None and claim.born == born else None
+
+    def check(self) -> None:
+        """State every promise."""
+        assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
+        assert all(one.reservation_id == name for name, one in self.by_id.items())
+
+
+class Claims:
+    """Everybody's claims, the ends of claims, and what we have yet to say about them.
+
+    All moves O(1); a router id of 0 keeps no claims at all.
+    """
+
+    def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
+        self.router_id = router_id
+        self.epoch = epoch
+        self.seq = (epoch - 1) << SEQ_BITS
+        self.own = ClaimSet()
+        self.sets = {router_id: self.own}  # by owner; one for each publisher we know
+        self.ready: list[Said] = []  # to be published with the next turn
+        self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
+        self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
+        self.ended_lost = 0  # ends forgotten before their time
+        self.adopted = 0
+        self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
+        self._ended: OrderedDict[Key, tuple[str, bool, float]] = OrderedDict()
+        self._early: OrderedDict[Key, tuple[Growth, float]] = OrderedDict()
+        self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
+        self._limits = limits
+
+    # -- what is known -------------------------------------------------------------------------
+
+    def alive(self, reservation_id: str) -> list[Claim]:
+        """Return all claims on an id that have not ended."""
+        return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
+
+    def has_ended(self, key: Key) -> bool:
+        """Tell whether the end of that claim is remembered."""
+        return key in self._ended
+
+    def was_ended_by_owner(self, key: Key) -> bool:
+        """Tell whether its owner itself said so."""
+        entry = self._ended.get(key)
+        return entry is not None and entry[1]
+
+    def endings(self) -> list[Ended]:
+        """Return the remembered ends."""
+        return [Ended(name, *key) for key, (name, _, _) in list(self._ended.items())]
+
+    @property
+    def ended_count(self) -> int:
+        """How many ends are remembered."""
+        return len(self._ended)
+
+    @property
+    def early_count(self) -> int:
+        """Growth of claims nobody told us of yet."""
+        return len(self._early)
+
+    # -- what we say ---------------------------------------------------------------------------
+
+    def stamp(self, of: Iterable[Claim] = ()) -> Stamp:
+        """Number the statement that is about to be published."""
+        self.seq += 1
+        return Stamp(self.epoch, self.seq, [one.key for one in of])
+
+    def say(self, items: list[ClaimRecord | Grown | Ended]) -> Said:
+        """Put statements under the next number."""
+        self.seq += 1
+        return Said(self.router_id, self.epoch, self.seq, items)
+
+    def say_later(self, what: Claim | Ended) -> None:
+        """Have growth or an end said with the next batch, once however often it changed."""
+        if isinstance(what, Claim):
+            self._unsaid.setdefault(what.key, what)
+        else:
+            self._unsaid[what.owner, what.born] = what.reservation_id
+
+    @property
+    def unsaid_count(self) -> int:
+        """How much there is to be said."""
+        return len(self._unsaid)
+
+    def batch(self, limit: int) -> Said | None:
+        """Return up to `limit` things that have yet to be said."""
+        items: list[ClaimRecord | Grown | Ended] = []
+        for key in list(zip(range(limit), self._unsaid, strict=False)):
+            what = self._unsaid.pop(key[1])
+            if isinstance(what, str):
+                items.append(Ended(what, *key[1]))
+            elif not what.dead:
+                items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
+        return self.say(items) if items else None
+
+    # -- beginnings ----------------------------------------------------------------------------
+
+    def open(self, record: ClaimRecord, reservation: Reservation) -> Claim:
+        """Own a reservation that our ledger has just booked under this number."""
+        claim = Claim(self.router_id, record)
+        self.own.add(claim)
+        self._of_id.setdefault(claim.reservation_id, []).append(claim)
+        self.tie(claim, reservation)
+        return claim
+
+    def learn(self, claim: Claim, now: float) -> bool:
+        """Take in what an owner says it owns; False when that is known, or over."""
+        name, born = claim.reservation_id, claim.born
+        if self.was_ended_by_owner(claim.key):
+            return False
+        owners = self.sets[claim.owner]
+        before = owners.by_id.get(name)
+        if before is not None:
+            if before.born >= born:
+                return False
+            self.end(before, now)
+            self.forget(before)
+        claim.dead = claim.key in self._ended
+        early = self._early.pop(claim.key, None)
+        if early is not None:
+            claim.join(early[0])
+        owners.add(claim)
+        self._of_id.setdefault(name, []).append(claim)
+        return True
+
+    def tie(self, claim: Claim, reservation: Reservation) -> None:
+        """The ledger carries this claim's load from now on."""
+        claim.reservation = reservation
+        claim.hashes = b""
+        reservation.claim = claim
+        reservation.origin = "local" if claim.owner == self.router_id else claim.owner
+
+    def untie(self, claim: Claim, hashes: bytes) -> None:
+        """The ledger does not carry it any more."""
+        if claim.reservation is not None:
+            claim.reservation.claim = None
+            claim.reservation = None
+        claim.hashes = hashes
+
+    # -- growth --------------------------------------------------------------------------------
+
+    def grow_early(self, key: Key, growth: Growth, now: float) -> None:
+        """Keep what became of a claim nobody has told us of yet."""
+        if key in self._ended:
+            return
+        before = self._early.pop(key, None)
+        if before is not None:
+            growth = _joined(before[0], growth)
+        self._early[key] = (growth, now)
+        if len(self._early) > self._limits.replica_ended_max:
+            self._early.popitem(last=False)
+            self.early_lost += 1
+
+    def complete(self, reservation_id: str) -> list[Claim]:
+        """Our caller says the prefill is done; returns the claims that are meant."""
+        claims = self.alive(reservation_id)
+        for claim in claims:
+            claim.prefill_done = True
+            claim.noted = claim.owner != self.router_id
+        return claims
+
+    def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
+        """Our caller says so many more blocks are filled."""
+        for claim in self.alive(reservation_id):
+            claim.outputs[self.router_id] = claim.outputs.get(self.router_id, 0) + count
+            if fraction is not None:
+                claim.faded_at, claim.fraction = sum(claim.outputs.values()), fraction
+            claim.noted = claim.owner != self.router_id
+            self.say_later(claim)
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def end(self, claim: Claim, now: float, *, by_owner: bool = True) -> None:
+        """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
+        claim.dead = True
+        self.note_end(claim.reservation_id, claim.key, now, by_owner=by_owner)
+
+    def note_end(self, reservation_id: str, key: Key, now: float, *, by_owner: bool) -> None:
+        """Remember that a claim is over, whether we ever heard of it or not."""
+        before = self._ended.pop(key, None)
+        self._ended[key] = (reservation_id, by_owner or bool(before and before[1]), now)
+        self._early.pop(key, None)
+        if len(self._ended) > self._limits.replica_ended_max:
+            self._ended.popitem(last=False)
+            self.ended_lost += 1
+
+    def end_own(self, claim: Claim, now: float) -> None:
+        """Our own claim is over without anybody having said so; we do with the next batch."""
+        self.end(claim, now)
+        self.forget(claim)
+        self.say_later(Ended(claim.reservation_id, *claim.key))
+
+    def end_all(self, claims: list[Claim], now: float) -> None:
+        """Our caller has ended an id, and that is being published."""
+        for claim in claims:
+            ours = claim.owner == self.router_id
+            self.end(claim, now, by_owner=ours)
+            self._unsaid.pop(claim.key, None)
+            if ours:
+                self.forget(claim)
+
+    def forget(self, claim: Claim) -> None:
+        """Take a claim out of its owner's set and of ours."""
+        self.sets[claim.owner].remove(claim)
+        self._unsaid.pop(claim.key, None)
+        of_id = self._of_id[claim.reservation_id]
+        of_id.remove(claim)
+        if not of_id:
+            del self._of_id[claim.reservation_id]
+
+    def adopt(self, old: Claim, hashes: bytes, now: float) -> None:
+        """Own from the next number on what an owner who is gone has left behind."""
+        reservation = old.reservation
+        assert reservation is not None
+        record = msgspec.structs.replace(old.record, born=self.seq + 1, growth=old.growth())
+        self.untie(old, b"")
+        self.end(old, now, by_owner=False)
+        claim = Claim(self.router_id, record, old.hashes_digest)
+        self.own.add(claim)
+        self._of_id[claim.reservation_id].append(claim)
+        self.tie(claim, reservation)
+        self.adopted += 1
+        full = msgspec.structs.replace(record, hashes=hashes)
+        self.ready.append(self.say([full, Ended(old.reservation_id, *old.key)]))
+
+    def purge(self, now: float, limit: int) -> None:
+        """Forget ends and early growth of long ago, up to `limit` of each."""
+        horizon = now - self._limits.replica_ended_s
+        for _ in range(limit):
+            if not self._ended or next(iter(self._ended.values()))[2] > horizon:
+                break
+            self._ended.popitem(last=False)
+        for _ in range(limit):
+            if not self._early or next(iter(self._early.values()))[1] > horizon:
+                break
+            self._early.popitem(last=False)
+
+    def check(self) -> None:
+        """State every promise."""
+        self.own.check()
+        assert len(self._ended) <= self._limits.replica_ended_max
+        assert len(self._early) <= self._limits.replica_ended_max
+        for name, claims in self._of_id.items():
+            assert claims, "nobody claims nothing"
+            assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"
+            booked = [one for one in claims if one.booked]
+            assert len(booked) <= 1, "one booking an id"
+            for claim in claims:
+                assert claim.reservation_id == name
+                assert not (claim.dead and claim.booked), "what has ended carries nothing"
+                if claim.reservation is not None:
+                    assert claim.reservation.claim is claim
+        for claim in self.own.by_id.values():
+            assert not claim.dead, "we say of our own what ends"
+            assert claim.owner == self.router_id
+            assert claim in self._of_id[claim.reservation_id]
+
+
+def _joined(one: Growth, other: Growth) -> Growth:
+    outputs = {
+        router_id: max(one.outputs.get(router_id, 0), other.outputs.get(router_id, 0))
+        for router_id in one.outputs.keys() | other.outputs.keys()
+    }
+    faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
+    return Growth(one.prefill_done or other.prefill_done, outputs, faded_at, -minus)

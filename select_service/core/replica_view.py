@@ -1,0 +1,133 @@
+"""One publisher as we see it: how far we have heard it, and what is missing.
+
+Numbers only. Statements apply in any order, so what comes out of order is taken as it comes; this
+room knows which numbers have not been heard, when that is a reason to fetch the publisher's
+snapshot, and what a snapshot settles. `replicas.py` is the only caller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from select_service.core.claims import SEQ_BITS
+
+if TYPE_CHECKING:
+    from select_service.core.claims import ClaimSet
+    from select_service.core.replica_messages import Heartbeat
+    from select_service.types import CoreLimits
+
+
+class Incoming:
+    """A snapshot on its way in."""
+
+    __slots__ = ("seen", "seq")
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.seen: set[int] = set()  # numbers of the claims it holds
+
+
+class View:
+    """How far one publisher has been heard."""
+
+    def __init__(self, router_id: int, epoch: int, claims: ClaimSet, now: float) -> None:
+        self.router_id = router_id
+        self.claims = claims
+        self.epoch = epoch
+        self.high = (epoch - 1) << SEQ_BITS  # the newest number we know of
+        self.missing: dict[int, float] = {}  # numbers below it not heard; since when
+        self.hole: int | None = None  # only a snapshot from here on makes the picture whole
+        self.peer = ""
+        self.http_port = 0
+        self.url: str | None = None
+        self.heard_at = now
+        self.gone = False
+        self.pulls = self.pulls_failed = 0
+        self.pulling_since: float | None = None
+        self.next_pull_at = 0.0
+        self.incoming: Incoming | None = None
+        self.gaps = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything it has said up to `high` is known."""
+        return not self.missing and self.hole is None
+
+    def hear(self, seq: int, now: float, limits: CoreLimits) -> bool:
+        """A statement has arrived; False when it was heard before."""
+        if seq <= self.high:
+            return self.missing.pop(seq, None) is not None
+        self._skip_to(seq - 1, now, limits)
+        self.high = seq
+        return True
+
+    def announced(self, beat: Heartbeat, now: float, limits: CoreLimits) -> bool:
+        """It says how much it has said; False when it must have said something else than we know.
+
+        Only comparable when nothing is missing.
+        """
+        if beat.seq > self.high:
+            self._skip_to(beat.seq, now, limits)
+            self.high = beat.seq
+        if beat.seq < self.high or not self.whole:
+            return True
+        if (beat.live, beat.digest) == (len(self.claims), self.claims.digest):
+            return True
+        self.doubt()
+        return False
+
+    def _skip_to(self, seq: int, now: float, limits: CoreLimits) -> None:
+        """All numbers up to this one exist; those that are new have not been heard."""
+        if seq >> SEQ_BITS != self.high >> SEQ_BITS:  # a new life: of the old one nothing counts
+            self.missing.clear()
+            self.hole = (seq >> SEQ_BITS) << SEQ_BITS
+            self.epoch = (seq >> SEQ_BITS) + 1
+            self.high = self.hole
+        count = seq - self.high
+        if count <= 0:
+            return
+        self.gaps += 1
+        if len(self.missing) + count > limits.replica_missing_max:
+            self.missing.clear()
+            self.hole = seq
+            return
+        for number in range(self.high + 1, seq + 1):
+            self.missing[number] = now
+
+    def doubt(self) -> None:
+        """Something was certainly missed: nothing short of a new snapshot will do."""
+        self.hole = self.high
+
+    def wants_pull(self, now: float, limits: CoreLimits) -> bool:
+        """Whether its snapshot should be fetched now."""
+        if self.whole or self.gone or not (self.http_port or self.url):
+            return False
+        if self.pulling_since is not None:
+            if now - self.pulling_since < limits.replica_pull_timeout_s:
+                return False
+            self.pulled(None, now, limits)
+        if now < self.next_pull_at:
+            return False
+        oldest = next(iter(self.missing.values()), now)
+        return self.hole is not None or now - oldest >= limits.replica_gap_grace_s
+
+    def pulled(self, seq: int | None, now: float, limits: CoreLimits) -> None:
+        """The picture is whole up to this number; None: the pull has failed."""
+        self.pulling_since = None
+        self.incoming = None
+        self.next_pull_at = now + limits.replica_pull_retry_s
+        if seq is None:
+            self.pulls_failed += 1
+            return
+        if self.hole is not None and seq >= self.hole:
+            self.hole = None
+        for number in [one for one in self.missing if one <= seq]:
+            del self.missing[number]
+        self.high = max(self.high, seq)
+
+    @property
+    def state(self) -> Literal["synced", "behind", "gone"]:
+        """In one word."""
+        if self.gone:
+            return "gone"
+        return "synced" if self.whole else "behind"
