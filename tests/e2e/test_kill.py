@@ -1,0 +1,247 @@
+"""kill -9 under load: what was acknowledged is there after the restart, and nothing else is sure.
+
+Clients book, report and free against a real process with --state-dir, which is killed at a random
+moment and started again. What a client has an answer for is certain; the call that was under way
+when the process died may have happened or not, and nothing else may.
+`SELECT_SERVICE_KILLS` sets the number of kills, `SELECT_SERVICE_KILL_SEED` the random moments.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.ports import HOST, free_port
+from tests.live.server import OURS, OURS_EXTRA, Server
+
+CLIENTS = 6
+WORKERS = 3
+PROMPT_TOKENS = 64
+LIVE_PER_CLIENT_MAX = 12
+NO_EVENTS = {"DYN_USE_KV_EVENTS": "false"}
+
+pytestmark = pytest.mark.e2e
+
+
+@dataclass
+class Known:
+    """What its client knows of one reservation."""
+
+    body: dict[str, Any]
+    path: str
+    answer: dict[str, Any]
+    prefill_done: bool = False
+    outputs: int = 0
+
+
+@dataclass
+class Client:
+    """One client with its own ids, one call at a time; a life of it ends with the process."""
+
+    number: int
+    rng: random.Random
+    live: dict[str, Known] = field(default_factory=dict)
+    freed: list[str] = field(default_factory=list)
+    doubtful: set[str] = field(default_factory=set)  # under way when the process died
+    acknowledged: int = 0
+    booked: int = 0
+
+    def run(self, port: int) -> None:
+        connection = http.client.HTTPConnection(HOST, port, timeout=20)
+        try:
+            while True:
+                self._step(connection)
+        except (OSError, http.client.HTTPException):
+            pass  # killed
+        finally:
+            connection.close()
+
+    def _step(self, connection: http.client.HTTPConnection) -> None:
+        if not self.live or (len(self.live) < LIVE_PER_CLIENT_MAX and self.rng.random() < 0.4):
+            self._book(connection)
+            return
+        name = self.rng.choice(list(self.live))
+        known = self.live[name]
+        self.doubtful.add(name)
+        match self.rng.randrange(4):
+            case 0:
+                assert call(connection, "DELETE", f"/reservations/{name}")[0] == 200
+                del self.live[name]
+                self.freed.append(name)
+            case 1:
+                path = f"/reservations/{name}/prefill_complete"
+                assert call(connection, "POST", path)[0] == 200
+                known.prefill_done = True
+            case _:
+                path = f"/reservations/{name}/output_block"
+                assert call(connection, "POST", path, {})[0] == 200
+                known.outputs += 1
+        self._acknowledged(name)
+
+    def _book(self, connection: http.client.HTTPConnection) -> None:
+        self.booked += 1
+        name = f"c{self.number}-{self.booked}"
+        # a prompt of its own: then blocks are the sum of what everybody has
+        start = (self.number * 1_000_000 + self.booked) * PROMPT_TOKENS
+        body: dict[str, Any] = {
+            "reservation_id": name,
+            "token_ids": [token % (1 << 31) for token in range(start, start + PROMPT_TOKENS)],
+        }
+        path = "/select_and_reserve"
+        if self.rng.random() < 0.5:
+            path, body["worker_id"] = "/reservations", self.rng.randint(1, WORKERS)
+        self.doubtful.add(name)
+        status, answer = call(connection, "POST", path, body)
+        assert status in (200, 201), answer
+        self.live[name] = Known(body, path, answer)
+        self._acknowledged(name)
+
+    def _acknowledged(self, name: str) -> None:
+        self.doubtful.discard(name)
+        self.acknowledged += 1
+
+
+def call(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
+    content = None if body is None else json.dumps(body)
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    connection.request(method, path, content, headers)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def start(port: int, directory: Path, log: Path) -> Server:
+    args = (*OURS_EXTRA, "--state-dir", str(directory), "--reservation-ttl-s", "0")
+    return Server(log, OURS, args, NO_EVENTS, port)
+
+
+def kill_under_load(server: Server, clients: list[Client], moment_s: float) -> None:
+    threads = [threading.Thread(target=client.run, args=(server.port,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    time.sleep(moment_s)
+    assert server.process is not None
+    server.process.kill()
+    server.process.wait()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def verify(server: Server, clients: list[Client]) -> None:
+    """Compare the restarted process with what clients know, then settle what is in doubt."""
+    state: Any = server.request("GET", "/ready").json
+    assert state["state"]["damage"] == []
+    assert state["state"]["dropped"]["reservation"] == 0
+    connection = http.client.HTTPConnection(HOST, server.port, timeout=20)
+    try:
+        for client in clients:
+            for name in sorted(client.doubtful):  # may be there or not: end it, whatever it was
+                assert call(connection, "DELETE", f"/reservations/{name}")[0] in (200, 404)
+                if client.live.pop(name, None) is not None:
+                    client.freed.append(name)
+            client.doubtful.clear()
+        loads(connection, clients)
+        for client in clients:
+            for known in client.live.values():
+                status, again = call(connection, "POST", known.path, known.body)
+                assert (status in (200, 201), again) == (True, known.answer), "the same answer"
+            for name in client.freed[-20:]:
+                assert call(connection, "DELETE", f"/reservations/{name}")[0] == 200
+        loads(connection, clients)  # nothing was booked by asking again
+    finally:
+        connection.close()
+
+
+def loads(connection: http.client.HTTPConnection, clients: list[Client]) -> None:
+    """The load of every worker is the sum over what is known to be live: no more and no less."""
+    wanted = {number: [0, 0, 0] for number in range(1, WORKERS + 1)}
+    for client in clients:
+        for known in client.live.values():
+            row = wanted[known.answer["worker_id"]]
+            row[0] += 0 if known.prefill_done else PROMPT_TOKENS
+            row[1] += PROMPT_TOKENS // 16 + known.outputs
+            row[2] += 1
+    _, scopes = call(connection, "GET", "/loads")
+    found = {
+        row["worker_id"]: [
+            row["potential_prefill_tokens"],
+            row["potential_decode_blocks"],
+            row["active_requests"],
+        ]
+        for row in scopes[0]["loads"]
+    }
+    assert found == wanted
+
+
+def survive(tmp_path: Path, kills: int) -> int:
+    seed = int(os.environ.get("SELECT_SERVICE_KILL_SEED", random.randrange(1 << 32)))
+    print(f"seed {seed}")  # noqa: T201 - shown when it fails
+    rng = random.Random(seed)
+    clients = [Client(number, random.Random(rng.random())) for number in range(CLIENTS)]
+    port, directory, log = free_port(), tmp_path / "state", tmp_path / "log"
+    with start(port, directory, log) as server:
+        for number in range(1, WORKERS + 1):
+            spec = {"worker_id": number, "endpoint": f"http://w{number}", "block_size": 16}
+            assert server.request("POST", "/workers", spec).status == 201
+        kill_under_load(server, clients, 0.2)
+    for _ in range(kills - 1):
+        with start(port, directory, log) as server:
+            verify(server, clients)
+            kill_under_load(server, clients, rng.expovariate(1 / 0.15))
+    with start(port, directory, log) as server:
+        verify(server, clients)
+    return sum(client.acknowledged for client in clients)
+
+
+def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    assert survive(tmp_path, 4) > 50
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+def test_nothing_acknowledged_is_lost_in_many_lives(tmp_path: Path) -> None:
+    kills = int(os.environ.get("SELECT_SERVICE_KILLS", "60"))
+    assert survive(tmp_path, kills) > 20 * kills
+
+
+def test_a_commit_is_synced(tmp_path: Path) -> None:
+    """Under strace: between a request that changes something and its answer lies an fsync."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    trace, port = tmp_path / "trace", free_port()
+    tracing = ("strace", "-f", "-y", "-e", "trace=fsync,fdatasync,sendto,write", "-o", str(trace))
+    probe = subprocess.run([*tracing, "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"strace may not trace here: {probe.stderr.decode().strip()[-200:]}")
+    args = (*OURS_EXTRA, "--state-dir", str(tmp_path / "state"))
+    environment = NO_EVENTS
+    with Server(tmp_path / "log", (*tracing, *OURS), args, environment, port) as server:
+        spec = {"worker_id": 1, "endpoint": "http://w", "block_size": 16}
+        assert server.request("POST", "/workers", spec).status == 201
+        trace_before = len(trace.read_bytes())
+        for number in range(5):
+            body = {"reservation_id": f"r{number}", "worker_id": 1, "token_ids": [1] * 16}
+            assert server.request("POST", "/reservations", body).status == 201
+    lines = trace.read_bytes()[trace_before:].decode("utf-8", "replace").splitlines()
+    events = [
+        "sync" if "state.db-wal" in line else "answer"
+        for line in lines
+        if ("sync(" in line and "state.db-wal" in line) or "HTTP/1.1 201" in line
+    ]
+    answers = [number for number, event in enumerate(events) if event == "answer"]
+    assert len(answers) == 5
+    for before, answer in zip((-1, *answers), answers, strict=False):
+        assert "sync" in events[before + 1 : answer], "answered before it was on disk"
