@@ -9,6 +9,7 @@ from collections.abc import Iterable
 HOST = "127.0.0.1"
 FIRST, LAST = 20_000, 32_000  # below the kernel's ephemeral range, five digits like the recordings
 ATTEMPTS = 200
+_given: set[int] = set()  # what was given out need not be bound yet
 
 
 def is_free(port: int) -> bool:
@@ -23,8 +24,14 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """One port that was free a moment ago."""
-    return free_base([0])
+    """One port that was free a moment ago, and that nobody here was given before."""
+    dice = random.SystemRandom()
+    for _ in range(ATTEMPTS):
+        port = dice.randrange(FIRST, LAST)
+        if port not in _given and is_free(port):
+            _given.add(port)
+            return port
+    raise RuntimeError("no free port")
 
 
 def free_base(offsets: Iterable[int]) -> int:

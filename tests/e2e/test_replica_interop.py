@@ -1,0 +1,93 @@
+"""Replica sync with the live reference, both ways: what it books we carry, and the reverse."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.compare import peer
+from tests.live.replicas import Replica, eventually, ours
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
+
+
+@contextlib.contextmanager
+def pair(folder: Path, version: str) -> Iterator[tuple[Replica, Replica]]:
+    """Ours and theirs, each listening to the other, with the same workers."""
+    try:
+        python = peer.installed(version)
+    except peer.PeerMissing as error:
+        pytest.skip(str(error))
+    if python is None:
+        pytest.skip(f"the reference service {version} is not installed here: make peer")
+    we = ours(folder, "ours")
+    they = Replica(
+        folder / "theirs.log",
+        command=peer.command(python),
+        args=(),
+        peers=[we.replica_endpoint],
+    )
+    we.args = (*we.args, "--replica-sync-peers", they.replica_endpoint)
+    with we, they:
+        we.seat()
+        they.seat()
+        eventually(lambda: we.metric("replica_peers", state="connected"), 1.0)
+        _until_heard(we, they)
+        yield we, they
+
+
+def _until_heard(we: Replica, they: Replica) -> None:
+    """They say nothing by themselves: book until the other has heard, then free it."""
+    for speaker, hearer in ((we, they), (they, we)):
+        for name in (f"probe-{speaker.port}-{attempt}" for attempt in range(100)):
+            speaker.reserve(name, 2, [])
+            heard = False
+            with contextlib.suppress(AssertionError):
+                eventually(lambda hearer=hearer: hearer.load(2)[2], 1, deadline_s=0.3)  # type: ignore[misc]
+                heard = True
+            speaker.ask("DELETE", f"/reservations/{name}")
+            if heard:
+                break
+        eventually(lambda hearer=hearer: hearer.load(2), (0, 0, 0))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("version", peer.VERSIONS)
+def test_admission_prefill_and_free_both_ways(version: str, tmp_path: Path) -> None:
+    with pair(tmp_path, version) as (we, they):
+        for here, there, name in ((we, they, "x"), (they, we, "y")):
+            here.reserve(name, 1, [1, 2, 3, (1 << 63) - 1])
+            for one in (here, there):
+                eventually(lambda one=one: one.load(1), (64, 4, 1))  # type: ignore[misc]
+            here.ask("POST", f"/reservations/{name}/prefill_complete")
+            eventually(lambda there=there: there.load(1), (0, 4, 1))  # type: ignore[misc]
+            here.ask("DELETE", f"/reservations/{name}")
+            eventually(lambda there=there: there.load(1), (0, 0, 0))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("version", peer.VERSIONS)
+def test_we_end_what_they_booked_and_they_what_we_did(version: str, tmp_path: Path) -> None:
+    with pair(tmp_path, version) as (we, they):
+        for here, there, name in ((we, they, "x"), (they, we, "y")):
+            here.reserve(name, 1, [1, 2, 3])
+            eventually(lambda there=there: there.load(1), (48, 3, 1))  # type: ignore[misc]
+            there.ask("POST", f"/reservations/{name}/prefill_complete")
+            eventually(lambda here=here: here.load(1), (0, 3, 1))  # type: ignore[misc]
+            there.ask("DELETE", f"/reservations/{name}")
+            eventually(lambda here=here: here.load(1), (0, 0, 0))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("version", peer.VERSIONS)
+def test_many_at_once(version: str, tmp_path: Path) -> None:
+    """Heartbeats and statements of our own between them disturb nobody."""
+    with pair(tmp_path, version) as (we, they):
+        for number in range(200):
+            (we, they)[number % 2].reserve(f"r{number}", 1 + number % 2, [number])
+        for one in (we, they):
+            eventually(lambda one=one: [one.load(w)[2] for w in (1, 2)], [100, 100])  # type: ignore[misc]
+        for number in range(200):
+            (they, we)[number % 2].ask("DELETE", f"/reservations/r{number}")
+        for one in (we, they):
+            eventually(lambda one=one: [one.load(w) for w in (1, 2)], [(0, 0, 0)] * 2)  # type: ignore[misc]
