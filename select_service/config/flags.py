@@ -381,7 +381,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "N",
         "workers taken from one source, the rest is left out",
-        watch="discovery_rejected_total",
+        watch="discovery_rejected",
     ),
     Flag(
         "--state-dir",

@@ -24,6 +24,7 @@ from select_service.config import Durability
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
+from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane
 from select_service.edge.http import Api
@@ -52,7 +53,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 def create_driver(settings: Settings) -> Driver:
     """Build the service from settings; nothing is opened before its `start`."""
     router = settings.router
-    return Driver(
+    service = Driver(
         router.config,
         limits=settings.core_limits,
         stream_limits=settings.stream_limits,
@@ -65,6 +66,8 @@ def create_driver(settings: Settings) -> Driver:
         recovery_limits=settings.recovery_limits,
         ready_timeout_s=settings.ready_timeout_s,
     )
+    service.discovery = create_discovery(settings, service)
+    return service
 
 
 def _keeper(settings: Settings) -> Keeper | None:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
-    from select_service.edge.keeper import Keeper
     from select_service.edge.discovery.followers import Discovery
+    from select_service.edge.keeper import Keeper
     from select_service.types import (
         BatchAnswer,
         BatchRequest,

@@ -1,0 +1,83 @@
+"""Replicas behind a DNS name: every address of a headless Service, resolved again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from select_service.edge.discovery.source import Source, SourceFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a name, by the system's resolver.
+
+    Raises:
+        OSError: it has none, or nobody answers.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class DnsReplicas(Source[frozenset[str]]):
+    """Endpoints `tcp://<address>:<port>` of one name."""
+
+    def __init__(
+        self,
+        name: str,
+        poll_s: float,
+        own_addresses: Collection[str] = (),
+        resolver: Callable[[str, int], Awaitable[list[str]]] = resolve,
+    ) -> None:
+        """Resolve nothing yet.
+
+        Args:
+            name: host:port.
+            poll_s: how often.
+            own_addresses: not worth listening to; it would be harmless.
+            resolver: asked for addresses.
+        """
+        super().__init__("dns")
+        host, _, port = name.rpartition(":")
+        self._host, self._port = host, int(port)
+        self._poll_s = poll_s
+        self._own = frozenset(own_addresses)
+        self._resolver = resolver
+
+    @override
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except SourceFailed as error:
+                self.fail(error.kind, str(error))
+            await asyncio.sleep(self._poll_s)
+
+    async def look(self) -> None:
+        """Resolve once; publishes only what is new.
+
+        Raises:
+            SourceFailed: there is no answer. A name without addresses is one, too: a Service that
+                has lost all its pods looks like a resolver in trouble, and the grace covers both.
+        """
+        try:
+            async with asyncio.timeout(max(self._poll_s, 5.0)):
+                addresses = await self._resolver(self._host, self._port)
+        except (OSError, TimeoutError) as error:
+            raise SourceFailed("unresolved", f"{self._host}: {error}") from None
+        endpoints = frozenset(
+            endpoint_of(address, self._port) for address in addresses if address not in self._own
+        )
+        if endpoints != self.latest:
+            self.publish(endpoints)
+
+
+def endpoint_of(address: str, port: int) -> str:
+    """Write an endpoint as ZMQ wants it."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"

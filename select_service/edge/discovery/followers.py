@@ -1,0 +1,233 @@
+"""Makes the catalog and the replica plane agree with what sources name.
+
+One task per source looks, one follows: it takes the latest, has `core/discovery` say what is to
+change, and does it a few changes per turn of the loop. A source that is in trouble changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from indexer.errors import IndexerError
+from select_service.core.discovery import Roster
+from select_service.edge.readiness import DISCOVERY
+from select_service.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from select_service.edge.discovery.source import Source
+    from select_service.edge.driver import Driver
+    from select_service.types import WorkerSpec
+
+__all__ = ["Discovery", "ReplicaFollower", "WorkerFollower"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("select_service")
+
+CHANGES_PER_TURN: Final = 4
+"""Workers put or removed before others get their turn; one takes some 50 µs."""
+
+GRACE_TICK_S: Final = 0.5
+"""How often those in their grace are looked at."""
+
+
+class WorkerFollower:
+    """The catalog follows one source of workers.
+
+    Attributes:
+        source: what it follows.
+        roster: which of the source's workers are in their grace.
+        named: workers the source names at present.
+        conflicts: of these, how many somebody else has registered.
+        refused: of these, how many the catalog would not take.
+        left_out: of these, how many are beyond the limit.
+        is_settled: whether everything there was at the first look is registered.
+    """
+
+    def __init__(
+        self,
+        source: Source[dict[int, WorkerSpec]],
+        service: Driver,
+        clock: Callable[[], float],
+        *,
+        grace_s: float,
+        workers_max: int,
+    ) -> None:
+        """Follow from `run` on."""
+        self.source = source
+        self.roster = Roster(source.name, grace_s=grace_s)
+        self.named = self.conflicts = self.refused = self.left_out = 0
+        self.is_settled = False
+        self._service = service
+        self._clock = clock
+        self._workers_max = workers_max
+        self._complained: set[tuple[int, str]] = set()
+        service.core.sources.add(source.name)
+
+    @property
+    def missed(self) -> int:
+        """How many are in their grace."""
+        return self.roster.missed
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        await _follow(self.source, self._agree, lambda: self.missed > 0)
+
+    async def _agree(self) -> None:
+        everything = self.source.latest
+        assert everything is not None
+        named = everything
+        if len(named) > self._workers_max:
+            named = {key: named[key] for key in sorted(named)[: self._workers_max]}
+        self.named, self.left_out = len(named), len(everything) - len(named)
+        plan = self.roster.plan(named, self._service.core.catalog, self._clock())
+        complaints = {
+            (worker_id, f"registered by source {owner}, which keeps it")
+            for worker_id, owner in plan.conflicts
+        }
+        self.conflicts = len(plan.conflicts)
+        name = self.source.name
+        done = 0
+        for worker_id in plan.removed:
+            remove = partial(self._service.delete_worker, worker_id, name)
+            self._try(worker_id, complaints, remove)
+            done = await _give_way(done)
+        refused = len(complaints)
+        for spec in plan.put:
+            self._try(spec.worker_id, complaints, partial(self._service.upsert_worker, spec, name))
+            done = await _give_way(done)
+        self.refused = len(complaints) - refused
+        for worker_id, why in sorted(complaints - self._complained):
+            _log.warning("worker %d from %s is left out: %s", worker_id, name, why)
+        self._complained = complaints
+        self.is_settled = True
+
+    def _try(
+        self, worker_id: int, complaints: set[tuple[int, str]], change: Callable[[], object]
+    ) -> None:
+        try:
+            change()
+        except ServiceError as error:
+            complaints.add((worker_id, str(error)))
+
+
+class ReplicaFollower:
+    """The replica plane follows one source of endpoints; those it did not bring are not touched.
+
+    Attributes: as of WorkerFollower.
+    """
+
+    def __init__(
+        self,
+        source: Source[frozenset[str]],
+        service: Driver,
+        clock: Callable[[], float],
+        *,
+        grace_s: float,
+    ) -> None:
+        """Follow from `run` on."""
+        self.source = source
+        self.named = self.conflicts = self.refused = self.left_out = 0
+        self.is_settled = False
+        self._service = service
+        self._clock = clock
+        self._grace_s = grace_s
+        self._mine: set[str] = set()
+        self._missing_since: dict[str, float] = {}
+
+    @property
+    def missed(self) -> int:
+        """How many are in their grace."""
+        return len(self._missing_since)
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        await _follow(self.source, self._agree, lambda: self.missed > 0)
+
+    async def _agree(self) -> None:
+        named = self.source.latest
+        assert named is not None
+        now = self._clock()
+        plane = self._service.replica_plane()
+        self.named, self.refused, self.conflicts = len(named), 0, 0
+        for endpoint in sorted(named - self._mine):
+            try:
+                if plane.register(endpoint):
+                    self._mine.add(endpoint)
+                else:
+                    self.conflicts += 1  # the command line or a client has brought it
+            except (ServiceError, IndexerError) as error:
+                self.refused += 1
+                _log.warning("replica %s from %s: %s", endpoint, self.source.name, error)
+        missing = self._mine - named
+        self._missing_since = {e: self._missing_since.get(e, now) for e in missing}
+        for endpoint, since in list(self._missing_since.items()):
+            if now - since >= self._grace_s:
+                del self._missing_since[endpoint]
+                self._mine.discard(endpoint)
+                try:
+                    plane.deregister(endpoint)
+                except (ServiceError, IndexerError):  # a client was quicker
+                    _log.info("replica %s was gone already", endpoint)
+        self.is_settled = True
+
+
+Follower = WorkerFollower | ReplicaFollower
+
+
+async def _follow(
+    source: Source[T],
+    agree: Callable[[], Coroutine[object, object, None]],
+    is_waiting: Callable[[], bool],
+) -> None:
+    while True:
+        try:
+            async with asyncio.timeout(GRACE_TICK_S if is_waiting() else None):
+                await source.changed.wait()
+        except TimeoutError:
+            pass
+        source.changed.clear()
+        try:
+            await agree()
+        except Exception as error:  # noqa: BLE001 - a bug must not end the following
+            _log.exception("following %s failed through an error of ours", source.name)
+            source.fail("internal", repr(error))
+            await asyncio.sleep(GRACE_TICK_S)
+
+
+async def _give_way(done: int) -> int:
+    if (done + 1) % CHANGES_PER_TURN == 0:
+        await asyncio.sleep(0)
+    return done + 1
+
+
+class Discovery:
+    """All followers and their sources, started and stopped together."""
+
+    def __init__(self, service: Driver, followers: Sequence[Follower]) -> None:
+        """Start nothing yet; /ready waits for the first agreement."""
+        self.followers = list(followers)
+        self._tasks: list[asyncio.Task[None]] = []
+        if followers:
+            service.readiness.wait_for(
+                DISCOVERY, lambda: all(follower.is_settled for follower in self.followers)
+            )
+
+    def start(self) -> None:
+        """Look and follow, on the running loop."""
+        loop = asyncio.get_running_loop()
+        for follower in self.followers:
+            self._tasks.append(loop.create_task(follower.source.run()))
+            self._tasks.append(loop.create_task(follower.run()))
+
+    async def close(self) -> None:
+        """Stop; what was registered stays. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()

@@ -1,0 +1,303 @@
+"""The Kubernetes API over httpx: a list, then a watch from where the list ended, for ever.
+
+Token and CA are read again for every connection, since both rotate. A watch that breaks goes on
+from the last version seen (bookmarks keep it fresh); 410 Gone means to list anew. What the objects
+mean is in `objects.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+import msgspec
+from typing_extensions import override
+
+from select_service.edge.discovery.source import BACKOFF_S, Source, SourceFailed, insist
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    import httpx
+
+    from select_service.edge.discovery.objects import EndpointSlice, Pod
+
+    HasMeta = Pod | EndpointSlice
+
+__all__ = ["KubernetesApi", "Watched"]
+
+O = TypeVar("O", bound="HasMeta")  # noqa: E741 - an object of the API
+T = TypeVar("T")
+
+PAGE_OBJECTS: Final = 200
+PAGE_BYTES_MAX: Final = 64 << 20
+LINE_BYTES_MAX: Final = 4 << 20
+"""Longest page of a list and longest event of a watch; etcd takes 1.5 MiB for an object."""
+
+OBJECTS_MAX: Final = 100_000
+CONNECT_TIMEOUT_S: Final = 10.0
+WATCH_S: Final = 240
+"""How long the server may keep a watch open; it is made anew then, without a list."""
+
+SILENCE_S: Final = 300.0
+"""Longest silence of a watch: the server ends it before, so a longer one is a dead connection."""
+
+_GONE: Final = 410
+_OK: Final = 200
+
+
+class Gone(Exception):
+    """The version to go on from is too old: list anew."""
+
+
+class _ListMeta(msgspec.Struct):
+    resourceVersion: str = ""  # noqa: N815 - the API's spelling
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _WatchEvent(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+_decode_event: Final = msgspec.json.Decoder(_WatchEvent).decode
+_decode_status: Final = msgspec.json.Decoder(_Status).decode
+
+
+class KubernetesApi:
+    """Where the API server is and who we are."""
+
+    def __init__(self, url: str | None, credentials: str, namespace: str | None = None) -> None:
+        """Read nothing yet.
+
+        Args:
+            url: of the API server; None: as the environment says.
+            credentials: the folder with token, ca.crt and namespace, as mounted into pods.
+            namespace: None: the one of the service account.
+        """
+        self._url = url
+        self._folder = Path(credentials)
+        self._namespace = namespace
+
+    @property
+    def url(self) -> str:
+        """The API server.
+
+        Raises:
+            SourceFailed: nobody says where it is.
+        """
+        if self._url is not None:
+            return self._url
+        host, port = (
+            os.environ.get("KUBERNETES_SERVICE_HOST"),
+            os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+        )
+        if not host:
+            raise SourceFailed("unconfigured", "no --kubernetes-api, and not in a cluster")
+        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+    @property
+    def namespace(self) -> str:
+        """Where to look."""
+        return self._namespace or self._mounted("namespace") or "default"
+
+    def headers(self) -> dict[str, str]:
+        """Return who we are; the token is a new one every hour or so."""
+        token = self._mounted("token")
+        headers = {"accept": "application/json"}
+        return headers | ({"authorization": f"Bearer {token}"} if token else {})
+
+    def client(self) -> httpx.AsyncClient:
+        """Open a client that trusts the cluster's CA as it is now."""
+        import httpx  # noqa: PLC0415 - a tenth of a second that only Kubernetes should cost
+
+        ca = self._folder / "ca.crt"
+        try:
+            trust = ssl.create_default_context(cafile=str(ca) if ca.exists() else None)
+        except (OSError, ssl.SSLError) as error:
+            raise SourceFailed("credentials", f"{ca}: {error}") from None
+        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=SILENCE_S)
+        return httpx.AsyncClient(base_url=self.url, verify=trust, timeout=timeout, trust_env=False)
+
+    def _mounted(self, name: str) -> str:
+        try:
+            return (self._folder / name).read_text("ascii").strip()
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            raise SourceFailed("credentials", f"{self._folder / name}: {error}") from None
+
+
+class Watched(Source[T], Generic[O, T]):
+    """All objects of a kind with certain labels, and what they mean together.
+
+    Attributes:
+        lists, watches: how often each was begun.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what is watched, and how it is read
+        self,
+        name: str,
+        api: KubernetesApi,
+        kind: type[O],
+        path: str,
+        selector: str,
+        meaning: Callable[[Watched[O, T], Iterable[O]], T],
+        backoff_s: float = BACKOFF_S,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            name: of the source.
+            api: whom to ask.
+            kind: what the objects are decoded as.
+            path: of the list, with `{namespace}`.
+            selector: label selector.
+            meaning: turns the objects into what is published.
+            backoff_s: pause after a failure, growing.
+        """
+        super().__init__(name)
+        self.lists = self.watches = 0
+        self._api = api
+        self._path = path
+        self._selector = selector
+        self._meaning = meaning
+        self._backoff_s = backoff_s
+        self._objects: dict[str, O] = {}
+        self._version = ""  # to go on from; empty: list
+        self._decode: Callable[[bytes], O] = msgspec.json.Decoder(kind).decode
+        page = msgspec.defstruct("Page", [("metadata", _ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
+        self._decode_page: Callable[[bytes], Any] = msgspec.json.Decoder(page).decode
+
+    @override
+    async def run(self) -> None:
+        await insist(self, self.look, self._backoff_s)
+
+    async def look(self) -> None:
+        """List if need be, then watch until the server ends it; called again and again.
+
+        Raises:
+            SourceFailed: the server cannot be reached, refuses, or talks nonsense.
+        """
+        import httpx  # noqa: PLC0415 - as above
+
+        try:
+            async with self._api.client() as client:
+                if not self._version:
+                    await self._list(client)
+                    self._say()
+                while True:
+                    await self._watch(client)
+                    await asyncio.sleep(min(self._backoff_s, BACKOFF_S))
+        except Gone:
+            self._version = ""
+            raise SourceFailed("gone", "the version watched from is gone; listing anew") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise SourceFailed("connection", why) from None
+        except msgspec.MsgspecError as error:
+            self._version = ""
+            raise SourceFailed("malformed", str(error)) from None
+
+    def _say(self) -> None:
+        """Publish what there is, in an order that does not depend on what came first."""
+        self.publish(self._meaning(self, (self._objects[key] for key in sorted(self._objects))))
+
+    # -- list ----------------------------------------------------------------------------------
+
+    async def _list(self, client: httpx.AsyncClient) -> None:
+        self.lists += 1
+        found: dict[str, O] = {}
+        more: str | None = ""
+        version = ""
+        while more is not None:
+            page = self._decode_page(await self._page(client, more))
+            found.update((_key(one), one) for one in cast("list[O]", page.items))
+            if len(found) > OBJECTS_MAX:
+                raise SourceFailed("too_large", f"more than {OBJECTS_MAX} objects")
+            version = page.metadata.resourceVersion
+            more = page.metadata.continue_ or None
+        self._objects, self._version = found, version
+
+    async def _page(self, client: httpx.AsyncClient, more: str) -> bytes:
+        ask = self._query(limit=str(PAGE_OBJECTS), **({"continue": more} if more else {}))
+        body = bytearray()
+        async for data in self._stream(client, ask):
+            body += data
+            if len(body) > PAGE_BYTES_MAX:
+                raise SourceFailed("too_large", f"a list of more than {PAGE_BYTES_MAX} bytes")
+        return bytes(body)
+
+    # -- watch ---------------------------------------------------------------------------------
+
+    async def _watch(self, client: httpx.AsyncClient) -> None:
+        self.watches += 1
+        ask = self._query(
+            watch="1",
+            allowWatchBookmarks="true",
+            resourceVersion=self._version,
+            timeoutSeconds=str(WATCH_S),
+        )
+        rest = bytearray()
+        async for data in self._stream(client, ask):
+            rest += data
+            end = rest.rfind(b"\n")
+            if end >= 0:
+                lines = bytes(rest[:end]).split(b"\n")
+                del rest[: end + 1]
+                if sum(self._take(line) for line in lines if line.strip()):
+                    self._say()
+            if len(rest) > LINE_BYTES_MAX:
+                self._version = ""
+                raise SourceFailed("too_large", f"an event of more than {LINE_BYTES_MAX} bytes")
+
+    def _take(self, line: bytes) -> bool:
+        """Apply one event; False for one that changes nothing."""
+        event = _decode_event(line)
+        self.progress += 1
+        if event.type == "ERROR":
+            status = _decode_status(event.object)
+            if status.code == _GONE:
+                raise Gone
+            raise SourceFailed("refused", f"watch ended with {status.code}: {status.message[:200]}")
+        one = self._decode(bytes(event.object))
+        self._version = one.metadata.resourceVersion or self._version
+        if event.type in ("ADDED", "MODIFIED"):
+            self._objects[_key(one)] = one
+        elif event.type == "DELETED":
+            self._objects.pop(_key(one), None)
+        else:
+            return False
+        return True
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def _query(self, **more: str) -> Mapping[str, str]:
+        return {"labelSelector": self._selector, **more}
+
+    async def _stream(
+        self, client: httpx.AsyncClient, ask: Mapping[str, str]
+    ) -> AsyncIterator[bytes]:
+        path = self._path.format(namespace=self._api.namespace)
+        async with client.stream(
+            "GET", path, params=dict(ask), headers=self._api.headers()
+        ) as answer:
+            if answer.status_code == _GONE:
+                raise Gone
+            if answer.status_code != _OK:
+                kind = "unauthorized" if answer.status_code in (401, 403) else "status"
+                raise SourceFailed(kind, f"status {answer.status_code} for {path}")
+            async for data in answer.aiter_bytes():
+                yield data
+
+
+def _key(one: HasMeta) -> str:
+    return f"{one.metadata.namespace}/{one.metadata.name}"

@@ -1,0 +1,250 @@
+"""Pods and EndpointSlices, and what their ports and annotations say of a worker or a replica.
+
+The conventions are written down in README ("Workers and replicas that are found"). Only the
+fields that are read are here; whatever else an API server sends is skipped by the decoder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct, field
+from xxhash import xxh3_64_intdigest
+
+from select_service.edge.discovery.dns import endpoint_of
+from select_service.types import WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+PREFIX: Final = "select-service.io/"
+HTTP, KV_EVENTS, KV_REPLAY, REPLICA_SYNC = "http", "kv-events", "kv-replay", "replica-sync"
+_PORT_MAX: Final = 65535
+
+
+class Meta(Struct):
+    """Part of metadata."""
+
+    name: str = ""
+    namespace: str = ""
+    resourceVersion: str = ""  # noqa: N815 - the API's spelling, here and below
+    deletionTimestamp: str | None = None  # noqa: N815
+    annotations: dict[str, str] | None = None
+
+
+class ContainerPort(Struct):
+    """One port of a container."""
+
+    containerPort: int  # noqa: N815
+    name: str = ""
+
+
+class Container(Struct):
+    """One container of a pod."""
+
+    ports: list[ContainerPort] | None = None
+
+
+class PodSpec(Struct):
+    """Part of a pod's spec."""
+
+    containers: list[Container] = []
+
+
+class Condition(Struct):
+    """One condition of a pod."""
+
+    type: str
+    status: str
+
+
+class PodStatus(Struct):
+    """Part of a pod's status."""
+
+    phase: str = ""
+    podIP: str | None = None  # noqa: N815
+    conditions: list[Condition] | None = None
+
+
+class Pod(Struct):
+    """Part of a pod."""
+
+    metadata: Meta
+    spec: PodSpec = field(default_factory=PodSpec)
+    status: PodStatus = field(default_factory=PodStatus)
+
+
+class EndpointConditions(Struct):
+    """Of one endpoint; unknown counts as ready (the API's rule)."""
+
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class TargetRef(Struct):
+    """Who an endpoint is."""
+
+    name: str = ""
+
+
+class Endpoint(Struct):
+    """One endpoint of a slice."""
+
+    addresses: list[str] = []
+    conditions: EndpointConditions = field(default_factory=EndpointConditions)
+    targetRef: TargetRef | None = None  # noqa: N815
+
+
+class EndpointPort(Struct):
+    """One port of a slice."""
+
+    name: str | None = None
+    port: int | None = None
+
+
+class EndpointSlice(Struct):
+    """Part of an EndpointSlice."""
+
+    metadata: Meta
+    addressType: str = "IPv4"  # noqa: N815
+    endpoints: list[Endpoint] | None = None
+    ports: list[EndpointPort] | None = None
+
+
+class BadAnnotation(ValueError):
+    """An annotation that says nothing usable."""
+
+
+def workers_of_pod(pod: Pod) -> Iterator[WorkerSpec]:
+    """Yield the pod's worker if it is there and ready.
+
+    Raises:
+        BadAnnotation: it does not say what it is.
+    """
+    status = pod.status
+    ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions or ())
+    if pod.metadata.deletionTimestamp or status.phase != "Running" or not (ready and status.podIP):
+        return
+    ports = {
+        port.name: port.containerPort
+        for container in reversed(pod.spec.containers)
+        for port in reversed(container.ports or [])
+    }
+    yield _worker(pod.metadata, pod.metadata.name, status.podIP, ports)
+
+
+def workers_of_slice(piece: EndpointSlice) -> Iterator[WorkerSpec]:
+    """Yield a worker for each ready endpoint; the slice's annotations speak for all of them.
+
+    Raises:
+        BadAnnotation: they do not say what these are.
+    """
+    ports = {port.name or "": port.port for port in piece.ports or () if port.port}
+    for endpoint in piece.endpoints or ():
+        conditions = endpoint.conditions
+        if conditions.ready is False or conditions.terminating or not endpoint.addresses:
+            continue
+        address = endpoint.addresses[0]
+        name = endpoint.targetRef.name if endpoint.targetRef is not None else address
+        yield _worker(piece.metadata, name, address, ports)
+
+
+def replicas_of_slice(piece: EndpointSlice, own_addresses: Collection[str]) -> Iterator[str]:
+    """Yield the endpoints of replicas, ready or not: one that is booting must reach the others."""
+    ports = [port.port for port in piece.ports or () if port.name == REPLICA_SYNC and port.port]
+    for endpoint in piece.endpoints or ():
+        if endpoint.conditions.terminating:
+            continue
+        for address in endpoint.addresses[:1]:
+            if address not in own_addresses:
+                yield from (endpoint_of(address, port) for port in ports)
+
+
+def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> WorkerSpec:
+    said = {
+        key.removeprefix(PREFIX): value
+        for key, value in (meta.annotations or {}).items()
+        if key.startswith(PREFIX)
+    }
+    start, size = _whole(said, "data-parallel-start-rank"), _whole(said, "data-parallel-size")
+    port = _port(said, "port", ports, HTTP)
+    if port is None and ports:
+        port = list(ports.values())[-1]
+    events = _port(said, "kv-events-port", ports, KV_EVENTS)
+    replay = _port(said, "kv-replay-port", ports, KV_REPLAY)
+    worker_id = _whole(said, "worker-id")
+    host = f"[{address}]" if ":" in address else address
+    fields = {
+        # one name, one worker: a pod that comes back under its name is the same
+        "worker_id": xxh3_64_intdigest(f"{meta.namespace}/{name}".encode())
+        if worker_id is None
+        else worker_id,
+        "model_name": said.get("model-name", "default"),
+        "tenant_id": said.get("tenant-id", "default"),
+        "endpoint": None if port is None else f"{said.get('scheme', 'http')}://{host}:{port}",
+        "block_size": _whole(said, "block-size"),
+        "data_parallel_start_rank": start,
+        "data_parallel_size": size,
+        "kv_events_endpoints": _event_sources(events, start or 0, size, address),
+        "replay_endpoint": None if replay is None else endpoint_of(address, replay),
+        "max_num_batched_tokens": _whole(said, "max-num-batched-tokens"),
+        "total_kv_blocks": _whole(said, "total-kv-blocks"),
+        "stable_routing_id": said.get("stable-routing-id"),
+        "is_eagle": _switch(said, "is-eagle"),
+        "taints": _list(said.get("taints", "")),
+        "topology_domains": _pairs(said, "topology-domains"),
+    }
+    try:
+        return msgspec.convert(fields, WorkerSpec)  # the same ranges as at the HTTP door
+    except msgspec.ValidationError as error:
+        raise BadAnnotation(f"{meta.namespace}/{name}: {error}") from None
+
+
+def _event_sources(port: int | None, start: int, size: int | None, address: str) -> dict[str, str]:
+    """Each rank publishes on a port of its own, one after the other."""
+    if port is None:
+        return {}
+    ranks = min(1 if size is None else size, _PORT_MAX + 1 - port)
+    return {str(start + i): endpoint_of(address, port + i) for i in range(ranks)}
+
+
+def _whole(said: Mapping[str, str], key: str) -> int | None:
+    text = said.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise BadAnnotation(f"{PREFIX}{key}: {text[:64]!r} is not a whole number")
+    return int(text)
+
+
+def _port(said: Mapping[str, str], key: str, ports: Mapping[str, int], usual: str) -> int | None:
+    """Return a port by number or by name; without the annotation the one with the usual name."""
+    text = said.get(key)
+    if text is None:
+        return ports.get(usual)
+    port = int(text) if text.isascii() and text.isdigit() else ports.get(text)
+    if port is None or not 0 < port <= _PORT_MAX:
+        raise BadAnnotation(f"{PREFIX}{key}: there is no port {text[:64]!r}")
+    return port
+
+
+def _switch(said: Mapping[str, str], key: str) -> bool | None:
+    text = said.get(key)
+    if text not in (None, "true", "false"):
+        raise BadAnnotation(f"{PREFIX}{key}: {text!r} is neither true nor false")
+    return None if text is None else text == "true"
+
+
+def _list(text: str) -> list[str]:
+    return [part for part in (part.strip() for part in text.split(",")) if part]
+
+
+def _pairs(said: Mapping[str, str], key: str) -> dict[str, str]:
+    pairs = {}
+    for part in _list(said.get(key, "")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise BadAnnotation(f"{PREFIX}{key}: {part[:64]!r} is not name=value")
+        pairs[name] = value
+    return pairs

@@ -1,0 +1,128 @@
+"""Which sources the settings ask for, and what each of them is read as."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from select_service.edge.discovery.dns import DnsReplicas
+from select_service.edge.discovery.followers import (
+    Discovery,
+    Follower,
+    ReplicaFollower,
+    WorkerFollower,
+)
+from select_service.edge.discovery.kubernetes import KubernetesApi, Watched
+from select_service.edge.discovery.objects import (
+    BadAnnotation,
+    EndpointSlice,
+    Pod,
+    replicas_of_slice,
+    workers_of_pod,
+    workers_of_slice,
+)
+from select_service.edge.discovery.source import BACKOFF_S
+from select_service.edge.discovery.workers_file import WorkersFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from select_service.config import Settings
+    from select_service.edge.discovery.source import Source
+    from select_service.edge.driver import Driver
+    from select_service.types import WorkerSpec
+
+__all__ = ["create_discovery", "watched_replicas", "watched_workers"]
+
+_log = logging.getLogger("select_service")
+_PODS = "/api/v1/namespaces/{namespace}/pods"
+_SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+
+Workers: TypeAlias = "dict[int, WorkerSpec]"
+K = TypeVar("K", Pod, EndpointSlice)
+
+
+def create_discovery(
+    settings: Settings, service: Driver, clock: Callable[[], float] = time.monotonic
+) -> Discovery:
+    """Build what the settings ask for; nothing is asked before `start`."""
+    followers: list[Follower] = []
+    api = KubernetesApi(
+        settings.kubernetes_api, settings.kubernetes_credentials, settings.kubernetes_namespace
+    )
+
+    def follow_workers(source: Source[Workers], grace_s: float) -> None:
+        most = settings.discovery_workers_max
+        followers.append(WorkerFollower(source, service, clock, grace_s=grace_s, workers_max=most))
+
+    if settings.workers_file is not None:
+        # a file is written on purpose: what it does not name any more goes at once
+        follow_workers(WorkersFile(settings.workers_file, settings.workers_file_poll_s), 0.0)
+    if settings.kubernetes_workers is not None:
+        found = watched_workers(
+            api, settings.kubernetes_workers, slices=settings.kubernetes_workers_from != "pods"
+        )
+        follow_workers(found, settings.discovery_grace_s)
+    for source in _replica_sources(settings, api):
+        if settings.replica_sync_port is None:
+            _log.error("replicas are not looked for by %s: no --replica-sync-port", source.name)
+            continue
+        followers.append(
+            ReplicaFollower(source, service, clock, grace_s=settings.discovery_grace_s)
+        )
+    return Discovery(service, followers)
+
+
+def _replica_sources(settings: Settings, api: KubernetesApi) -> Iterable[Source[frozenset[str]]]:
+    own = [address for address in os.environ.get("POD_IP", "").split(",") if address]
+    if settings.replica_sync_dns is not None:
+        yield DnsReplicas(settings.replica_sync_dns, settings.discovery_poll_s, own)
+    if settings.kubernetes_replicas is not None:
+        yield watched_replicas(api, settings.kubernetes_replicas, own)
+
+
+def watched_workers(
+    api: KubernetesApi, selector: str, *, slices: bool, backoff_s: float = BACKOFF_S
+) -> Source[Workers]:
+    """Return pods, or EndpointSlices, read as workers."""
+    if slices:
+        return Watched(
+            *("kubernetes", api, EndpointSlice, _SLICES, selector),
+            lambda source, found: _workers(source, found, workers_of_slice),
+            backoff_s,
+        )
+    return Watched(
+        *("kubernetes", api, Pod, _PODS, selector),
+        lambda source, found: _workers(source, found, workers_of_pod),
+        backoff_s,
+    )
+
+
+def watched_replicas(
+    api: KubernetesApi, selector: str, own: list[str], backoff_s: float = BACKOFF_S
+) -> Source[frozenset[str]]:
+    """Return EndpointSlices read as endpoints of replicas."""
+    return Watched(
+        *("kubernetes_replicas", api, EndpointSlice, _SLICES, selector),
+        lambda _, found: frozenset(e for piece in found for e in replicas_of_slice(piece, own)),
+        backoff_s,
+    )
+
+
+def _workers(
+    source: Source[Workers], found: Iterable[K], read: Callable[[K], Iterable[WorkerSpec]]
+) -> Workers:
+    """Read objects as workers; what makes no sense is set aside, the others stand."""
+    workers: Workers = {}
+    rejected: dict[str, str] = {}
+    for one in found:
+        try:
+            for spec in read(one):
+                # dual stack names everybody twice; the first slice by name stands
+                workers.setdefault(spec.worker_id, spec)
+        except BadAnnotation as error:
+            rejected[f"{one.metadata.namespace}/{one.metadata.name}"] = str(error)
+    source.reject(rejected)
+    return workers

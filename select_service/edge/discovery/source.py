@@ -1,0 +1,94 @@
+"""What every source is: a run that publishes all it sees, and counts its troubles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+_log = logging.getLogger("select_service")
+
+BACKOFF_S: Final = 1.0
+BACKOFF_MAX_S: Final = 30.0
+"""Pause after a source failed, doubled up to the second number."""
+
+
+class SourceFailed(Exception):
+    """A source cannot be read now; `kind` is a word for a metric."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+class Source(Generic[T]):
+    """The latest of one source; whoever follows it waits for `changed`.
+
+    Attributes:
+        name: shown in records and metrics.
+        latest: everything it names; None before the first good look.
+        updates: good looks that published something.
+        failures: looks that failed, by kind. The latest stays as it is meanwhile.
+        rejected: things seen that make no worker, and why, at present.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.latest: T | None = None
+        self.changed = asyncio.Event()
+        self.updates = 0
+        self.progress = 0  # moves whenever the other side said anything sensible
+        self.failures: dict[str, int] = {}
+        self.rejected: dict[str, str] = {}
+        self._trouble = ""
+
+    def publish(self, everything: T) -> None:
+        """This is all there is now."""
+        self.updates += 1
+        self.progress += 1
+        self._trouble = ""
+        self.latest = everything
+        self.changed.set()
+
+    def fail(self, kind: str, why: str) -> None:
+        """This look brought nothing; said in the log once per trouble."""
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+        if why != self._trouble:
+            _log.warning("discovery from %s: %s; the last good state stays", self.name, why)
+            self._trouble = why
+
+    def reject(self, rejected: dict[str, str]) -> None:
+        """Of what there is now, these make no sense; said in the log once for each."""
+        for name, why in rejected.items():
+            if self.rejected.get(name) != why:
+                _log.warning("%s from %s is no worker: %s", name, self.name, why)
+        self.rejected = rejected
+
+    async def run(self) -> None:
+        """Look for ever."""
+        raise NotImplementedError
+
+
+async def insist(
+    source: Source[T], look: Callable[[], Awaitable[None]], backoff_s: float = BACKOFF_S
+) -> None:
+    """Look again and again; failures make the pauses longer, whatever they are."""
+    pause_s = backoff_s
+    while True:
+        before = source.progress
+        try:
+            await look()
+        except SourceFailed as error:
+            source.fail(error.kind, str(error))
+        except Exception as error:  # noqa: BLE001 - a bug must not end the looking
+            _log.exception("discovery from %s failed through an error of ours", source.name)
+            source.fail("internal", repr(error))
+        if source.progress != before:
+            pause_s = backoff_s
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, BACKOFF_MAX_S)

@@ -1,0 +1,92 @@
+"""Workers out of a JSON file that somebody else writes, followed as it changes.
+
+The file is looked at every so often rather than watched: that works on every file system and for
+every way of replacing it, a ConfigMap's links included. A file that cannot be read, or says
+anything that is no worker, changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from select_service.edge.discovery.source import Source, SourceFailed
+from select_service.types import WorkerSpec
+
+FILE_BYTES_MAX: Final = 16 << 20
+"""Longest file: some 40,000 workers."""
+
+
+class _Document(msgspec.Struct):
+    workers: list[WorkerSpec]
+
+
+_decode: Final = msgspec.json.Decoder(list[WorkerSpec] | _Document).decode
+_Signature = tuple[int, int, int]
+
+
+class WorkersFile(Source[dict[int, WorkerSpec]]):
+    """One file: a list of bodies of POST /workers, or `{"workers": [...]}`."""
+
+    def __init__(self, path: str, poll_s: float) -> None:
+        super().__init__("file")
+        self._path = Path(path)
+        self._poll_s = poll_s
+        self._seen: _Signature | None = None
+
+    @override
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except SourceFailed as error:
+                self.fail(error.kind, str(error))
+            await asyncio.sleep(self._poll_s)
+
+    async def look(self) -> None:
+        """Read the file if it is another one than last time.
+
+        Raises:
+            SourceFailed: it cannot be read, or is wrong; a wrong file is not read twice.
+        """
+        signature, workers = await asyncio.to_thread(self._read)
+        if workers is not None:
+            self.publish(workers)
+        self._seen = signature
+
+    def _read(self) -> tuple[_Signature, dict[int, WorkerSpec] | None]:
+        try:
+            with self._path.open("rb") as file:
+                about = self._path.stat()
+                signature = (about.st_mtime_ns, about.st_size, about.st_ino)
+                if signature == self._seen:
+                    return signature, None
+                text = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            self._seen = None
+            raise SourceFailed("unreadable", f"{self._path}: {error.strerror}") from None
+        self._seen = signature
+        return signature, parse_workers(text)
+
+
+def parse_workers(text: bytes) -> dict[int, WorkerSpec]:
+    """Return what a file says.
+
+    Raises:
+        SourceFailed: it is no list of workers, or names one twice.
+    """
+    if len(text) > FILE_BYTES_MAX:
+        raise SourceFailed("too_large", f"longer than {FILE_BYTES_MAX} bytes")
+    try:
+        document = _decode(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise SourceFailed("malformed", str(error)) from None
+    specs = document.workers if isinstance(document, _Document) else document
+    workers = {spec.worker_id: spec for spec in specs}
+    if len(workers) != len(specs):
+        raise SourceFailed("malformed", "a worker_id comes twice")
+    return workers

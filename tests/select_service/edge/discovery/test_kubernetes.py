@@ -1,0 +1,242 @@
+"""Pods and EndpointSlices become workers and replicas, whatever the API server does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from select_service.edge.discovery import kubernetes
+from select_service.edge.discovery.kubernetes import KubernetesApi
+from select_service.edge.discovery.setup import watched_replicas, watched_workers
+from select_service.edge.discovery.source import Source
+from select_service.types import WorkerSpec
+from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
+from tests.select_service.edge.serving import until
+
+DEADLINE_S = 20.0
+Workers = Source[dict[int, WorkerSpec]]
+Use = Callable[[FakeKubernetes, Workers], Awaitable[None]]
+
+
+def endpoints(source: Workers) -> set[str | None]:
+    return {spec.endpoint for spec in (source.latest or {}).values()}
+
+
+def watching(use: Use, folder: Path, *, slices: bool = False) -> None:
+    async def run() -> None:
+        async with FakeKubernetes().serving() as api:
+            await api.put("pods", "w-0", **pod("10.0.0.1"))
+            await api.put("pods", "w-1", **pod("10.0.0.2"))
+            await api.put("pods", "w-2", **pod("10.0.0.3"))
+            (folder / "namespace").write_text("ns\n")
+            source = watched_workers(
+                KubernetesApi(api.url, str(folder)), "app=vllm", slices=slices, backoff_s=0.01
+            )
+            looking = asyncio.ensure_future(source.run())
+            try:
+                await use(api, source)
+            finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+THREE = {f"http://10.0.0.{n}:8000" for n in (1, 2, 3)}
+
+
+def test_list_in_pages_then_watch(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: endpoints(source) == THREE)
+        assert [query.get("continue") for query in api.lists] == [None, "2"]
+        path, query, _ = api.requests[0]
+        assert path == "/api/v1/namespaces/ns/pods"
+        assert query["labelSelector"] == "app=vllm"
+        await until(lambda: bool(api.watches))
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: "http://10.0.0.4:8000" in endpoints(source))
+        await api.put("pods", "w-0", **pod("10.0.0.1", ready=False))
+        await until(lambda: "http://10.0.0.1:8000" not in endpoints(source))
+        await api.delete("pods", "w-1")
+        await until(lambda: endpoints(source) == {"http://10.0.0.3:8000", "http://10.0.0.4:8000"})
+        assert len(api.lists) == 2
+        assert api.watches[0]["resourceVersion"] == "103"
+
+    watching(use, tmp_path)
+
+
+def test_a_broken_watch_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        await api.bookmark()
+        await api.break_watches()
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: len(endpoints(source)) == 4)
+        assert len(api.lists) == 2, "nothing was listed anew"
+        assert int(api.watches[-1]["resourceVersion"]) >= 103
+
+    watching(use, tmp_path)
+
+
+def test_a_bookmark_moves_the_version_and_nothing_else(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        before = source.updates
+        await api.bookmark()
+        version = str(api.version)
+        await until(lambda: getattr(source, "_version", "") == version)
+        api.compact()
+        api.oldest = int(version)  # only who has heard the bookmark may go on
+        await api.break_watches()
+        await until(lambda: api.watches[-1]["resourceVersion"] == version)
+        assert (source.updates, len(api.lists)) == (before, 2)
+
+    watching(use, tmp_path)
+
+
+def test_gone_means_to_list_anew(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        del api.objects["pods", "w-1"]  # happened while nobody watched, and is history
+        api.compact()
+        await api.break_watches()
+        await until(lambda: len(endpoints(source)) == 2)
+        assert len(api.lists) == 3
+        assert source.failures["gone"] == 1
+
+    watching(use, tmp_path)
+
+
+def test_an_api_server_in_trouble_changes_nothing(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        api.fail_with = 503
+        await api.break_watches()
+        await until(lambda: source.failures.get("status", 0) >= 2)
+        assert endpoints(source) == THREE
+        api.fail_with = None
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: len(endpoints(source)) == 4)
+
+    watching(use, tmp_path)
+
+
+def test_garbage_in_a_watch(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        for number, text in enumerate((b"<html>\n", b'{"type":"ADDED","object":5}\n', b"\xff\n")):
+            watches = len(api.watches)
+            await api.say_raw(text)
+            await until(lambda: source.failures.get("malformed", 0) > number)  # noqa: B023
+            await until(lambda: len(api.watches) > watches)  # noqa: B023
+            assert endpoints(source) == THREE
+        assert source.failures["malformed"] == 3
+
+    watching(use, tmp_path)
+
+
+def test_an_event_without_end(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(kubernetes, "LINE_BYTES_MAX", 10_000)
+
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        await until(lambda: bool(api._watchers))
+        await api.say_raw(b"x" * 20_000)
+        await until(lambda: source.failures.get("too_large") == 1)
+        await until(lambda: len(api.lists) == 4)
+        assert endpoints(source) == THREE
+
+    watching(use, tmp_path)
+
+
+def test_the_token_is_read_again_when_it_rotates(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        (tmp_path / "token").write_text("first\n")
+        api.token = "first"
+        await until(lambda: len(api.watches) == 1)
+        api.token = "second"
+        await api.break_watches()
+        await until(lambda: source.failures.get("unauthorized", 0) >= 1)
+        (tmp_path / "token").write_text("second\n")
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: len(endpoints(source)) == 4)
+
+    watching(use, tmp_path)
+
+
+def test_what_makes_no_sense_is_set_aside(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        await api.put("pods", "bad", **pod("10.0.0.9", block_size="many"))
+        await api.put("pods", "big", **pod("10.0.0.8", worker_id=str(1 << 64)))
+        await api.put("pods", "good", **pod("10.0.0.4"))
+        await until(lambda: len(endpoints(source)) == 4)
+        assert source.rejected.keys() == {"ns/bad", "ns/big"}
+        await api.put("pods", "bad", **pod("10.0.0.9", block_size="16"))
+        await until(lambda: len(endpoints(source)) == 5)
+        assert source.rejected.keys() == {"ns/big"}
+
+    watching(use, tmp_path)
+
+
+def slice_of(*addresses: str, port: int = 9092, **conditions: bool) -> dict[str, Any]:
+    return {
+        "addressType": "IPv4",
+        "endpoints": [
+            {"addresses": [a], "conditions": conditions, "targetRef": {"name": f"pod-{a}"}}
+            for a in addresses
+        ],
+        "ports": [{"name": "replica-sync", "port": port}, {"name": "http", "port": 8092}],
+    }
+
+
+def test_workers_out_of_endpoint_slices(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        assert endpoints(source) == set()
+        await api.put("endpointslices", "s-1", **slice_of("10.1.0.1", "10.1.0.2"))
+        await api.put("endpointslices", "s-2", **slice_of("10.1.0.3", ready=False))
+        await until(lambda: len(endpoints(source)) == 2)
+        assert api.requests[0][0] == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
+
+    watching(use, tmp_path, slices=True)
+
+
+def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with FakeKubernetes().serving() as api:
+            await api.put("endpointslices", "r-1", **slice_of("10.2.0.1", "10.2.0.2", ready=False))
+            await api.put("endpointslices", "r-2", **slice_of("10.2.0.4", terminating=True))
+            source = watched_replicas(
+                KubernetesApi(api.url, str(tmp_path), "ns"), "app=s", ["10.2.0.1"], 0.01
+            )
+            looking = asyncio.ensure_future(source.run())
+            await until(lambda: source.latest == frozenset({"tcp://10.2.0.2:9092"}))
+            await until(lambda: bool(api.watches))
+            await api.put("endpointslices", "r-3", **slice_of("fd00::1"))
+            await until(lambda: source.latest is not None and len(source.latest) == 2)
+            assert source.latest == frozenset({"tcp://10.2.0.2:9092", "tcp://[fd00::1]:9092"})
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    async def run() -> None:
+        source = watched_workers(
+            KubernetesApi(None, str(tmp_path)), "a=b", slices=False, backoff_s=0.01
+        )
+        looking = asyncio.ensure_future(source.run())
+        await until(lambda: source.failures.get("unconfigured", 0) > 1)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    assert KubernetesApi(None, str(tmp_path)).url == "https://[fd00::1]:6443"
