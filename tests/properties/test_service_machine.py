@@ -165,6 +165,8 @@ class ServiceMachine(RuleBasedStateMachine):
         )
         self.twin.now = self.now
         self.core.tick(self.now)
+        self.open_lease("k", "x", 80.0)
+        self.open_lease("l", "x", 160.0)
         for worker_id in range(1, workers + 1):
             self.put_worker(
                 worker_id, size=1, start=0, taints=frozenset(), limited=True, moved=False
@@ -617,7 +619,7 @@ class ServiceMachine(RuleBasedStateMachine):
         assert self.core.withdraw(self.tickets.pop(number))
         self.twin.queue.pop(number)
 
-    @rule(seconds=st.sampled_from([70.3, 150.7, 400.1]))
+    @rule(seconds=st.sampled_from([50.2, 70.3, 150.7, 400.1]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.twin.now = self.now

@@ -388,7 +388,7 @@ def test_long_prompts_make_short_turns() -> None:
 def test_a_batch_does_what_the_single_calls_do(fleet: Fleet) -> None:
     for name in ("a", "b"):
         fleet.book(name, 1, 1, 2)
-    operations = [
+    operations: list[Any] = [
         BatchPrefillComplete(reservation_id="a"),
         BatchOutputBlock(reservation_id="a", count=3),
         BatchOutputBlock(reservation_id="b", decay_fraction=0.5, count=2),
