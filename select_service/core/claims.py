@@ -30,6 +30,9 @@ Key: TypeAlias = tuple[int, int]
 SEQ_BITS: Final = 40
 """Statements of one life; the epoch stands above them, so that numbers never repeat."""
 
+ANCESTORS_MAX: Final = 8
+"""Owners in a row that may go while a reservation lives on, each adopted by the next."""
+
 _DIGEST_MASK: Final = (1 << 64) - 1
 _NOTHING: Final = Growth()
 
@@ -166,6 +169,7 @@ class Claims:
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
         self._ended: OrderedDict[Key, tuple[str, bool, float]] = OrderedDict()
         self._early: OrderedDict[Key, tuple[Growth, float]] = OrderedDict()
+        self._freed_here: OrderedDict[Key, float] = OrderedDict()  # said by our callers
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._limits = limits
 
@@ -256,12 +260,23 @@ class Claims:
             self.end(before, now)
             self.forget(before)
         claim.dead = claim.key in self._ended
+        self._inherit(claim, now)
         early = self._early.pop(claim.key, None)
         if early is not None:
             claim.join(early[0])
         owners.add(claim)
         self._of_id.setdefault(name, []).append(claim)
         return True
+
+    def _inherit(self, claim: Claim, now: float) -> None:
+        """What happened here to the claims it took over has happened to it."""
+        for key in claim.record.adopts:
+            owners = self.sets.get(key[0])
+            old = None if owners is None else owners.find(claim.reservation_id, key[1])
+            if old is not None and claim.join(old.growth()):
+                self.say_later(claim)
+            if key in self._freed_here and not claim.dead:
+                self.end(claim, now, by_owner=False)
 
     def tie(self, claim: Claim, reservation: Reservation) -> None:
         """The ledger carries this claim's load from now on."""
@@ -333,15 +348,20 @@ class Claims:
     def end_all(self, claims: list[Claim], now: float) -> None:
         """Our caller has ended an id, and that is being published."""
         for claim in claims:
+            for key in (claim.key, *claim.record.adopts):
+                self._freed_here[key] = now
             ours = claim.owner == self.router_id
             self.end(claim, now, by_owner=ours)
             self._unsaid.pop(claim.key, None)
             if ours:
                 self.forget(claim)
+        while len(self._freed_here) > self._limits.replica_ended_max:
+            self._freed_here.popitem(last=False)
 
     def forget(self, claim: Claim) -> None:
         """Take a claim out of its owner's set and of ours."""
         self.sets[claim.owner].remove(claim)
+        self.untie(claim, b"")  # from what its rank has left behind, if that is not swept yet
         self._unsaid.pop(claim.key, None)
         of_id = self._of_id[claim.reservation_id]
         of_id.remove(claim)
@@ -352,7 +372,12 @@ class Claims:
         """Own from the next number on what an owner who is gone has left behind."""
         reservation = old.reservation
         assert reservation is not None
-        record = msgspec.structs.replace(old.record, born=self.seq + 1, growth=old.growth())
+        record = msgspec.structs.replace(
+            old.record,
+            born=self.seq + 1,
+            growth=old.growth(),
+            adopts=[*old.record.adopts[1 - ANCESTORS_MAX :], old.key],
+        )
         self.untie(old, b"")
         self.end(old, now, by_owner=False)
         claim = Claim(self.router_id, record, old.hashes_digest)
@@ -364,12 +389,16 @@ class Claims:
         self.ready.append(self.say([full, Ended(old.reservation_id, *old.key)]))
 
     def purge(self, now: float, limit: int) -> None:
-        """Forget ends and early growth of long ago, up to `limit` of each."""
+        """Forget what is kept only for a while, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
         for _ in range(limit):
             if not self._ended or next(iter(self._ended.values()))[2] > horizon:
                 break
             self._ended.popitem(last=False)
+        for _ in range(limit):
+            if not self._freed_here or next(iter(self._freed_here.values())) > horizon:
+                break
+            self._freed_here.popitem(last=False)
         for _ in range(limit):
             if not self._early or next(iter(self._early.values()))[1] > horizon:
                 break

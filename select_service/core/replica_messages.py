@@ -35,7 +35,10 @@ class Growth(Struct, frozen=True, omit_defaults=True):
 
 
 class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
-    """A claim as its owner states it; `hashes` are packed u64, little-endian."""
+    """A claim as its owner states it; `hashes` are packed u64, little-endian.
+
+    `adopts` names the claims of gone owners that it took over: whoever frees those means this.
+    """
 
     reservation_id: str
     born: int
@@ -52,6 +55,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     lora_name: str | None = None
     selection_id: str | None = None
     growth: Growth = Growth()
+    adopts: list[tuple[int, int]] = []
 
 
 class Grown(Struct, frozen=True, tag="grown"):

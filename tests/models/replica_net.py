@@ -1,0 +1,253 @@
+"""A few cores on a bad network under a fake clock: messages are lost, doubled, late and overtaken.
+
+Everything random comes from one seed. Messages travel as the bytes they would be on the wire;
+snapshots are read part by part while both sides go on living. `stated` is the global observer: all
+claims anybody ever stated, and all that were ended.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from indexer.core.registry import Registry
+from select_service.core.effects import Effects, Pull
+from select_service.core.replica_events import AddRequestData, ReplicaEnvelope
+from select_service.core.replica_messages import ClaimRecord, Ended, Said, SnapshotHead
+from select_service.core.replica_wire import (
+    decode_message,
+    decode_part,
+    encode_message,
+    encode_part,
+)
+from select_service.core.service import SelectionCore
+from select_service.types import CoreLimits, RouterConfig, WorkerSpec
+
+BLOCK_SIZE = 4
+TICK_S = 0.1
+Key = tuple[int, int]
+
+LIMITS = CoreLimits(
+    reservation_ttl_s=0.0,
+    dropped_per_turn_max=1,
+    replica_heartbeat_s=0.5,
+    replica_timeout_s=2.0,
+    replica_gap_grace_s=0.1,
+    replica_pull_retry_s=0.3,
+    replica_pull_timeout_s=2.0,
+    replica_orphan_ttl_s=6.0,
+    replica_missing_max=6,
+    replica_items_per_message_max=3,
+    replica_resolved_per_turn_max=2,
+)
+
+
+class Node:
+    """One replica; `restart` makes it a new one that knows nothing."""
+
+    def __init__(self, net: Net, number: int) -> None:
+        self.net = net
+        self.number = number
+        self.core: SelectionCore
+        self.restart()
+
+    def restart(self) -> None:
+        self.router_id = self.net.rng.getrandbits(64) | 1
+        self.core = SelectionCore(
+            Registry(),
+            RouterConfig(use_kv_events=False),
+            random.Random(self.net.rng.random()),
+            limits=LIMITS,
+            router_id=self.router_id,
+        )
+        self.core.replica_announce(8000 + self.number)
+
+    def put_worker(self, worker_id: int) -> None:
+        spec = WorkerSpec(
+            worker_id=worker_id,
+            endpoint=f"http://{worker_id}",
+            block_size=BLOCK_SIZE,
+            data_parallel_size=2,
+        )
+        self.did(self.core.upsert_worker(spec, self.net.now)[1])
+
+    def did(self, effects: Effects) -> None:
+        """Carry out what the core asks for."""
+        for message in effects.published:
+            self.net.publish(self, message)
+        for pull in effects.pulls:
+            self.net.pull(self, pull)
+        self.core.check()
+
+    def tick(self) -> None:
+        self.core.tick(self.net.now)
+        for _ in range(3):
+            more, effects = self.core.replica_tick(self.net.now)
+            self.did(effects)
+            if not more:
+                break
+
+    def ledger(self) -> dict[str, Any]:
+        """Every reservation booked here, with all its load."""
+        found: dict[str, Any] = {}
+        for scope, partition in self.core.partitions.items():
+            for rank, slot in partition.seats():
+                for one in partition.ledger.reservations_on(slot):
+                    assert one.reservation_id not in found, "never a double booking"
+                    found[one.reservation_id] = (
+                        scope,
+                        rank,
+                        partition.ledger.chain_of(one),
+                        one.prefill_tokens,
+                        one.prefill_done,
+                        one.output_blocks,
+                        one.faded_outputs,
+                        one.output_fraction,
+                        one.selection_id,
+                    )
+        return found
+
+
+class Net:
+    """Nodes, the wires between them, and the clock."""
+
+    def __init__(self, seed: int, nodes: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 1000.0
+        self.loss = self.doubling = 0.0
+        self.delay_s = 0.01
+        self.cut: set[frozenset[int]] = set()
+        self.stated: dict[Key, str] = {}
+        self.ended: set[Key] = set()
+        self.dead_routers: set[int] = set()
+        self._events: list[tuple[float, int, Any]] = []
+        self._order = count()
+        self.lost = 0
+        self.nodes = [Node(self, number) for number in range(nodes)]
+
+    # -- the wire ------------------------------------------------------------------------------
+
+    def at(self, when: float, what: Any) -> None:
+        heappush(self._events, (when, next(self._order), what))
+
+    def publish(self, source: Node, message: Any) -> None:
+        self.observe(source, message)
+        topic, payload = encode_message(message)
+        for node in self.nodes:
+            if node is source:
+                continue
+            copies = 1 + (self.rng.random() < self.doubling)
+            for _ in range(copies):
+                if self.rng.random() < self.loss or self.is_cut(source, node):
+                    self.lost += 1
+                    continue
+                late = self.rng.expovariate(1 / self.delay_s)
+                self.at(self.now + late, self.delivery(source, node, topic, payload))
+
+    def delivery(self, source: Node, node: Node, topic: bytes, payload: bytes) -> Any:
+        core = node.core
+
+        def deliver() -> None:
+            if node.core is core:  # it has not restarted since
+                message = decode_message(topic, payload)
+                node.did(core.replica_heard(f"tcp://n{source.number}", message, self.now))
+
+        return deliver
+
+    def is_cut(self, one: Node, other: Node) -> bool:
+        return frozenset((one.number, other.number)) in self.cut
+
+    def observe(self, source: Node, message: Any) -> None:
+        """Write down what is stated, as somebody would who hears everything."""
+        if isinstance(message, ReplicaEnvelope):
+            event, stamp = message.event, message.select_service
+            assert event is not None
+            if isinstance(event.data, AddRequestData):
+                self.stated[source.router_id, stamp.seq] = event.request_id
+            elif event.data == "Free":
+                self.ended.update(tuple(key) for key in stamp.of)
+        elif isinstance(message, Said):
+            for item in message.items:
+                if isinstance(item, ClaimRecord):
+                    self.stated[source.router_id, item.born] = item.reservation_id
+                elif isinstance(item, Ended):
+                    self.ended.add((item.owner, item.born))
+
+    # -- pulls ---------------------------------------------------------------------------------
+
+    def pull(self, asker: Node, pull: Pull) -> None:
+        source = self.nodes[pull.http_port - 8000]
+        core = asker.core
+        parts: Iterator[Any] | None = None
+
+        def go_on() -> None:
+            nonlocal parts
+            if asker.core is not core:
+                return
+            if parts is None:
+                parts = source.core.replica_snapshot(self.now)
+            if self.is_cut(asker, source) or self.rng.random() < self.loss / 3:
+                asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+                return
+            if not self.some_parts(asker, pull, parts):
+                self.at(self.now + self.rng.expovariate(1 / self.delay_s), go_on)
+
+        self.at(self.now + self.rng.expovariate(1 / self.delay_s), go_on)
+
+    def some_parts(self, asker: Node, pull: Pull, parts: Iterator[Any]) -> bool:
+        """Hand over a few parts; True when that was the last of it."""
+        core = asker.core
+        for _ in range(self.rng.randint(1, 4)):
+            try:
+                part = next(parts, None)
+            except RuntimeError:
+                raise AssertionError("a snapshot that broke off") from None
+            if part is None:
+                asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=True))
+                return True
+            part = decode_part(encode_part(part))
+            if isinstance(part, SnapshotHead):
+                if not core.replica_snapshot_begin(pull, part, self.now):
+                    asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+                    return True
+            else:
+                asker.did(core.replica_snapshot_part(pull.router_id, part, self.now))
+        return False
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        """Let time pass; every node has its ticks."""
+        until = self.now + seconds
+        while self.now < until:
+            step = min(self.now + TICK_S, until)
+            while self._events and self._events[0][0] <= step:
+                self.now, _, what = heappop(self._events)
+                what()
+            self.now = step
+            for node in self.nodes:
+                node.tick()
+
+    def settle(self, seconds: float) -> None:
+        """A good network from now on."""
+        self.loss = self.doubling = 0.0
+        self.delay_s = 0.01
+        self.cut.clear()
+        self.run(seconds)
+
+    def crash(self, node: Node) -> None:
+        """It is gone with all it knew, and a new one takes its place."""
+        self.dead_routers.add(node.router_id)
+        node.restart()
+
+    def expected(self) -> dict[str, Key]:
+        """Which claim should be booked for each id, for somebody who heard everything."""
+        winners: dict[str, Key] = {}
+        for key, name in self.stated.items():
+            if key in self.ended or key[0] in self.dead_routers:
+                continue
+            winners[name] = min(key, winners.get(name, key))
+        return winners
