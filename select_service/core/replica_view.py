@@ -42,6 +42,8 @@ class View:
         self.url: str | None = None
         self.heard_at = now
         self.gone = False
+        self.greeted = False
+        self.ask_again_at: float | None = None
         self.pulls = self.pulls_failed = 0
         self.pulling_since: float | None = None
         self.next_pull_at = 0.0
@@ -97,6 +99,20 @@ class View:
     def doubt(self) -> None:
         """Something was certainly missed: nothing short of a new snapshot will do."""
         self.hole = self.high
+
+    def greet(self, beat: Heartbeat, now: float, limits: CoreLimits) -> None:
+        """At first sight fetch what it knows, and once more when it must have noticed who is gone.
+
+        What it has never stated itself (of replicas that died before we came) is heard no other
+        way.
+        """
+        if not self.greeted and (beat.http_port or beat.url):
+            self.greeted = True
+            self.ask_again_at = now + limits.replica_timeout_s + 2 * limits.replica_heartbeat_s
+            self.doubt()
+        elif self.ask_again_at is not None and now >= self.ask_again_at:
+            self.ask_again_at = None
+            self.doubt()
 
     def wants_pull(self, now: float, limits: CoreLimits) -> bool:
         """Whether its snapshot should be fetched now."""

@@ -113,6 +113,7 @@ class Replicas:
                 view.http_port, view.url = message.http_port, message.url
                 if not view.announced(message, now, self._limits):
                     self.counters.digests_differed += 1
+                view.greet(message, now, self._limits)
         elif isinstance(message, Said):
             view = self._view(router_id, message.epoch, peer, now)
             if view is not None and self._is_news(view, message.seq, now):
@@ -454,9 +455,15 @@ class Replicas:
 
     # -- snapshots -----------------------------------------------------------------------------
 
-    def snapshot(self) -> Iterator[SnapshotPart]:
-        """Yield what we know; what changes between two parts has a number above the head's."""
+    def snapshot(self, now: float) -> Iterator[SnapshotPart]:
+        """Yield what we know; what changes between two parts has a number above the head's.
+
+        Claims of publishers we do not hear either go along: who asks may have come too late. One
+        that restarts under another name is back before anybody calls the old one gone, hence two
+        heartbeats.
+        """
         claims = self._claims
+        silent_since = now - 2 * self._limits.replica_heartbeat_s
         self.counters.snapshots_given += 1
         own = list(claims.own.by_id.values())
         yield SnapshotHead(claims.router_id, claims.epoch, claims.seq)
@@ -470,7 +477,7 @@ class Replicas:
             for claim in list(view.claims.by_id.values()):
                 if claim.dead:
                     continue
-                if view.gone:
+                if view.gone or view.heard_at < silent_since:
                     yield Hearsay(claim.owner, self._record(claim))
                 elif claim.noted:
                     yield Grown(claim.reservation_id, *claim.key, claim.growth())

@@ -734,9 +734,9 @@ class SelectionCore:
         more = self.replicas.tick(now, effects)
         return more, self._relieved(now, effects)
 
-    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:  # noqa: ARG002 - ages to come
+    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
         """Yield what we know, from head to end; anything may happen between two parts."""
-        return self.replicas.snapshot()
+        return self.replicas.snapshot(now)
 
     def replica_snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
         """A pulled snapshot arrives; False when it is not who was asked: read no further."""
