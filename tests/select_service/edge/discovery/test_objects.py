@@ -1,0 +1,128 @@
+"""Ports and annotations, read as the README says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from select_service.edge.discovery.objects import (
+    BadAnnotation,
+    EndpointSlice,
+    Pod,
+    workers_of_pod,
+    workers_of_slice,
+)
+from select_service.types import WorkerSpec
+from tests.select_service.edge.discovery.fake_kubernetes import pod
+
+
+def read(fields: dict[str, Any]) -> list[WorkerSpec]:
+    fields["metadata"] |= {"name": "w-0", "namespace": "ns"}
+    return list(workers_of_pod(msgspec.convert(fields, Pod)))
+
+
+def test_a_pod_without_annotations() -> None:
+    (spec,) = read(pod("10.0.0.1"))
+    assert spec == WorkerSpec(
+        worker_id=xxh3_64_intdigest(b"ns/w-0"),
+        tenant_id="default",
+        endpoint="http://10.0.0.1:8000",
+        kv_events_endpoints={"0": "tcp://10.0.0.1:5557"},
+    )
+
+
+def test_every_annotation() -> None:
+    (spec,) = read(
+        pod(
+            "fd00::1",
+            worker_id="18446744073709551615",
+            model_name="m",
+            tenant_id="t",
+            block_size="16",
+            data_parallel_start_rank="4",
+            data_parallel_size="2",
+            port="9000",
+            scheme="https",
+            kv_events_port="6000",
+            kv_replay_port="7000",
+            max_num_batched_tokens="8192",
+            total_kv_blocks="100",
+            stable_routing_id="s",
+            is_eagle="true",
+            taints="a, b",
+            topology_domains="zone=z1,rack=r1",
+        )
+    )
+    assert spec == WorkerSpec(
+        worker_id=(1 << 64) - 1,
+        model_name="m",
+        tenant_id="t",
+        endpoint="https://[fd00::1]:9000",
+        block_size=16,
+        data_parallel_start_rank=4,
+        data_parallel_size=2,
+        kv_events_endpoints={"4": "tcp://[fd00::1]:6000", "5": "tcp://[fd00::1]:6001"},
+        replay_endpoint="tcp://[fd00::1]:7000",
+        max_num_batched_tokens=8192,
+        total_kv_blocks=100,
+        stable_routing_id="s",
+        is_eagle=True,
+        taints=["a", "b"],
+        topology_domains={"zone": "z1", "rack": "r1"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        ("block_size", "16.0"),
+        ("block_size", "4294967296"),
+        ("worker_id", "-1"),
+        ("worker_id", "18446744073709551616"),
+        ("port", "nameless"),
+        ("port", "70000"),
+        ("kv_events_port", "0"),
+        ("is_eagle", "yes"),
+        ("topology_domains", "zone"),
+    ],
+)
+def test_nonsense_is_named(annotation: str, value: str) -> None:
+    with pytest.raises(BadAnnotation, match=r"ns/w-0|select-service.io/"):
+        read(pod("10.0.0.1", ready=True, **{annotation: value}))
+
+
+def test_pods_that_are_not_there() -> None:
+    gone = pod("10.0.0.1")
+    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    pending = pod("10.0.0.1")
+    pending["status"] |= {"phase": "Pending", "podIP": None}
+    assert read(gone) == read(pending) == read(pod("10.0.0.1", ready=False)) == []
+
+
+def test_a_port_by_name() -> None:
+    (spec,) = read(pod("10.0.0.1", port="kv-events"))
+    assert spec.endpoint == "http://10.0.0.1:5557"
+
+
+def test_slices_name_pods_as_pods_do() -> None:
+    piece = {
+        "metadata": {
+            "name": "s-1",
+            "namespace": "ns",
+            "annotations": {"select-service.io/block-size": "16"},
+        },
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "conditions": {}, "targetRef": {"name": "w-0"}},
+            {"addresses": ["10.0.0.2"], "conditions": {"ready": False}},
+            {"addresses": ["10.0.0.3"], "conditions": {"ready": True, "terminating": True}},
+            {"addresses": ["10.0.0.4"], "conditions": {"ready": True}},
+        ],
+        "ports": [{"name": "http", "port": 8000}, {"name": "kv-events", "port": 5557}],
+    }
+    specs = list(workers_of_slice(msgspec.convert(piece, EndpointSlice)))
+    assert [spec.endpoint for spec in specs] == ["http://10.0.0.1:8000", "http://10.0.0.4:8000"]
+    assert specs[0].worker_id == read(pod("10.0.0.1"))[0].worker_id
+    assert specs[0].block_size == 16

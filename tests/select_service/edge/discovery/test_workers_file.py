@@ -1,0 +1,91 @@
+"""A workers file that is written, replaced, broken and lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from select_service.edge.discovery import workers_file
+from select_service.edge.discovery.source import SourceFailed
+from select_service.edge.discovery.workers_file import WorkersFile, parse_workers
+
+
+def text_of(*ids: int) -> str:
+    return json.dumps([{"worker_id": i, "endpoint": f"http://w{i}"} for i in ids])
+
+
+def look(source: WorkersFile) -> set[int] | None:
+    asyncio.run(source.look())
+    return None if source.latest is None else set(source.latest)
+
+
+def test_it_is_followed_as_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    source = WorkersFile(str(path), 0.01)
+    with pytest.raises(SourceFailed) as failure:
+        look(source)
+    assert (failure.value.kind, source.latest) == ("unreadable", None)
+    path.write_text(text_of(1, 2))
+    assert look(source) == {1, 2}
+    assert look(source) == {1, 2}
+    assert source.updates == 1, "the same file is not read twice"
+    path.write_text(json.dumps({"workers": json.loads(text_of(1, 2, 3))}))
+    assert look(source) == {1, 2, 3}
+    path.write_text("[]")
+    assert look(source) == set()
+
+
+def test_an_atomic_replacement_is_seen_even_with_the_same_size_and_time(tmp_path: Path) -> None:
+    path, new = tmp_path / "workers.json", tmp_path / "new"
+    source = WorkersFile(str(path), 0.01)
+    path.write_text(text_of(1))
+    about = path.stat()
+    assert look(source) == {1}
+    new.write_text(text_of(2))
+    os.utime(new, ns=(about.st_atime_ns, about.st_mtime_ns))
+    new.replace(path)
+    assert look(source) == {2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[",
+        "{}",
+        "[1]",
+        '[{"endpoint": "no id"}]',
+        '[{"worker_id": -1}]',
+        '[{"worker_id": 18446744073709551616}]',
+        '[{"worker_id": 1}, {"worker_id": 1}]',
+        '[{"worker_id": 1, "block_size": "16"}]',
+    ],
+)
+def test_a_bad_file_keeps_the_last_good_state(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    source = WorkersFile(str(path), 0.01)
+    path.write_text(text_of(1))
+    look(source)
+    path.write_text(text)
+    with pytest.raises(SourceFailed) as failure:
+        look(source)
+    assert failure.value.kind == "malformed"
+    assert source.latest is not None
+    assert set(source.latest) == {1}
+    asyncio.run(source.look())  # known to be bad: not read again, not complained of again
+    path.unlink()
+    with pytest.raises(SourceFailed):
+        look(source)
+    path.write_text(text_of(1, 2))
+    assert look(source) == {1, 2}
+
+
+def test_a_file_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_file, "FILE_BYTES_MAX", 10)
+    with pytest.raises(SourceFailed) as failure:
+        parse_workers(b" " * 11)
+    assert failure.value.kind == "too_large"
