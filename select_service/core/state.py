@@ -59,6 +59,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     selection: Selection | None  # what a repeat gets again, if it was a selection
     reservation: ReservationAnswer | None  # or an explicit booking
     lease_id: str | None = None
+    born: int = 0  # the number of our claim on it, when replicas are told
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -209,6 +210,10 @@ class Reservations:
         if lease is not None:
             self._desk.leases.join(lease, booking.reservation)
         bookings.add(booking)
+        announcer = self._desk.announcer
+        if announcer.speaks:
+            born = facts.born or announcer.claims.stamp().seq
+            announcer.own(partition, booking.reservation, born)
         return self._nothing
 
 
@@ -237,6 +242,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         answer if isinstance(answer, Selection) else None,
         answer if isinstance(answer, ReservationAnswer) else None,
         None if reservation.lease is None else reservation.lease.lease_id,
+        0 if reservation.claim is None else reservation.claim.born,
     )
 
 

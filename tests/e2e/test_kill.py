@@ -122,9 +122,9 @@ def call(
     return response.status, json.loads(response.read())
 
 
-def start(port: int, directory: Path, log: Path) -> Server:
+def start(directory: Path, log: Path) -> Server:
     args = (*OURS_EXTRA, "--state-dir", str(directory), "--reservation-ttl-s", "0")
-    return Server(log, OURS, args, NO_EVENTS, port)
+    return Server(log, OURS, args, NO_EVENTS)
 
 
 def kill_under_load(server: Server, clients: list[Client], moment_s: float) -> None:
@@ -191,17 +191,17 @@ def survive(tmp_path: Path, kills: int) -> int:
     print(f"seed {seed}")  # noqa: T201 - shown when it fails
     rng = random.Random(seed)
     clients = [Client(number, random.Random(rng.random())) for number in range(CLIENTS)]
-    port, directory, log = free_port(), tmp_path / "state", tmp_path / "log"
-    with start(port, directory, log) as server:
+    directory, log = tmp_path / "state", tmp_path / "log"
+    with start(directory, log) as server:
         for number in range(1, WORKERS + 1):
             spec = {"worker_id": number, "endpoint": f"http://w{number}", "block_size": 16}
             assert server.request("POST", "/workers", spec).status == 201
         kill_under_load(server, clients, 0.2)
     for _ in range(kills - 1):
-        with start(port, directory, log) as server:
+        with start(directory, log) as server:
             verify(server, clients)
             kill_under_load(server, clients, rng.expovariate(1 / 0.15))
-    with start(port, directory, log) as server:
+    with start(directory, log) as server:
         verify(server, clients)
     return sum(client.acknowledged for client in clients)
 
