@@ -33,6 +33,12 @@ EXCHANGES: list[tuple[str, str, object]] = [
     ("DELETE", "/reservations/%ff", None),
     ("DELETE", "/reservations/", None),
     ("POST", "/reservations/never/output_block", {}),
+    ("POST", "/leases", {"owner": "o", "ttl_s": 9, "lease_id": "l"}),
+    ("POST", "/leases/never/renew", None),
+    ("POST", "/leases/never/renew", {"ttl_s": 5}),
+    ("DELETE", "/leases/never", None),
+    ("DELETE", "/reservations/batch", None),
+    ("POST", "/reservations/batch", {"operations": [{"op": "free", "reservation_id": "x"}]}),
     ("GET", "/loads#top", None),
     ("GET", "/dump", None),
 ]

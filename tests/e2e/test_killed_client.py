@@ -1,0 +1,85 @@
+"""A client that dies takes its load with it: real processes, a real SIGKILL."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.server import OURS_EXTRA, Server
+
+RESERVATIONS = 1000
+TTL_S = 2.0
+DEADLINE_S = 60.0
+CLIENT = """
+import http.client, itertools, json, sys, time
+
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+
+
+def ask(path, body):
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    assert answer.status < 300, text
+
+
+ask("/leases", {"lease_id": "l", "owner": "client", "ttl_s": float(sys.argv[3])})
+for number in range(int(sys.argv[2])):
+    prompt = {"block_hashes": [number], "sequence_hashes": [number], "isl_tokens": 20}
+    ask("/select_and_reserve", {"reservation_id": f"r{number}", "lease_id": "l", **prompt})
+print("booked", flush=True)
+for turn in itertools.count():
+    time.sleep(0.2)
+    ask("/leases/l/renew", {})
+    print("renewed", turn, flush=True)
+"""
+
+
+def load(server: Server) -> tuple[int, int, int]:
+    """(requests, prefill tokens, blocks) of the whole fleet."""
+    scopes: Any = server.request("GET", "/loads").json
+    rows = [row for scope in scopes for row in scope["loads"]]
+    return (
+        sum(row["active_requests"] for row in rows),
+        sum(row["potential_prefill_tokens"] for row in rows),
+        sum(row["potential_decode_blocks"] for row in rows),
+    )
+
+
+@pytest.mark.e2e
+def test_a_killed_clients_load_is_gone_after_its_lease(tmp_path: Path) -> None:
+    with Server(tmp_path / "service.log", args=(*OURS_EXTRA, "--log-level", "warning")) as server:
+        for worker_id in (1, 2):
+            spec = {
+                "worker_id": worker_id,
+                "endpoint": f"http://w{worker_id}",
+                "block_size": 16,
+                "kv_events_endpoint": "tcp://127.0.0.1:9",
+            }
+            assert server.request("POST", "/workers", spec).status == 201
+        command = [sys.executable, "-c", CLIENT, str(server.port), str(RESERVATIONS), str(TTL_S)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            try:
+                assert client.stdout.readline() == "booked\n"
+                for line in client.stdout:  # renewed for longer than it could live without
+                    if line == f"renewed {int(2 * TTL_S / 0.2)}\n":
+                        break
+                assert load(server) == (RESERVATIONS, RESERVATIONS * 20, RESERVATIONS)
+            finally:
+                client.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + DEADLINE_S
+        while load(server) != (0, 0, 0):
+            assert time.monotonic() < deadline, load(server)
+            time.sleep(0.05)
+        late = server.request("POST", "/leases/l/renew", {})
+        assert late.status == 404
+        assert late.json["code"] == "lease_expired"  # type: ignore[index]
+        metrics = server.request("GET", "/metrics").raw.decode()
+        assert f'reservation_events_total{{event="lease_ended"}} {RESERVATIONS}.0\n' in metrics
