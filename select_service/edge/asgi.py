@@ -110,6 +110,21 @@ class Door:
             self._stats[id(route)].observe(answer.status, perf_counter() - started)
         return answer
 
+    def answer_settled(self, call: Call, answer: Settling, since: float) -> Response:
+        """Answer what had to wait for the disk, which has spoken, and count it. Never raises.
+
+        Args:
+            call: as given to `answer_now`.
+            answer: what that gave back.
+            since: when it did, by `time.perf_counter`.
+        """
+        error = answer.written.exception()
+        response = answer.response
+        if isinstance(error, Exception):
+            response = self._fault(error, call.route.method, call.path)
+        self._stats[id(call.route)].observe(response.status, perf_counter() - since)
+        return response
+
     def count_gone(self, call: Call) -> None:
         """Count a client that left while its body was on the way."""
         self._stats[id(call.route)].observe(CLIENT_GONE, 0.0)

@@ -8,13 +8,14 @@ takes the ASGI way through the same `Door`, the same routes and the same counter
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from select_service.edge.asgi import HANDED_OVER
-from select_service.edge.http import JSON, Response
+from select_service.edge.http import JSON, Response, Settling
 from select_service.edge.protocol import GuardedProtocol
 
 if TYPE_CHECKING:
@@ -46,6 +47,26 @@ class _Preamble:
         return self._lines
 
 
+class _Debt:
+    """Stands where uvicorn keeps the request it has yet to answer, so that others queue up."""
+
+    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
+
+    def __init__(self) -> None:
+        self.response_complete = False
+        self.disconnected = False
+        self.keep_alive = True
+        self.message_event = _NO_EVENT
+
+
+class _NoEvent:
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+_NO_EVENT: Final = _NoEvent()
+
+
 class FastLane(GuardedProtocol):
     """One connection. Made through `fast_lane`, which sets `door`, `limits` and `counts`."""
 
@@ -56,6 +77,7 @@ class FastLane(GuardedProtocol):
     _body: bytes | bytearray = b""
     _turn_used = False  # one request per read: a client that pipelines must not own the loop
     _is_last = False  # the server is leaving
+    _debt: _Debt | None = None  # an answer that waits for the disk
     _idle_since: float | None = None  # loop time of our last answer; None on the ASGI way
 
     @override
@@ -112,13 +134,39 @@ class FastLane(GuardedProtocol):
             self._enter_rest()
             self._write_answer(answer)
             return
+        if isinstance(answer, Settling):
+            self._enter_rest()
+            self._owe(call, answer)
+            return
         self._take_asgi_way()
         self.scope[HANDED_OVER] = answer  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
 
+    # -- answers that wait for the disk --------------------------------------------------------
+
+    def _owe(self, call: Call, answer: Settling) -> None:
+        """Answer when the disk has; what the client sends meanwhile queues up behind."""
+        self._debt = debt = _Debt()
+        self.cycle = debt  # type: ignore[assignment] # what uvicorn asks of a cycle, it has
+        since = perf_counter()
+        answer.written.add_done_callback(lambda _: self._pay(debt, call, answer, since))
+
+    def _pay(self, debt: _Debt, call: Call, answer: Settling, since: float) -> None:
+        debt.response_complete = True
+        self._debt = None
+        if self.transport.is_closing():
+            self.door.count_gone(call)
+            return
+        self._write_answer(self.door.answer_settled(call, answer, since))
+        if self.pipeline:
+            self.server_state.total_requests -= 1  # it counts one more
+            self.on_response_complete()  # lets the next one in
+
     @override
     def shutdown(self) -> None:
-        if self._call is None:
+        if self._debt is not None:
+            self._is_last = True
+        elif self._call is None:
             super().shutdown()
         else:
             self._is_last = True
@@ -133,6 +181,7 @@ class FastLane(GuardedProtocol):
         """Return what to call if this request can be answered as soon as its body is there."""
         if (
             self._turn_used
+            or self._debt is not None
             or self._unanswered() is not None
             or self.flow.write_paused
             or self.transport.is_closing()
