@@ -56,6 +56,7 @@ class Claim:
         "reservation",
         "reservation_id",
         "scope",
+        "tellers",
     )
 
     def __init__(self, owner: int, record: ClaimRecord, hashes_digest: int | None = None) -> None:
@@ -71,6 +72,7 @@ class Claim:
         self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
         self.reservation: Reservation | None = None  # its booking in our ledger
         self.dead = False  # has ended, but its owner does not say so yet
+        self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
         self.noted = False  # our callers made it grow, and it is not ours
         growth = record.growth
         self.prefill_done = growth.prefill_done
@@ -168,7 +170,7 @@ class Claims:
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
         self._ended: OrderedDict[Key, tuple[str, bool, float]] = OrderedDict()
-        self._early: OrderedDict[Key, tuple[Growth, float]] = OrderedDict()
+        self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
         self._freed_here: OrderedDict[Key, float] = OrderedDict()  # said by our callers
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._limits = limits
@@ -264,6 +266,7 @@ class Claims:
         early = self._early.pop(claim.key, None)
         if early is not None:
             claim.join(early[0])
+            claim.tellers = early[2]
         owners.add(claim)
         self._of_id.setdefault(name, []).append(claim)
         return True
@@ -294,14 +297,16 @@ class Claims:
 
     # -- growth --------------------------------------------------------------------------------
 
-    def grow_early(self, key: Key, growth: Growth, now: float) -> None:
+    def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
         """Keep what became of a claim nobody has told us of yet."""
         if key in self._ended:
             return
         before = self._early.pop(key, None)
+        tellers = {teller}
         if before is not None:
             growth = _joined(before[0], growth)
-        self._early[key] = (growth, now)
+            tellers |= before[2]
+        self._early[key] = (growth, now, tellers)
         if len(self._early) > self._limits.replica_ended_max:
             self._early.popitem(last=False)
             self.early_lost += 1

@@ -96,7 +96,7 @@ class Replicas:
         self._foreigners: OrderedDict[int, _Foreigner] = OrderedDict()
         self._waiting: dict[tuple[Scope, int], dict[str, None]] = {}  # ids whose worker is away
         self._again: dict[str, None] = {}  # ids to resolve, a few each turn
-        self._stale: list[Iterator[None]] = []  # snapshots that are being settled
+        self._chores: list[Iterator[None]] = []  # long work, done in slices
         self._beat_at: float | None = None
 
     # -- what is heard -------------------------------------------------------------------------
@@ -165,14 +165,14 @@ class Replicas:
             self._free_unclaimed(event.request_id, now)
         else:
             for owner, born in stamp.of:
-                self._grown(Grown(event.request_id, owner, born, _DONE), now, live=True)
+                self._grown(view, Grown(event.request_id, owner, born, _DONE), now, live=True)
             self._complete_unclaimed(event.request_id, now)
 
     def _apply(self, view: View, item: ClaimRecord | Grown | Ended, now: float) -> None:
         if isinstance(item, ClaimRecord):
             self._claimed(view, item, now)
         elif isinstance(item, Grown):
-            self._grown(item, now, live=True)
+            self._grown(view, item, now, live=True)
         else:
             self._ended(view, item, now)
 
@@ -191,16 +191,18 @@ class Replicas:
             self._claims.say_later(Ended(claim.reservation_id, *claim.key))
         self.resolve(claim.reservation_id, now)
 
-    def _grown(self, item: Grown, now: float, *, live: bool) -> None:
+    def _grown(self, view: View, item: Grown, now: float, *, live: bool) -> None:
         key = item.owner, item.born
         owners = self._claims.sets.get(item.owner)
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         if claim is None:
-            self._claims.grow_early(key, item.growth, now)
+            self._claims.grow_early(key, item.growth, view.router_id, now)
             return
         news = claim.join(item.growth)
         if news and item.owner == self._claims.router_id:
             self._claims.say_later(claim)  # for those who missed who said it to us
+        elif news and item.owner != view.router_id:
+            claim.tellers = (claim.tellers or set()) | {view.router_id}
         if claim.booked:
             self._follow(claim, now)
             if news or live:  # a sign of life
@@ -432,18 +434,32 @@ class Replicas:
                 view.gone = True
                 view.pulling_since = view.incoming = None
                 self._claims.gone.add(router_id)
+                self._chores.append(self._repeat_last_words(view))
             if view.gone and not view.claims and silent_s > self._limits.replica_ended_s:
                 del self.views[router_id], self._claims.sets[router_id]
                 self._claims.gone.discard(router_id)
+
+    def _repeat_last_words(self, gone: View) -> Iterator[None]:
+        """What it said about claims of others, they may have missed, and cannot ask it again."""
+        for view in list(self.views.values()):
+            for number, claim in enumerate(list(view.claims.by_id.values())):
+                if view.gone or view is gone:
+                    break
+                if claim.dead:
+                    self._claims.say_later(Ended(claim.reservation_id, *claim.key))
+                elif claim.tellers and gone.router_id in claim.tellers:
+                    self._claims.say_later(claim)
+                if number % _LOOKS_PER_STEP == 0:
+                    yield
 
     def _settle(self, now: float) -> bool:
         """Do a slice of what is left over; True while there is more."""
         claims = self._claims
         budget = self._limits.replica_resolved_per_turn_max
-        while budget > 0 and self._stale:
+        while budget > 0 and self._chores:
             budget -= 1
-            if next(self._stale[0], self) is self:
-                self._stale.pop(0)
+            if next(self._chores[0], self) is self:
+                self._chores.pop(0)
         for _ in range(min(len(claims.homeless), budget)):
             self._again[claims.homeless.pop()] = None
         while budget > 0 and self._again:
@@ -451,7 +467,7 @@ class Replicas:
             name = next(iter(self._again))
             del self._again[name]
             self.resolve(name, now)
-        return bool(self._again or self._stale or claims.homeless)
+        return bool(self._again or self._chores or claims.homeless)
 
     # -- snapshots -----------------------------------------------------------------------------
 
@@ -508,7 +524,7 @@ class Replicas:
             view.incoming.seen.add(part.born)
             self._claimed(view, part, now)
         elif isinstance(part, Grown):
-            self._grown(part, now, live=False)
+            self._grown(view, part, now, live=False)
         elif isinstance(part, Ended):
             self._ended(view, part, now)
         elif isinstance(part, Hearsay):
@@ -540,7 +556,7 @@ class Replicas:
             view.pulled(None, now, self._limits)
             return
         view.incoming = None
-        self._stale.append(self._forget_unseen(view, incoming, now))
+        self._chores.append(self._forget_unseen(view, incoming, now))
 
     def _forget_unseen(self, view: View, incoming: Incoming, now: float) -> Iterator[None]:
         """What the publisher owned before the snapshot, and not in it, has ended."""
