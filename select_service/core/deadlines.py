@@ -11,10 +11,8 @@ has one entry for each queue, which may be too early, never too late: touching d
 from __future__ import annotations
 
 from collections import OrderedDict
-from heapq import heappop, heappush, heapreplace, merge
-from itertools import islice, takewhile
+from heapq import heappop, heappush, heapreplace
 from math import inf
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -87,16 +85,38 @@ class Deadlines(Generic[T]):
 
         `next() <= now` tells that there are more to look at.
         """
-        ripe: list[float] = []
+        found: list[T] = []
+        opened: list[tuple[float, float]] = []  # entries taken out of the heap
+        walks: list[tuple[float, float, T, Iterator[T]]] = []  # heap of queues: who is next in each
         looks = limit
-        while looks > 0 and self._heads and self._heads[0][0] <= now:
-            looks -= 1
-            if self._settle_first():
-                ripe.append(heappop(self._heads)[1])
-        heads = [takewhile(lambda one: one.deadline <= now, self._queues[ttl]) for ttl in ripe]
-        for ttl_s in ripe:
-            heappush(self._heads, (next(iter(self._queues[ttl_s])).deadline, ttl_s))
-        return list(islice(merge(*heads, key=attrgetter("deadline")), max(limit, 0)))
+        while len(found) < limit:
+            if self._is_next(walks, now):
+                looks -= 1
+                if looks < 0:
+                    break
+                if self._settle_first():
+                    opened.append(heappop(self._heads))
+                    walk = iter(self._queues[opened[-1][1]])
+                    heappush(walks, (*opened[-1], next(walk), walk))
+                continue
+            if not walks:
+                break
+            _, ttl_s, one, walk = walks[0]
+            found.append(one)
+            following = next(walk, None)
+            if following is None or following.deadline > now:
+                heappop(walks)
+            else:
+                heapreplace(walks, (following.deadline, ttl_s, following, walk))
+        for entry in opened:
+            heappush(self._heads, entry)
+        return found
+
+    def _is_next(self, walks: list[tuple[float, float, T, Iterator[T]]], now: float) -> bool:
+        """Whether a queue nobody walks yet may have an earlier deadline than those walked."""
+        if not self._heads or self._heads[0][0] > now:
+            return False
+        return not walks or self._heads[0][0] < walks[0][0]
 
     def next(self) -> float:
         """Return the earliest deadline (or, rarely, an earlier time); infinity if there is none."""
