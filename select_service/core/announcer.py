@@ -61,6 +61,10 @@ class Announcer:
 
     def own(self, partition: Partition, reservation: Reservation, born: int) -> None:
         """Claim a live reservation under this number; one from an earlier life keeps its own."""
+        before = self.claims.own.by_id.get(reservation.reservation_id)
+        if before is not None and before.reservation is not None:
+            # Booked anew although its rank took the first one along and nobody has swept yet.
+            self.dropped(before.reservation, reservation.created)
         worker, dp_rank = partition.rank_at(reservation.slot)
         record = ClaimRecord(
             reservation_id=reservation.reservation_id,
