@@ -53,6 +53,14 @@ class Settings:
     advertise_url: str | None = None
     replica_heartbeat_s: float = _CORE.replica_heartbeat_s
     replica_timeout_s: float = _CORE.replica_timeout_s
+    replica_pull_retry_s: float = _CORE.replica_pull_retry_s
+    replica_gap_grace_s: float = _CORE.replica_gap_grace_s
+    replica_claims_max: int = _CORE.replica_claims_max
+    replica_ended_max: int = _CORE.replica_ended_max
+    replica_missing_max: int = _CORE.replica_missing_max
+    replica_orphan_ttl_s: float = _CORE.replica_orphan_ttl_s
+    replica_ended_s: float = _CORE.replica_ended_s
+    replica_publishers_max: int = _CORE.replica_publishers_max
     replica_peers_max: int = _REPLICAS.peers_max
     replica_message_bytes_max: int = _REPLICAS.message_bytes_max
     replica_receive_messages_max: int = _REPLICAS.receive_messages_max
@@ -144,6 +152,14 @@ class Settings:
             recovery_unclaimed_s=self.recovery_unclaimed_s,
             replica_heartbeat_s=self.replica_heartbeat_s,
             replica_timeout_s=self.replica_timeout_s,
+            replica_pull_retry_s=self.replica_pull_retry_s,
+            replica_gap_grace_s=self.replica_gap_grace_s,
+            replica_claims_max=self.replica_claims_max,
+            replica_ended_max=self.replica_ended_max,
+            replica_missing_max=self.replica_missing_max,
+            replica_orphan_ttl_s=self.replica_orphan_ttl_s,
+            replica_ended_s=self.replica_ended_s,
+            replica_publishers_max=self.replica_publishers_max,
             # the edge ends every pull; this is for one that waits its turn for ever
             replica_pull_timeout_s=2 * self.replica_pull_timeout_s
             + self.replica_pull_backoff_max_s,

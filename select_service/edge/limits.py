@@ -24,6 +24,8 @@ TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
     "swept_nodes_per_turn_max": "nodes of the radix tree given back",
+    "replica_items_per_message_max": "statements to replicas in one message",
+    "replica_resolved_per_turn_max": "reservations of replicas looked at again",
     "blocks_per_turn": "blocks of one rank's KV events applied",
     "messages_per_turn": "KV-event messages taken from one socket",
     "turn_s": "seconds for all KV-event sockets together",
@@ -61,5 +63,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "replica_pull_timeout_s": plane.pulls.outcomes["timeout"] if plane else 0,
         "replica_pull_bytes_max": plane.pulls.outcomes["too_large"] if plane else 0,
         "replica_snapshots_max": plane.snapshots["refused"] if plane else 0,
+        "replica_claims_max": core.replicas.counters.claims_refused,
+        "replica_publishers_max": core.replicas.counters.publishers_refused,
         "replica_peers_max": plane.peers_refused if plane else 0,
     }

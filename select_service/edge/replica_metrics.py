@@ -38,6 +38,7 @@ class ReplicaMetrics(Collector):
         status = [] if plane is None else self._service.replica_status()
         yield from self._peers(plane, status)
         yield from self._publishers(plane, status)
+        yield from self._reservations()
         yield self._outcomes(
             *("replica_events", "Messages to replicas."),
             {} if plane is None else _published(plane),
@@ -90,13 +91,53 @@ class ReplicaMetrics(Collector):
             missing.add_metric((), sum(one.missing for one in status))
         yield from (publishers, claims, unbooked, missing)
 
+    def _reservations(self) -> Iterator[Metric]:
+        replicas = self._service.core.replicas
+        counts = replicas.counters
+        yield self._counts(
+            *("replica_reservations", "Reservations of replicas, here.", "event"),
+            {
+                "booked": counts.booked,
+                "freed": counts.freed,
+                "orphan_expired": counts.orphans_expired,
+            },
+        )
+        yield self._counts(
+            *("replica_refused", "News of replicas not taken in.", "reason"),
+            {
+                "repeated": counts.repeated,
+                "dropped": counts.dropped,
+                "ignored": counts.ignored,
+                "claims": counts.claims_refused,
+                "publishers": counts.publishers_refused,
+            },
+        )
+        ended = self._gauge("replica_ended", "Ends of reservations remembered.")
+        ended.add_metric((), self._service.core.desk.announcer.claims.ended_count)
+        yield ended
+        gaps = sum(view.gaps for view in replicas.views.values())
+        for name, text, count in (
+            ("replica_gaps", "Times a replica's statements were missing.", gaps),
+            (
+                "replica_digests_differed",
+                "Times a replica owned something else than was known of it.",
+                counts.digests_differed,
+            ),
+        ):
+            family = CounterMetricFamily(self._prefix + name, text)
+            family.add_metric((), count)
+            yield family
+
     def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
         return GaugeMetricFamily(self._prefix + name, text, labels=labels)
 
     def _outcomes(self, name: str, text: str, counts: Mapping[str, int]) -> Metric:
-        family = CounterMetricFamily(self._prefix + name, text, labels=("outcome",))
-        for outcome, count in counts.items():
-            family.add_metric([outcome], count)
+        return self._counts(name, text, "outcome", counts)
+
+    def _counts(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(self._prefix + name, text, labels=(label,))
+        for value, count in counts.items():
+            family.add_metric([value], count)
         return family
 
 
