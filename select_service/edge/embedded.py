@@ -7,10 +7,12 @@ to one and raise the errors of `select_service.errors` in place of statuses.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from indexer.types import EventLossPolicy
 from select_service.edge.driver import Driver
+from select_service.edge.keeper import Keeper
 from select_service.types import BatchAnswer, LeaseRenewal
 
 if TYPE_CHECKING:
@@ -40,19 +42,24 @@ if TYPE_CHECKING:
     )
 
 
+R = TypeVar("R")
+
+
 class SelectionService:
     """`async with SelectionService() as service:` — then the verbs of the API.
 
     All methods must be awaited on the event loop that entered the context.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, keyword only
         self,
         config: RouterConfig | None = None,
         *,
         limits: CoreLimits | None = None,
         on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
         replica_sync_port: int | None = None,
+        state_dir: str | Path | None = None,
+        strict: bool = True,
         seed: int | None = None,
     ) -> None:
         """Build the service; sockets open when the context is entered.
@@ -62,13 +69,21 @@ class SelectionService:
             limits: bounds of memory, and the TTL of reservations.
             on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
             replica_sync_port: where bookings are published to replicas; None: nowhere.
+            state_dir: where workers, reservations and leases are kept; None: nowhere. Taken at
+                once, given back when the context is left.
+            strict: a verb that changes something returns once that is on disk.
             seed: for ties and temperatures; None: from the system.
+
+        Raises:
+            StateDirUnusable: the directory cannot be used, or another process has it.
         """
+        keeper = None if state_dir is None else Keeper(Path(state_dir), strict=strict)
         self.driver = Driver(
             config,
             limits=limits,
             on_event_loss=on_event_loss,
             replica_sync_port=replica_sync_port,
+            keeper=keeper,
             seed=seed,
         )
 
@@ -79,17 +94,28 @@ class SelectionService:
     async def __aexit__(self, *exc: object) -> None:
         await self.driver.close()
 
+    def _check_writable(self) -> None:
+        if self.driver.keeper is not None:
+            self.driver.keeper.check_writable()
+
+    async def _settled(self, answer: R) -> R:
+        await self.driver.settle()
+        return answer
+
     async def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
         """Put a whole worker record into the catalog; POST /workers."""
-        return self.driver.upsert_worker(spec)
+        self._check_writable()
+        return await self._settled(self.driver.upsert_worker(spec))
 
     async def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """Merge a patch into a record; PATCH /workers/{id}. Raises WorkerNotFound."""
-        return self.driver.patch_worker(worker_id, patch)
+        self._check_writable()
+        return await self._settled(self.driver.patch_worker(worker_id, patch))
 
     async def delete_worker(self, worker_id: int) -> WorkerRecord:
         """Remove a worker with its load and index; DELETE /workers/{id}. Raises WorkerNotFound."""
-        return self.driver.delete_worker(worker_id)
+        self._check_writable()
+        return await self._settled(self.driver.delete_worker(worker_id))
 
     async def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
@@ -107,32 +133,44 @@ class SelectionService:
 
     async def select_and_reserve(self, request: SelectAndReserveRequest) -> Selection:
         """Choose and book in one step; waits while all are busy. POST /select_and_reserve."""
-        return await self.driver.select_and_reserve(request)
+        self._check_writable()
+        return await self._settled(await self.driver.select_and_reserve(request))
 
     async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
         """Book a rank of the caller's choice; POST /reservations."""
-        return self.driver.reserve(request)
+        self._check_writable()
+        return await self._settled(self.driver.reserve(request))
 
     async def prefill_complete(self, reservation_id: str) -> None:
         """The prompt is computed; POST /reservations/{id}/prefill_complete."""
+        self._check_writable()
         self.driver.prefill_complete(reservation_id)
+        await self.driver.settle()
 
     async def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """One more block is filled; POST /reservations/{id}/output_block."""
+        self._check_writable()
         self.driver.output_block(reservation_id, decay_fraction)
+        await self.driver.settle()
 
     async def free(self, reservation_id: str) -> None:
         """End a reservation; DELETE /reservations/{id}. Repeatable."""
+        self._check_writable()
         self.driver.free(reservation_id)
+        await self.driver.settle()
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:
         """Carry out many lifecycle calls in order, each for itself; POST /reservations/batch."""
+        self._check_writable()
         answer = self.driver.batch_now(request)
-        return answer if isinstance(answer, BatchAnswer) else await asyncio.shield(answer)
+        if not isinstance(answer, BatchAnswer):
+            answer = await asyncio.shield(answer)
+        return await self._settled(answer)
 
     async def open_lease(self, request: LeaseRequest) -> LeaseRecord:
         """Open a lease, or renew one's own; POST /leases."""
-        return self.driver.open_lease(request)
+        self._check_writable()
+        return await self._settled(self.driver.open_lease(request))
 
     async def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
         """Renew all that lives under a lease; POST /leases/{id}/renew. Raises LeaseNotFound."""
@@ -140,9 +178,11 @@ class SelectionService:
 
     async def close_lease(self, lease_id: str) -> None:
         """End a lease and free all under it; DELETE /leases/{id}. Repeatable."""
+        self._check_writable()
         lease = self.driver.close_lease_now(lease_id)
         if lease is not None:
             await self.driver.clear_lease(lease)
+        await self.driver.settle()
 
     async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
         """Return open leases, oldest first; GET /leases."""

@@ -479,6 +479,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/leases", Api.leases, LeaseList, query=LEASE_QUERY),
     _post(
         *(_LEASE + "/renew", Api.renew_lease, LeaseRecord, 404),
+        changes=False,  # a sign of life must be heard also while the disk is full
         takes=LeaseRenewal,
         body_optional=True,
     ),
