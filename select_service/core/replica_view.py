@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class Incoming:
     """A snapshot on its way in."""
 
-    __slots__ = ("seen", "seq")
+    __slots__ = ("promised", "seen", "seq")
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
         self.seen: set[int] = set()  # numbers of the claims it holds
+        self.promised: int | None = None  # how many there are, by its last part
 
 
 class View:

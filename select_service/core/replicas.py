@@ -359,6 +359,7 @@ class Replicas:
         booking = self._desk.bookings.live(claim.reservation_id)
         assert booking is not None
         booking.partition.ledger.touch(booking.reservation, now)
+        self._desk.renew_lease(booking, now)
         self._desk.bookings.touched(booking)
 
     def _unbook(self, claim: Claim, now: float) -> None:
@@ -520,7 +521,10 @@ class Replicas:
         view = self.views.get(router_id)
         if view is None or view.incoming is None:
             return
-        if isinstance(part, ClaimRecord):
+        view.pulling_since = now  # it goes on
+        if isinstance(part, SnapshotEnd):
+            view.incoming.promised = part.claims
+        elif isinstance(part, ClaimRecord):
             view.incoming.seen.add(part.born)
             self._claimed(view, part, now)
         elif isinstance(part, Grown):
@@ -552,7 +556,7 @@ class Replicas:
         if view is None:
             return
         incoming = view.incoming
-        if incoming is None or not complete:
+        if not complete or incoming is None or incoming.promised != len(incoming.seen):
             view.pulled(None, now, self._limits)
             return
         view.incoming = None
