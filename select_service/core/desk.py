@@ -245,10 +245,10 @@ class Desk:
         reservation = booking.reservation
         if self.announcer.speaks and self.announcer.adopted(booking.partition, reservation, now):
             booking.partition.ledger.touch(reservation, now, self._ttl_s)
-        self._renew_lease(booking, now)
+        self.renew_lease(booking, now)
         self.bookings.touched(booking)
 
-    def _renew_lease(self, booking: Booking, now: float) -> None:
+    def renew_lease(self, booking: Booking, now: float) -> None:
         """Whoever cares for one reservation cares for all under the same lease."""
         lease = booking.reservation.lease
         if lease is not None:
@@ -271,7 +271,7 @@ class Desk:
                 return None, NOTHING
             raise ReservationNotFound(name)
         effects = self._announce_end(booking, now)
-        self._renew_lease(booking, now)
+        self.renew_lease(booking, now)
         self.release(booking, now)
         self._counters.reservations_freed += 1
         return booking.partition, effects
