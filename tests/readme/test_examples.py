@@ -10,7 +10,8 @@ import pytest
 
 from tests.contract.comparison import mismatch
 from tests.live.http import exchange_raw
-from tests.live.server import Server
+from tests.live.ports import free_port
+from tests.live.server import OURS_EXTRA, Server
 from tests.readme import document
 
 PROGRAM_TIMEOUT_S = 60
@@ -20,7 +21,8 @@ PROGRAM_TIMEOUT_S = 60
 def test_console_examples(tmp_path: Path) -> None:
     examples = document.exchanges()
     assert len(examples) > 10
-    with Server(tmp_path / "service.log") as server:
+    args = (*OURS_EXTRA, "--replica-sync-port", str(free_port()))  # the README's are the defaults
+    with Server(tmp_path / "service.log", args=args) as server:
         for example in examples:
             answer = exchange_raw(
                 server.port, example.method, example.path, example.body, example.headers
