@@ -16,6 +16,7 @@ StateKey: TypeAlias = tuple[str, str]
 
 WORKER = "worker"
 LEASE = "lease"
+PEER = "peer"
 RESERVATION = "reservation"
 """By reservation id, live or freed lately; also freed selection ids."""
 

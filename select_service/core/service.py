@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from indexer.core.hashing import unpack_i64
 from select_service.core.catalog import Catalog, reconciliation_failed
-from select_service.core.changes import LEASE, RESERVATION, WORKER, Changes
+from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER, Changes
 from select_service.core.counters import Counters
 from select_service.core.desk import Claim, Desk, fingerprint_of
 from select_service.core.discovery import API
@@ -28,7 +28,7 @@ from select_service.core.queue import Ticket
 from select_service.core.recovered import RecoveredRanks
 from select_service.core.replicas import Replicas
 from select_service.core.scoring import weights_in_force
-from select_service.core.state import OpenLeases, Reservations, State, Workers
+from select_service.core.state import OpenLeases, PeerEndpoints, Reservations, State, Workers
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -134,10 +134,12 @@ class SelectionCore:
         self.replicas = Replicas(
             self.limits, self.desk.announcer.claims, self.desk, self.membership
         )
+        self.peer_endpoints = PeerEndpoints(NOTHING)
         self.state = State(
             {
                 WORKER: Workers(self.catalog, self._restore_worker),
                 LEASE: OpenLeases(self.desk.leases, NOTHING),
+                PEER: self.peer_endpoints,
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
             }
         )
@@ -807,7 +809,8 @@ class SelectionCore:
     def keep_changes(self) -> Changes:
         """From now on note what changes, for somebody to write down; see `core/state.py`."""
         changes = Changes()
-        self.catalog.changes = self.desk.bookings.changes = self.desk.leases.changes = changes
+        self.catalog.changes = self.desk.bookings.changes = changes
+        self.desk.leases.changes = self.peer_endpoints.changes = changes
         return changes
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from indexer.types import Scope
 from select_service.core.bookings import Booking
-from select_service.core.changes import LEASE, RESERVATION, WORKER
+from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER
 from select_service.core.discovery import API
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, ReservationAnswer, Selection, WorkerSpec
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from select_service.core.catalog import Catalog
-    from select_service.core.changes import StateKey
+    from select_service.core.changes import Changes, StateKey
     from select_service.core.desk import Desk
     from select_service.core.effects import Effects
     from select_service.core.leases import Leases
@@ -217,6 +217,38 @@ class Reservations:
         return self._nothing
 
 
+class PeerEndpoints:
+    """Replicas registered while we ran; those of the command line come from there again."""
+
+    def __init__(self, nothing: Effects) -> None:
+        self.endpoints: dict[str, None] = {}
+        self.changes: Changes | None = None
+        self._nothing = nothing
+
+    def add(self, endpoint: str) -> None:
+        """Remember an endpoint."""
+        self.endpoints[endpoint] = None
+        self._changed(endpoint)
+
+    def remove(self, endpoint: str) -> None:
+        """Forget an endpoint, if it is known."""
+        self.endpoints.pop(endpoint, None)
+        self._changed(endpoint)
+
+    def _changed(self, endpoint: str) -> None:
+        if self.changes is not None:
+            self.changes.mark(PEER, endpoint)
+
+    def record(self, name: str) -> bytes | None:
+        """Return that it is there."""
+        return b"" if name in self.endpoints else None
+
+    def restore(self, name: str, _: bytes, __: float) -> Effects | None:
+        """Remember it again; who owns the sockets registers it."""
+        self.endpoints[name] = None
+        return self._nothing
+
+
 def record_of(booking: Booking) -> ReservationRecord:
     """Return every fact of a live booking."""
     reservation, partition, answer = booking.reservation, booking.partition, booking.answer
@@ -278,6 +310,7 @@ __all__ = [
     "RESERVATION",
     "WORKER",
     "OpenLeases",
+    "PeerEndpoints",
     "ReservationRecord",
     "Reservations",
     "Room",

@@ -18,13 +18,20 @@ from msgspec import UNSET
 from indexer.core.registry import Registry
 from indexer.edge.listener import Listeners
 from indexer.edge.recovery import Recovery
-from indexer.errors import EndpointRefused
+from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
 from select_service.core.discovery import API
+from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.edge.batches import Batches
-from select_service.edge.readiness import INDEX_RECOVERY, WORKER, Readiness
+from select_service.edge.readiness import (
+    INDEX_RECOVERY,
+    REPLICA_LEDGERS,
+    WORKER,
+    LedgersApplied,
+    Readiness,
+)
 from select_service.edge.replicas import Replicas
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown
 from select_service.types import Ready, ReplicaLimits, RouterConfig, Selection
@@ -144,6 +151,8 @@ class Driver:
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
         self.discovery: Discovery | None = None
         """Where workers and replicas are found; set before `start`."""
+        if replica_sync_port is not None:
+            self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._recovering: asyncio.Task[None] | None = None
         self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
@@ -179,6 +188,7 @@ class Driver:
                 *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
                 self._clock,
             )
+            self._register_again(self.replicas)
         loop = asyncio.get_running_loop()
         self.readiness.start()
         if self.recovery is not None:
@@ -222,6 +232,13 @@ class Driver:
         for key in dropped:
             changes.mark(*key)
         keeper.start(changes, self._release)
+
+    def _register_again(self, replicas: Replicas) -> None:
+        for endpoint in self.core.peer_endpoints.endpoints:
+            try:
+                replicas.register(endpoint)
+            except (IndexerError, ServiceError) as error:
+                _log.warning("replica peer %s of an earlier life: %s", endpoint, error)
 
     def _release(self, reservation_id: str) -> None:
         """Take back a booking that nobody has been told of."""
@@ -475,6 +492,19 @@ class Driver:
         if self.replicas is None:
             raise ReplicaSyncDisabled
         return self.replicas
+
+    def register_peer(self, endpoint: str) -> bool:
+        """POST /replica_sync/register_peer; False when it is listened to already."""
+        is_new = self.replica_plane().register(endpoint)
+        self.core.peer_endpoints.add(endpoint)
+        self._carry_out(NOTHING)
+        return is_new
+
+    def deregister_peer(self, endpoint: str) -> None:
+        """POST /replica_sync/deregister_peer."""
+        self.replica_plane().deregister(endpoint)
+        self.core.peer_endpoints.remove(endpoint)
+        self._carry_out(NOTHING)
 
     def replica_status(self) -> list[ReplicaStatus]:
         """What is known of every other publisher."""

@@ -360,7 +360,7 @@ class Api:
         """Listen to a replica: 201, or 200 if that is so already."""
         decoded = self._peer.decode(request.body)
         try:
-            is_new = self._service.replica_plane().register(decoded.request.endpoint)
+            is_new = self._service.register_peer(decoded.request.endpoint)
         except (ServiceError, IndexerError) as error:
             return refusal(error, decoded.warning)
         return reply(Status(), 201 if is_new else 200, decoded.warning)
@@ -369,7 +369,7 @@ class Api:
         """Stop listening to a replica."""
 
         def verb(peer: PeerRequest, _: bytes) -> Status:
-            self._service.replica_plane().deregister(peer.endpoint)
+            self._service.deregister_peer(peer.endpoint)
             return Status()
 
         return _answer(self._peer.decode(request.body), verb)

@@ -15,6 +15,7 @@ from select_service.edge import journal as journal_module
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.driver import Driver
 from select_service.errors import StateDirUnusable
+from tests.live.ports import free_port
 from tests.select_service.edge.serving import DEADLINE_S, PROMPT, SETTINGS, worker
 
 Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
@@ -320,3 +321,67 @@ def test_damage_is_told(tmp_path: Path) -> None:
     path.write_bytes(data)
     life(tmp_path, second)
     assert (tmp_path / "state.db.corrupt").exists()
+
+
+def test_leases_and_what_is_under_them(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        lease = {"owner": "me", "ttl_s": 30.0, "lease_id": "l"}
+        assert (await post(client, "/leases", lease)).status_code == 201
+        assert (await post(client, "/leases", lease | {"lease_id": "closed"})).status_code == 201
+        for name, lease_id in (("a", "l"), ("b", "closed")):
+            booked = await post(client, "/reservations", body(name, worker_id=1, lease_id=lease_id))
+            assert booked.status_code == 201
+        await post(client, "/reservations", body("own", worker_id=1, ttl_s=7.0))
+        assert (await client.delete("/leases/closed")).status_code == 200
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        leases = (await client.get("/leases")).json()["leases"]
+        assert [(one["lease_id"], one["owner"], one["reservations"]) for one in leases] == [
+            ("l", "me", 1)
+        ]
+        own = service.core.desk.bookings.live("own")
+        assert own is not None
+        assert own.reservation.ttl_s == 7.0
+        assert len(service.core.desk.bookings) == 2
+        assert (await client.delete("/leases/l")).status_code == 200
+        assert service.core.desk.bookings.live("a") is None
+
+    life(tmp_path, first, kill=True)
+    life(tmp_path, second)
+
+
+def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
+    """The same publisher in its next life, with the same claims under the same numbers."""
+    peer = f"tcp://127.0.0.1:{free_port()}"
+    names: list[set[tuple[str, int]]] = []
+
+    def claims(service: Driver) -> set[tuple[str, int]]:
+        own = service.core.desk.announcer.claims.own.by_id
+        return {(name, claim.born) for name, claim in own.items()}
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        for name in ("a", "b", "c"):
+            await post(client, "/reservations", body(name, worker_id=1))
+        await client.delete("/reservations/b")
+        answer = await post(client, "/replica_sync/register_peer", {"endpoint": peer})
+        assert answer.status_code == 201
+        names.append(claims(service))
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        assert claims(service) == names[0]
+        assert len(names[0]) == 2
+        announcer = service.core.desk.announcer.claims
+        assert announcer.epoch == 2
+        assert service.keeper is not None
+        assert announcer.router_id == service.keeper.router_id
+        assert (await client.get("/replica_sync/peers")).json() == [peer]
+        await post(client, "/replica_sync/deregister_peer", {"endpoint": peer})
+
+    async def third(client: httpx.AsyncClient, service: Driver) -> None:
+        assert claims(service) == names[0]
+        assert (await client.get("/replica_sync/peers")).json() == []
+
+    for number, use in enumerate((first, second, third)):
+        life(tmp_path, use, kill=number < 2, replica_sync_port=free_port())
