@@ -214,9 +214,12 @@ class Discovery:
         self.followers = list(followers)
         self._tasks: list[asyncio.Task[None]] = []
         if followers:
-            service.readiness.wait_for(
-                DISCOVERY, lambda: all(follower.is_settled for follower in self.followers)
-            )
+            service.readiness.wait_for(DISCOVERY, lambda: self.is_settled)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything there was at the first look of every source is registered."""
+        return all(follower.is_settled for follower in self.followers)
 
     def start(self) -> None:
         """Look and follow, on the running loop."""

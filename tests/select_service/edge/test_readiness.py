@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from select_service.edge.readiness import Readiness
+from types import SimpleNamespace
+from typing import Any
+
+from select_service.edge.readiness import LedgersApplied, Readiness
 
 
 def test_each_is_waited_for_until_it_is_there() -> None:
@@ -33,3 +36,34 @@ def test_the_wait_is_bounded() -> None:
     now = 1060.0
     assert readiness.missing() == []
     assert readiness.given_up == ["state"]
+
+
+def test_the_ledgers_of_replicas_are_waited_for() -> None:
+    """A peer that never answers costs three heartbeats, one that tells costs what it takes."""
+    now = 0.0
+    peers: list[str] = []
+    status: list[SimpleNamespace] = []
+    plane = SimpleNamespace(peers=lambda: peers)
+    limits = SimpleNamespace(replica_heartbeat_s=1.0)
+    discovery = SimpleNamespace(is_settled=False)
+    service: Any = SimpleNamespace(
+        replicas=None,
+        discovery=discovery,
+        core=SimpleNamespace(limits=limits),
+        replica_status=lambda: status,
+    )
+    applied = LedgersApplied(service, lambda: now)
+    assert not applied(), "not started"
+    service.replicas = plane
+    assert not applied(), "nobody knows who they are"
+    discovery.is_settled = True
+    assert applied(), "there are none"
+    peers.append("tcp://a:1")
+    assert not applied()
+    status.append(SimpleNamespace(peer="tcp://a:1", state="behind"))
+    now = 100.0
+    assert not applied(), "it is being pulled, however long that takes"
+    status[0].state = "synced"
+    assert applied()
+    peers.append("tcp://mute:1")
+    assert applied(), "time enough has passed"
