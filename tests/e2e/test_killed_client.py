@@ -1,4 +1,4 @@
-"""A client that dies takes its load with it: real processes, a real SIGKILL."""
+"""Who dies takes its load with it, and nobody else's: real processes, a real SIGKILL."""
 
 from __future__ import annotations
 
@@ -52,17 +52,28 @@ def load(server: Server) -> tuple[int, int, int]:
     )
 
 
+def register(server: Server) -> None:
+    for worker_id in (1, 2):
+        spec = {
+            "worker_id": worker_id,
+            "endpoint": f"http://w{worker_id}",
+            "block_size": 16,
+            "kv_events_endpoint": "tcp://127.0.0.1:9",
+        }
+        assert server.request("POST", "/workers", spec).status == 201
+
+
+def wait_for_no_load(server: Server) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while load(server) != (0, 0, 0):
+        assert time.monotonic() < deadline, load(server)
+        time.sleep(0.05)
+
+
 @pytest.mark.e2e
 def test_a_killed_clients_load_is_gone_after_its_lease(tmp_path: Path) -> None:
     with Server(tmp_path / "service.log", args=(*OURS_EXTRA, "--log-level", "warning")) as server:
-        for worker_id in (1, 2):
-            spec = {
-                "worker_id": worker_id,
-                "endpoint": f"http://w{worker_id}",
-                "block_size": 16,
-                "kv_events_endpoint": "tcp://127.0.0.1:9",
-            }
-            assert server.request("POST", "/workers", spec).status == 201
+        register(server)
         command = [sys.executable, "-c", CLIENT, str(server.port), str(RESERVATIONS), str(TTL_S)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
@@ -74,12 +85,43 @@ def test_a_killed_clients_load_is_gone_after_its_lease(tmp_path: Path) -> None:
                 assert load(server) == (RESERVATIONS, RESERVATIONS * 20, RESERVATIONS)
             finally:
                 client.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + DEADLINE_S
-        while load(server) != (0, 0, 0):
-            assert time.monotonic() < deadline, load(server)
-            time.sleep(0.05)
+        wait_for_no_load(server)
         late = server.request("POST", "/leases/l/renew", {})
         assert late.status == 404
         assert late.json["code"] == "lease_expired"  # type: ignore[index]
         metrics = server.request("GET", "/metrics").raw.decode()
         assert f'reservation_events_total{{event="lease_ended"}} {RESERVATIONS}.0\n' in metrics
+
+
+@pytest.mark.e2e
+def test_a_lease_outlives_the_service_but_not_its_owner(tmp_path: Path) -> None:
+    args = (*OURS_EXTRA, "--log-level", "warning", "--state-dir", str(tmp_path / "state"))
+    with Server(tmp_path / "first.log", args=args) as server:
+        register(server)
+        for name, ttl_s in (("short", 8), ("long", 600)):
+            lease = {"lease_id": name, "owner": "client", "ttl_s": ttl_s}
+            assert server.request("POST", "/leases", lease).status == 201
+            for number in range(20):
+                body = {
+                    "reservation_id": f"{name}-{number}",
+                    "lease_id": name,
+                    "worker_id": 1,
+                    "sequence_hashes": [number],
+                    "isl_tokens": 20,
+                }
+                assert server.request("POST", "/reservations", body).status == 201
+        assert server.process is not None
+        server.process.kill()
+    with Server(tmp_path / "second.log", args=args) as server:
+        listed: Any = server.request("GET", "/leases").json
+        assert {one["lease_id"]: one["reservations"] for one in listed["leases"]} == {
+            "short": 20,
+            "long": 20,
+        }
+        assert load(server)[0] == 40
+        deadline = time.monotonic() + DEADLINE_S
+        while load(server)[0] != 20:
+            assert time.monotonic() < deadline, load(server)
+            time.sleep(0.05)
+        assert server.request("DELETE", "/leases/long").status == 200
+        assert load(server) == (0, 0, 0)
