@@ -124,6 +124,7 @@ class ClaimSet:
     def __init__(self) -> None:
         self.by_id: dict[str, Claim] = {}
         self.digest = 0  # a sum, so that order does not matter and parts can leave
+        self.tied = 0  # those the ledger carries
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -133,19 +134,26 @@ class ClaimSet:
         assert claim.reservation_id not in self.by_id
         self.by_id[claim.reservation_id] = claim
         self.digest = (self.digest + claim.digest) & _DIGEST_MASK
+        self.tied += claim.reservation is not None
 
     def remove(self, claim: Claim) -> None:
         """Let a claim of this set go."""
         del self.by_id[claim.reservation_id]
         self.digest = (self.digest - claim.digest) & _DIGEST_MASK
+        self.tied -= claim.reservation is not None
 
     def find(self, reservation_id: str, born: int) -> Claim | None:
         """Return the claim of that name."""
         claim = self.by_id.get(reservation_id)
         return claim if claim is not None and claim.born == born else None
 
+    def holds(self, claim: Claim) -> bool:
+        """Whether this very claim is in the set."""
+        return self.by_id.get(claim.reservation_id) is claim
+
     def check(self) -> None:
         """State every promise."""
+        assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
         assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
         assert all(one.reservation_id == name for name, one in self.by_id.items())
 
@@ -190,9 +198,10 @@ class Claims:
         entry = self._ended.get(key)
         return entry is not None and entry[1]
 
-    def endings(self) -> list[Ended]:
-        """Return the remembered ends."""
-        return [Ended(name, *key) for key, (name, _, _) in list(self._ended.items())]
+    def endings(self) -> Iterator[Ended]:
+        """Yield the ends remembered now; they may change meanwhile."""
+        for key, (name, _, _) in list(self._ended.items()):
+            yield Ended(name, *key)
 
     @property
     def ended_count(self) -> int:
@@ -283,6 +292,8 @@ class Claims:
 
     def tie(self, claim: Claim, reservation: Reservation) -> None:
         """The ledger carries this claim's load from now on."""
+        owned = self.sets[claim.owner]
+        owned.tied += owned.holds(claim) and claim.reservation is None
         claim.reservation = reservation
         claim.hashes = b""
         reservation.claim = claim
@@ -291,6 +302,9 @@ class Claims:
     def untie(self, claim: Claim, hashes: bytes) -> None:
         """The ledger does not carry it any more."""
         if claim.reservation is not None:
+            owned = self.sets.get(claim.owner)
+            if owned is not None and owned.holds(claim):
+                owned.tied -= 1
             claim.reservation.claim = None
             claim.reservation = None
         claim.hashes = hashes

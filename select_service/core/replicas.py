@@ -532,13 +532,16 @@ class Replicas:
         elif isinstance(part, Ended):
             self._ended(view, part, now)
         elif isinstance(part, Hearsay):
-            self._hearsay(part, now)
+            self._hearsay(view, part, now)
 
-    def _hearsay(self, part: Hearsay, now: float) -> None:
+    def _hearsay(self, teller: View, part: Hearsay, now: float) -> None:
         """Believe what is said about somebody we do not hear ourselves."""
         owner = part.owner
         view = self.views.get(owner)
         if owner == self._claims.router_id or (view is not None and not view.gone):
+            claim = part.claim  # they are heard here, but what became of it may be news
+            grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
+            self._grown(teller, grown, now, live=False)
             return
         if view is None:
             if len(self.views) >= self._limits.replica_publishers_max:
@@ -586,7 +589,7 @@ class Replicas:
                 seq=view.high,
                 missing=len(view.missing),
                 claims=len(view.claims),
-                unbooked=sum(not one.booked for one in view.claims.by_id.values()),
+                unbooked=len(view.claims) - view.claims.tied,
                 heard_s_ago=now - view.heard_at,
                 pulls=view.pulls,
                 pulls_failed=view.pulls_failed,

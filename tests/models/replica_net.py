@@ -13,6 +13,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from msgspec import UNSET
+
 from indexer.core.registry import Registry
 from select_service.core.effects import Effects, Pull
 from select_service.core.replica_events import AddRequestData, ReplicaEnvelope
@@ -165,6 +167,7 @@ class Net:
         if isinstance(message, ReplicaEnvelope):
             event, stamp = message.event, message.select_service
             assert event is not None
+            assert stamp is not UNSET
             if isinstance(event.data, AddRequestData):
                 self.stated[source.router_id, stamp.seq] = event.request_id
             elif event.data == "Free":

@@ -42,8 +42,12 @@ class World:
     def step(self) -> None:
         """Something happens, or time passes."""
         acts = (
-            [self.book] * 8 + [self.free] * 4 + [self.complete] * 4 + [self.output] * 5
-            + [self.wait] * 4 + [self.book_twice, self.workers, self.weather]
+            [self.book] * 8
+            + [self.free] * 4
+            + [self.complete] * 4
+            + [self.output] * 5
+            + [self.wait] * 4
+            + [self.book_twice, self.workers, self.weather]
         )
         if self.rng.random() < 0.01:
             self.crash()
