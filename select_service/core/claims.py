@@ -19,7 +19,7 @@ from select_service.core.replica_events import Stamp
 from select_service.core.replica_messages import ClaimRecord, Ended, Grown, Growth, Said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from select_service.core.reservation import Reservation
     from select_service.types import CoreLimits
