@@ -1,8 +1,10 @@
 """A service with a state directory: what comes back, what the disk's refusal does."""
 
 import asyncio
+import contextlib
 import sqlite3
-from collections.abc import Awaitable, Callable
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -385,3 +387,56 @@ def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
 
     for number, use in enumerate((first, second, third)):
         life(tmp_path, use, kill=number < 2, replica_sync_port=free_port())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which root may make."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
+    filler = small_disk / "filler"
+    acknowledged: list[str] = []
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        answer = await post(client, "/reservations", body("r", worker_id=1))
+        while answer.status_code == 201:
+            acknowledged.append(answer.json()["reservation_id"])
+            name = f"r{len(acknowledged)}"
+            answer = await post(client, "/reservations", body(name, worker_id=1))
+        assert (answer.status_code, answer.json()["code"]) == (507, "state_disk_full")
+        assert len(service.core.desk.bookings) == len(acknowledged)
+        assert (await post(client, "/select", PROMPT)).status_code == 200
+        filler.unlink()
+        while service.keeper.journal.refusal is not None:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
+        acknowledged.append("after")
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        assert (await client.get("/ready")).json()["state"]["damage"] == []
+        bookings = service.core.desk.bookings
+        assert all(bookings.live(name) is not None for name in acknowledged)
+        assert len(bookings) == len(acknowledged)
+
+    life(small_disk / "state", first, kill=True)
+    life(small_disk / "state", second)
