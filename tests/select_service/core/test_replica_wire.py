@@ -1,0 +1,221 @@
+"""Bytes of the replica plane, ours and the reference's (contract 6.2, 6.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.core.replica_events import TOPIC, AddRequest, ReplicaEnvelope
+from select_service.core.replica_messages import (
+    OWN_TOPIC,
+    ClaimRecord,
+    Ended,
+    Grown,
+    Growth,
+    Hearsay,
+    Heartbeat,
+    Said,
+    SnapshotEnd,
+    SnapshotHead,
+)
+from select_service.core.replica_wire import (
+    MalformedReplicaMessage,
+    decode_message,
+    decode_part,
+    encode_message,
+    encode_part,
+)
+
+ADD_OF_1_3_1 = bytes.fromhex(
+    "84aa6d6f64656c5f6e616d65a56d6f64656ca974656e616e745f6964a764656661756c74aa626c6f636b5f73697a6510"
+    "a56576656e7485aa726571756573745f6964a27831a6776f726b657282a9776f726b65725f696401a764705f72616e6b"
+    "00a46461746181aa4164645265717565737484ae746f6b656e5f73657175656e636594151617cfffffffffffffffffb4"
+    "747261636b5f70726566696c6c5f746f6b656e73c3b665787065637465645f6f75747075745f746f6b656e73c0b17072"
+    "6566696c6c5f6c6f61645f68696e7482d920696e697469616c5f6566666563746976655f70726566696c6c5f746f6b65"
+    "6e7328b965787065637465645f70726566696c6c5f6475726174696f6ec0a9726f757465725f6964cf7b68c2c010d1ff"
+    "e5a96c6f72615f6e616d65c0"
+)
+"""A real one (contract 6.2)."""
+
+EVENT: dict[str, Any] = {
+    "request_id": "x",
+    "worker": {"worker_id": 2**64 - 1, "dp_rank": 3},
+    "data": "Free",
+    "router_id": 9,
+}
+ENVELOPE: dict[str, Any] = {
+    "model_name": "m",
+    "tenant_id": "t",
+    "block_size": 16,
+    "event": EVENT,
+}
+
+
+def read(raw: Any) -> ReplicaEnvelope:
+    message = decode_message(TOPIC, msgspec.msgpack.encode(raw))
+    assert isinstance(message, ReplicaEnvelope)
+    return message
+
+
+def with_data(data: Any) -> dict[str, Any]:
+    return ENVELOPE | {"event": EVENT | {"data": data}}
+
+
+def admission(content: Any) -> AddRequest:
+    event = read(with_data({"AddRequest": content})).event
+    assert event is not None
+    assert not isinstance(event.data, str)
+    return event.data.AddRequest
+
+
+def test_a_real_admission() -> None:
+    message = decode_message(TOPIC, ADD_OF_1_3_1)
+    assert msgspec.to_builtins(message) == {
+        "model_name": "model",
+        "tenant_id": "default",
+        "routing_group": "default",
+        "block_size": 16,
+        "event": {
+            "request_id": "x1",
+            "worker": {"worker_id": 1, "dp_rank": 0},
+            "data": {
+                "AddRequest": {
+                    "token_sequence": [21, 22, 23, 2**64 - 1],
+                    "track_prefill_tokens": True,
+                    "expected_output_tokens": None,
+                    "prefill_load_hint": {
+                        "initial_effective_prefill_tokens": 40,
+                        "expected_prefill_duration": None,
+                    },
+                }
+            },
+            "router_id": 0x7B68C2C010D1FFE5,
+            "lora_name": None,
+        },
+    }
+
+
+def test_arrays_in_field_order_will_do() -> None:
+    event = ["x", [7, 1], {"AddRequest": [[1, 2], False, 5, [40, [1, 500]]]}, 9, "lora"]
+    assert read(["m", "t", 16, event]) == read(
+        ENVELOPE
+        | {
+            "event": {
+                "request_id": "x",
+                "worker": {"worker_id": 7, "dp_rank": 1},
+                "data": {
+                    "AddRequest": {
+                        "token_sequence": [1, 2],
+                        "track_prefill_tokens": False,
+                        "expected_output_tokens": 5,
+                        "prefill_load_hint": {
+                            "initial_effective_prefill_tokens": 40,
+                            "expected_prefill_duration": {"secs": 1, "nanos": 500},
+                        },
+                    }
+                },
+                "router_id": 9,
+                "lora_name": "lora",
+            }
+        }
+    )
+
+
+def test_what_may_be_absent() -> None:
+    assert admission({}) == AddRequest(None, True, None, None)
+    assert admission({"token_sequence": None}) == AddRequest()
+
+
+@pytest.mark.parametrize("data", ["Free", {"Free": None}])
+def test_endings_in_both_spellings(data: Any) -> None:
+    event = read(with_data(data)).event
+    assert event is not None
+    assert event.data == "Free"
+
+
+def test_either_name_of_the_scope_will_do_and_both_must_agree() -> None:
+    del (plain := dict(ENVELOPE))["tenant_id"]
+    assert read(plain | {"routing_group": "t", "more": 1}) == read(ENVELOPE)
+    assert read(ENVELOPE | {"routing_group": "t"}) == read(ENVELOPE)
+    for bad in (plain, ENVELOPE | {"routing_group": "other"}):
+        with pytest.raises(MalformedReplicaMessage):
+            read(bad)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        7,
+        {},
+        ENVELOPE | {"block_size": -1},
+        ENVELOPE | {"block_size": 2**32},
+        ENVELOPE | {"event": None},
+        with_data("Freed"),
+        with_data({"Free": 1}),
+        with_data({"AddRequest": {"token_sequence": [-1]}}),
+        with_data({"AddRequest": {"token_sequence": [1.0]}}),
+        with_data({"AddRequest": {"token_sequence": 5}}),
+        with_data({"AddRequest": {"track_prefill_tokens": 1}}),
+        with_data({"AddRequest": {"prefill_load_hint": {}}}),
+        ENVELOPE | {"event": EVENT | {"worker": {"worker_id": True, "dp_rank": 0}}},
+        ENVELOPE | {"select_service": {"epoch": "x", "seq": 1}},
+    ],
+)
+def test_what_means_nothing_is_refused(raw: Any) -> None:
+    with pytest.raises(MalformedReplicaMessage):
+        read(raw)
+
+
+@given(st.binary(max_size=60), st.sampled_from([TOPIC, OWN_TOPIC]))
+def test_any_bytes_are_a_message_or_refused(payload: bytes, topic: bytes) -> None:
+    try:
+        decode_message(topic, payload)
+    except MalformedReplicaMessage:
+        return
+
+
+def test_other_topics_are_refused() -> None:
+    with pytest.raises(MalformedReplicaMessage, match="unknown topic"):
+        decode_message(TOPIC + b"x", ADD_OF_1_3_1)
+
+
+CLAIM = ClaimRecord(
+    "x", 3, "m", "t", 16, 2**64 - 1, 0, b"12345678", 5, growth=Growth(True, {2**64 - 1: 4}, 3, 0.5)
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Heartbeat(1, 1, 2, 3, 2**64 - 1, 8092, "http://x"),
+        Said(1, 1, 2, [CLAIM, Grown("x", 1, 2, Growth()), Ended("x", 1, 2)]),
+    ],
+)
+def test_our_own_messages_come_back(message: Heartbeat | Said) -> None:
+    topic, payload = encode_message(message)
+    assert topic == OWN_TOPIC
+    assert decode_message(topic, payload) == message
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        SnapshotHead(1, 1, 2),
+        CLAIM,
+        Grown("x", 1, 2, Growth()),
+        Ended("x", 1, 2),
+        Hearsay(5, CLAIM),
+        SnapshotEnd(7),
+    ],
+)
+def test_parts_of_snapshots_come_back(part: Any) -> None:
+    assert decode_part(encode_part(part)) == part
+
+
+def test_a_broken_part_is_refused() -> None:
+    with pytest.raises(MalformedReplicaMessage):
+        decode_part(encode_part(CLAIM)[:-1])

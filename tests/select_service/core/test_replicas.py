@@ -1,0 +1,436 @@
+"""What a receiver does with what it hears: contract 6.4 for the reference's selectors, and ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from select_service.core.effects import Pull
+from select_service.core.replica_events import TOPIC, ReplicaEnvelope
+from select_service.core.replica_messages import Heartbeat, Said, SnapshotHead
+from select_service.core.replica_wire import decode_message
+from select_service.errors import ReservationConflict, ReservationNotFound
+from select_service.types import CoreLimits
+from tests.select_service.core.fleet import Fleet
+
+OURS = 1000
+DYNAMO = 77
+
+
+class Replica(Fleet):
+    """A fleet on a replica plane, with two workers."""
+
+    def __init__(self, router_id: int = OURS, **limits: Any) -> None:
+        super().__init__(router_id=router_id, limits=CoreLimits(**limits))
+        self.router_id = router_id
+        self.core.replica_announce(8092)
+        self.worker(1, data_parallel_size=1)
+        self.worker(2)
+
+    def hears(self, message: Any, peer: str = "tcp://peer:1") -> None:
+        self._did(self.core.replica_heard(peer, message, self.now))
+
+    def turn(self, seconds: float = 0.0) -> list[Any]:
+        """One turn of the replica plane; what it says."""
+        self.now += seconds
+        said = []
+        more = True
+        while more:
+            more, effects = self.core.replica_tick(self.now)
+            self._did(effects)
+            said += effects.published
+            self.pulls = effects.pulls
+        return said
+
+    def dynamo(self, data: Any, request_id: str = "x", worker_id: int = 1, **more: Any) -> None:
+        """One event as the reference publishes it."""
+        envelope = {
+            "model_name": more.get("model_name", "default"),
+            "tenant_id": more.get("tenant_id", "default"),
+            "block_size": more.get("block_size", 16),
+            "event": {
+                "request_id": request_id,
+                "worker": {"worker_id": worker_id, "dp_rank": more.get("dp_rank", 0)},
+                "data": data,
+                "router_id": more.get("router_id", DYNAMO),
+                "lora_name": None,
+            },
+        }
+        self.hears(decode_message(TOPIC, msgspec.msgpack.encode(envelope)))
+
+
+def endings(messages: Any) -> list[Any]:
+    """What is told of reservations, without heartbeats and the like."""
+    return [one.event.data for one in messages if isinstance(one, ReplicaEnvelope) and one.event]
+
+
+def add(*hashes: int, tokens: int | None = 40, **more: Any) -> dict[str, Any]:
+    hint = None if tokens is None else {"initial_effective_prefill_tokens": tokens}
+    return {"AddRequest": {"token_sequence": list(hashes), "prefill_load_hint": hint} | more}
+
+
+# -- the reference's selectors ---------------------------------------------------------------------
+
+
+def test_an_admission_of_a_dynamo_is_a_full_reservation() -> None:
+    here = Replica()
+    here.dynamo(add(1, 2, 2**64 - 1))
+    assert here.load(1) == (40, 3, 1)
+    with pytest.raises(ReservationConflict):
+        here.book("x", 1, 5)
+    here.done("x")
+    assert here.load(1) == (0, 3, 1)
+    assert endings(here.effects.published) == ["MarkPrefillCompleted"]
+    here.core.output_block("x", None, here.now)
+    assert here.load(1) == (0, 4, 1)
+    here.free("x")
+    assert endings(here.effects.published) == ["Free"]
+    assert here.load(1) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "load"),
+    [
+        (add(1, tokens=None), (0, 1, 1)),
+        (add(1, track_prefill_tokens=False), (0, 1, 1)),
+        (add(1, tokens=0), (0, 1, 1)),
+        ({"AddRequest": {}}, (0, 0, 1)),
+    ],
+)
+def test_tokens_count_only_when_tracked(data: Any, load: tuple[int, int, int]) -> None:
+    here = Replica()
+    here.dynamo(data)
+    assert here.load(1) == load
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"worker_id": 9},
+        {"dp_rank": 1},
+        {"model_name": "other"},
+        {"tenant_id": "other"},
+        {"block_size": 32},
+    ],
+)
+def test_what_is_not_here_is_dropped(where: dict[str, Any]) -> None:
+    here = Replica()
+    here.dynamo(add(1), **where)
+    assert here.load(1) == here.load(2) == (0, 0, 0)
+    assert here.core.replicas.counters.dropped == 1
+
+
+def test_our_own_echo_is_ignored() -> None:
+    here = Replica()
+    here.dynamo(add(1), router_id=OURS)
+    assert here.load(1) == (0, 0, 0)
+    assert here.core.replica_status(here.now) == []
+
+
+@pytest.mark.parametrize("worker_id", [1, 2])
+def test_an_admission_for_a_live_id_is_ignored(worker_id: int) -> None:
+    here = Replica()
+    here.book("x", 1, 5)
+    here.dynamo(add(1, 2), worker_id=worker_id)
+    here.dynamo(add(7), request_id="y")
+    here.dynamo(add(7, 8), request_id="y", worker_id=worker_id)
+    assert here.load(1) == (16 + 40, 2, 2)
+    assert here.load(2) == (0, 0, 0)
+
+
+def test_endings_go_by_the_id_and_unknown_ones_are_ignored() -> None:
+    here = Replica()
+    here.book("x", 1, 5)
+    here.dynamo("MarkPrefillCompleted", worker_id=2, dp_rank=9)
+    assert here.load(1) == (0, 1, 1)
+    here.dynamo("Free", request_id="nobody")
+    here.dynamo("MarkPrefillCompleted", request_id="nobody")
+    here.dynamo("Free", worker_id=2)  # of one booked here, too
+    assert here.load(1) == (0, 0, 0)
+    here.free("x")  # no error: freed lately
+    with pytest.raises(ReservationNotFound):
+        here.free("nobody")
+
+
+def test_what_a_dynamo_freed_is_told_to_ours_but_not_on_its_topic() -> None:
+    here = Replica()
+    here.book("x", 1, 5)
+    here.dynamo("Free")
+    (said, beat) = here.turn()
+    assert isinstance(said, Said)
+    assert [item.reservation_id for item in said.items] == ["x"]
+    assert isinstance(beat, Heartbeat)
+    assert beat.live == 0
+
+
+def test_a_dynamo_is_listed() -> None:
+    here = Replica()
+    here.dynamo(add(1))
+    (row,) = here.core.replica_status(here.now + 3)
+    assert (row.router_id, row.state, row.peer, row.heard_s_ago) == (
+        DYNAMO,
+        "foreign",
+        "tcp://peer:1",
+        3.0,
+    )
+
+
+# -- ours ------------------------------------------------------------------------------------------
+
+
+def test_a_booking_there_is_a_booking_here_and_ends_from_either_side() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1, 2)
+    (told,) = there.effects.published
+    here.hears(told)
+    assert here.load(1) == there.load(1) == (32, 2, 1)
+    here.hears(told)  # again
+    assert here.load(1) == (32, 2, 1)
+    here.free("a")
+    (freed,) = here.effects.published
+    there.hears(freed)
+    assert there.load(1) == (0, 0, 0)
+
+
+def test_a_free_that_overtakes_its_admission() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    (told,) = there.effects.published
+    there.free("a")
+    (freed,) = there.effects.published
+    here.hears(freed)
+    here.hears(told)
+    assert here.load(1) == (0, 0, 0)
+
+
+def test_output_blocks_are_shared() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1, 2)
+    here.hears(there.effects.published[0])
+    here.core.output_block("a", None, here.now)
+    there.core.output_block("a", 0.5, there.now)
+    for said in here.turn():
+        there.hears(said)
+    for said in there.turn():
+        here.hears(said)
+    assert here.load(1) == there.load(1)
+    assert there.core.desk.bookings.get("a").reservation.output_blocks == 2
+
+
+def test_the_lower_router_wins_an_id_booked_twice() -> None:
+    here, there = Replica(1000), Replica(2000)
+    here.book("a", 1, 1)
+    there.book("a", 2, 2, 3)
+    (ours,), (theirs,) = here.effects.published, there.effects.published
+    here.hears(theirs)
+    there.hears(ours)
+    assert here.load(1) == there.load(1) == (16, 1, 1)
+    assert here.load(2) == there.load(2) == (0, 0, 0)
+    there.free("a")  # both
+    here.hears(there.effects.published[0])
+    assert here.load(1) == here.load(2) == (0, 0, 0)
+
+
+def test_a_claim_waits_for_its_worker() -> None:
+    here, there = Replica(), Replica(2000)
+    there.worker(3)
+    there.book("a", 3, 1)
+    here.hears(there.effects.published[0])
+    assert here.load(3) is None
+    here.worker(3)
+    here.turn()
+    assert here.load(3) == (16, 1, 1)
+    here.delete(3)
+    here.worker(3)
+    here.tick(0.0)
+    here.turn()
+    assert here.load(3) == (16, 1, 1)
+
+
+def test_a_claim_without_its_worker_can_be_freed() -> None:
+    here, there = Replica(), Replica(2000)
+    there.worker(3)
+    there.book("a", 3, 1)
+    here.hears(there.effects.published[0])
+    here.free("a")
+    there.hears(here.effects.published[0])
+    assert there.load(3) == (0, 0, 0)
+
+
+def pulled(here: Replica, there: Replica) -> None:
+    """Carry out the pull that `here` asks for."""
+    (pull,) = here.pulls
+    parts = there.core.replica_snapshot(there.now)
+    head = next(parts)
+    assert isinstance(head, SnapshotHead)
+    assert here.core.replica_snapshot_begin(pull, head, here.now)
+    for part in parts:
+        here.core.replica_snapshot_part(pull.router_id, part, here.now)
+    here.core.replica_snapshot_end(pull.router_id, here.now, complete=True)
+    here.turn()
+
+
+def acquainted() -> tuple[Replica, Replica]:
+    """Two who have met: at first sight everybody pulls."""
+    here, there = Replica(), Replica(2000)
+    for said in there.turn():
+        here.hears(said)
+    here.turn()
+    pulled(here, there)
+    here.turn(here.core.limits.replica_pull_retry_s)
+    there.now = here.now
+    assert here.pulls == []
+    return here, there
+
+
+def test_a_gap_is_pulled_after_a_moment() -> None:
+    here, there = acquainted()
+    there.book("a", 1, 1)  # lost
+    there.book("b", 1, 2)
+    here.hears(there.effects.published[0])
+    for said in there.turn():
+        here.hears(said)
+    here.turn()
+    assert here.pulls == []
+    here.turn(1.0)
+    assert here.pulls == [Pull("tcp://peer:1", 2000, 8092, None)]
+    pulled(here, there)
+    assert here.load(1) == (32, 2, 2)
+    assert here.core.replica_status(here.now)[0].state == "synced"
+
+
+def test_another_digest_is_pulled_at_once() -> None:
+    here, there = acquainted()
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    (beat,) = there.turn()
+    here.hears(beat)
+    here.turn()
+    assert here.pulls == []
+    here.hears(msgspec.structs.replace(beat, digest=1))
+    here.turn()
+    assert here.core.replicas.counters.digests_differed == 1
+    pulled(here, there)
+    assert here.load(1) == (16, 1, 1)
+
+
+def test_a_late_joiner_pulls() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1, 2)
+    there.done("a")
+    there.core.output_block("a", None, there.now)
+    for said in there.turn():
+        if isinstance(said, Heartbeat):
+            here.hears(said)
+    here.turn(1.0)
+    pulled(here, there)
+    assert here.load(1) == there.load(1) == (0, 3, 1)
+
+
+def test_a_pull_that_fails_is_tried_again() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    for said in there.turn():
+        here.hears(said)
+    here.turn(1.0)
+    here.core.replica_snapshot_end(2000, here.now, complete=False)
+    here.turn()
+    assert here.pulls == []
+    here.turn(here.core.limits.replica_pull_retry_s)
+    pulled(here, there)
+    (row,) = here.core.replica_status(here.now)
+    assert (row.pulls, row.pulls_failed, row.state) == (2, 1, "synced")
+
+
+def test_a_snapshot_that_was_cut_short_does_not_end_anything() -> None:
+    here, there = Replica(), Replica(2000)
+    for name in "ab":
+        there.book(name, 1, 1)
+        here.hears(there.effects.published[0])
+    (beat,) = there.turn()
+    here.hears(msgspec.structs.replace(beat, digest=1))
+    here.turn()
+    (pull,) = here.pulls
+    parts = there.core.replica_snapshot(there.now)
+    head = next(parts)
+    assert isinstance(head, SnapshotHead)
+    here.core.replica_snapshot_begin(pull, head, here.now)
+    here.core.replica_snapshot_part(2000, next(parts), here.now)
+    here.core.replica_snapshot_end(2000, here.now, complete=True)
+    here.turn()
+    assert here.load(1) == (32, 1, 2)
+    assert here.core.replica_status(here.now)[0].pulls_failed == 1
+
+
+def silent(here: Replica) -> None:
+    here.turn(here.core.limits.replica_timeout_s + 1)
+
+
+def test_what_a_gone_replica_owned_ages_out_unheard_of() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    here.tick(200.0)
+    silent(here)
+    assert here.core.replica_status(here.now)[0].state == "gone"
+    here.tick(400.0)
+    assert here.load(1) == (0, 0, 0)
+    assert here.effects.published == []
+    here.turn()
+
+
+def test_while_its_replica_lives_nothing_ages_here() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    for _ in range(3):
+        here.tick(301.0)
+    assert here.load(1) == (16, 1, 1)
+
+
+def test_a_call_for_an_orphan_adopts_it() -> None:
+    here, there, third = Replica(), Replica(2000), Replica(3000)
+    there.book("a", 1, 1)
+    told = there.effects.published[0]
+    here.hears(told)
+    third.hears(told)
+    silent(here)
+    here.done("a")
+    marked = here.effects.published
+    for said in [*here.turn(), *marked]:
+        third.hears(said)
+        there.hears(said)
+    for one in (here, there, third):
+        assert one.load(1) == (0, 1, 1)
+        assert one.core.desk.bookings.get("a").reservation.origin in ("local", OURS)
+    assert here.core.desk.announcer.claims.adopted == 1
+    here.tick(301.0)  # it is ours now, and nobody called
+    assert endings(here.effects.published) == ["Free"]
+
+
+def test_more_publishers_than_allowed_are_refused() -> None:
+    here = Replica(replica_publishers_max=1)
+    here.hears(Heartbeat(1, 1, 0, 0, 0))
+    here.hears(Heartbeat(2, 1, 0, 0, 0))
+    assert len(here.core.replica_status(here.now)) == 1
+    assert here.core.replicas.counters.publishers_refused == 1
+
+
+def test_a_new_life_under_the_same_id_is_pulled_and_replaces_the_old_one() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    again = Replica(2000)
+    again.core.desk.announcer.claims.epoch = 2
+    again.core.desk.announcer.claims.seq = 1 << 40
+    again.book("b", 2, 1)
+    here.hears(again.effects.published[0])
+    assert here.load(2) == (16, 1, 1)
+    for said in again.turn():
+        here.hears(said)
+    here.turn()
+    pulled(here, again)
+    assert here.load(1) == (0, 0, 0)
+    assert here.load(2) == (16, 1, 1)
