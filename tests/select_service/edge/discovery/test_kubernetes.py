@@ -240,3 +240,17 @@ def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     assert KubernetesApi(None, str(tmp_path)).url == "https://[fd00::1]:6443"
+
+
+def test_credentials_that_cannot_be_used(tmp_path: Path) -> None:
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        (tmp_path / "ca.crt").write_text("no certificate")
+        await until(lambda: len(api.watches) == 1 or "credentials" in source.failures)
+        await api.break_watches()
+        await until(lambda: source.failures.get("credentials", 0) > 0)
+        (tmp_path / "ca.crt").unlink()
+        await until(lambda: endpoints(source) == THREE)
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: len(endpoints(source)) == 4)
+
+    watching(use, tmp_path)
