@@ -188,6 +188,7 @@ class Driver:
                 *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
                 self._clock,
             )
+            await self.replicas.pulls.warm_up()
             self._register_again(self.replicas)
         loop = asyncio.get_running_loop()
         self.readiness.start()
