@@ -36,6 +36,13 @@ _log = logging.getLogger("select_service.state")
 BATCH_ROWS_MAX: Final = 128
 """Records made in one turn of the loop, some 2 µs each, and rows in one commit."""
 
+GATHER_FROM_S: Final = 0.002
+GATHER_MAX_S: Final = 0.002
+"""On a disk slower than the first, a commit waits a quarter of the last one's time, and no longer
+than the second, until as many have come as were there lately. Otherwise callers that wait for
+their answers fall into two groups, each waiting for the other's commit too. Below, waiting costs
+more than it gains."""
+
 RETRY_S: Final = 0.25
 """How long a disk that refused is left alone."""
 
@@ -75,6 +82,9 @@ class Journal:
         self._answered = asyncio.Event()
         self._flying: dict[StateKey, int] = {}  # keys with the writer, by ordinal
         self._timer: asyncio.Handle | None = None
+        self._gathering = False  # it is a wait for others
+        self._expected = 0  # rows that came together lately
+        self._slowness = 0.0  # of the last commit, in seconds
         self._written_up_to = 0  # every mark up to this ordinal is on disk
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # ascending ordinals
 
@@ -141,8 +151,13 @@ class Journal:
     def note(self) -> None:
         """Something may have changed: have it written, at the latest after the interval."""
         changes = self._changes
-        if self._timer is None and not self._busy and changes is not None and changes.marked:
-            self._schedule(self._interval_s)
+        if self._busy or changes is None or not changes.marked:
+            return
+        if self._timer is None:
+            self._schedule(self._interval_s or self._gather_s())
+        elif self._gathering and len(changes.marked) >= self._expected:
+            self._drop_timer()
+            self._schedule(0.0)
 
     def settled(self) -> asyncio.Future[None] | None:
         """Return what to await before a change may be acknowledged; None: nothing.
@@ -165,6 +180,13 @@ class Journal:
 
     # -- loop side -----------------------------------------------------------------------------
 
+    def _gather_s(self) -> float:
+        assert self._changes is not None
+        if self._slowness < GATHER_FROM_S or len(self._changes.marked) >= self._expected:
+            return 0.0
+        self._gathering = True
+        return min(self._slowness / 4, GATHER_MAX_S)
+
     def _schedule(self, delay_s: float) -> None:
         assert self._loop is not None
         if delay_s:
@@ -176,6 +198,7 @@ class Journal:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._gathering = False
 
     def _flush(self) -> None:
         if self._changes is not None and self._changes.marked:
@@ -209,6 +232,8 @@ class Journal:
         self.commits += 1
         self.commit_seconds += seconds
         self.rows_written += len(self._flying)
+        self._slowness = seconds
+        self._expected = min(len(self._flying) + len(self._changes.marked), BATCH_ROWS_MAX)
         if self.refusal is not None:
             _log.info("the state is written again", extra={"pending": len(self._changes.marked)})
             self.refusal = None
@@ -220,8 +245,7 @@ class Journal:
             _, future = self._waiting.popleft()
             if not future.done():
                 future.set_result(None)
-        if self._changes.marked:
-            self._flush()
+        self.note() if self.strict else self._flush()
 
     def _failed(self, error: Exception) -> None:
         assert self._changes is not None
