@@ -20,3 +20,20 @@ class Counters:
     reservations_expired: int = 0
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
+
+
+@dataclass(slots=True)
+class ReplicaCounters:
+    """Monotonic counts of the replica plane."""
+
+    heard: int = 0  # messages, but for our own
+    repeated: int = 0  # statements heard before
+    dropped: int = 0  # foreign events for a scope, block size or rank that is not here
+    ignored: int = 0  # foreign events for an id that is live already, or is not
+    booked: int = 0  # reservations learnt
+    freed: int = 0  # reservations ended by somebody else, or given up for another claim
+    orphans_expired: int = 0
+    digests_differed: int = 0
+    snapshots_given: int = 0
+    claims_refused: int = 0  # beyond `replica_claims_max`, or malformed
+    publishers_refused: int = 0

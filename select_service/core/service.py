@@ -238,7 +238,7 @@ class SelectionCore:
         if partition is not None:
             self.desk.sweep(partition, self.limits.dropped_per_turn_max, now)
         if new is not None:
-            self.replicas.worker_came(new.scope, new.worker_id)
+            self.replicas.resolver.worker_came(new.scope, new.worker_id)
 
     def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
         """Put a worker out of service whose event source cannot be listened to.
@@ -760,7 +760,7 @@ class SelectionCore:
 
     def _relieved(self, now: float, effects: Effects) -> Effects:
         """Admit who waited for what replicas have freed."""
-        touched = self.replicas.touched
+        touched = self.replicas.resolver.touched
         while touched:
             partition, _ = touched.popitem()
             if partition.pending_count:

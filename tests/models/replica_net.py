@@ -171,7 +171,7 @@ class Net:
             if isinstance(event.data, AddRequestData):
                 self.stated[source.router_id, stamp.seq] = event.request_id
             elif event.data == "Free":
-                self.ended.update(tuple(key) for key in stamp.of)
+                self.ended.update((owner, born) for owner, born in stamp.of)
         elif isinstance(message, Said):
             for item in message.items:
                 if isinstance(item, ClaimRecord):
