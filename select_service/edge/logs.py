@@ -55,7 +55,7 @@ def configure(
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     quiet = level != "debug"
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.NOTSET)
     logging.getLogger("select_service.access").disabled = not access_log
 
