@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,18 @@ def test_ours_from_ours(replay: bool, engine: FakeEngine, tmp_path: Path) -> Non
             # told by the dump and again by the replay, held once: one removal is enough
             engine.publish(removed(0))
             wait(lambda: rows(server) == [0, 0, 0], engine)
+            assert server.stop() == 0, server.log_tail()
+
+
+def test_a_peer_that_hangs_holds_the_port_for_a_while_only(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, nobody answers
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        flags = ("--indexer-peers", url, "--recovery-hold-s", "0.2", "--recovery-silence-s", "60")
+        with Server(tmp_path / "held.log", args=(*OURS_EXTRA, *flags)) as server:
+            answer = server.request("GET", "/ready")
+            ready: Any = answer.json
+            assert answer.status == 503
+            assert ready["waiting_for"] == ["schedulable_worker", "index_recovery"]
             assert server.stop() == 0, server.log_tail()
 
 
