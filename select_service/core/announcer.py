@@ -119,12 +119,15 @@ class Announcer:
         claims = self.claims
         return claim is None or claim.owner == claims.router_id or claim.owner in claims.gone
 
-    def orphan_expired(self, reservation: Reservation) -> None:
-        """Its owner is gone, and nobody has cared since; not said, as others watch it too."""
+    def orphan_expired(self, partition: Partition, reservation: Reservation) -> None:
+        """Its owner is gone, and nobody has cared since; not said, as others watch it too.
+
+        The claim stays: its owner may come back with it, and somebody may yet end it here.
+        """
         claim = reservation.claim
         if claim is not None:
-            self.claims.untie(claim, b"")
-            self.claims.forget(claim)
+            self.claims.untie(claim, partition.ledger.chain_of(reservation))
+            claim.aged = True
             self.claims.homeless.append(reservation.reservation_id)
 
     def dropped(self, reservation: Reservation, now: float) -> None:

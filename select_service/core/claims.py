@@ -41,6 +41,7 @@ class Claim:
     """One publisher's word that an id is booked on a rank; see ClaimRecord for the facts."""
 
     __slots__ = (
+        "aged",
         "born",
         "dead",
         "digest",
@@ -72,6 +73,7 @@ class Claim:
         self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
         self.reservation: Reservation | None = None  # its booking in our ledger
         self.dead = False  # has ended, but its owner does not say so yet
+        self.aged = False  # its owner is gone and its time was up; a return wakes it
         self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
         self.noted = False  # our callers made it grow, and it is not ours
         growth = record.growth

@@ -323,7 +323,7 @@ class Desk:
         if reservation.origin == "local":
             effects.published += self._announce_end(booking, now).published
         else:
-            self.announcer.orphan_expired(reservation)
+            self.announcer.orphan_expired(partition, reservation)
         self.release(booking, now)
         return 1 + (blocks - partition.ledger.blocks.blocks) // BLOCKS_PER_STEP
 

@@ -43,6 +43,7 @@ class View:
         self.url: str | None = None
         self.heard_at = now
         self.gone = False
+        self.buried = False  # being forgotten
         self.greeted = False
         self.ask_again_at: float | None = None
         self.pulls = self.pulls_failed = 0

@@ -154,6 +154,7 @@ class Replicas:
                 return
         else:
             claim.join(record.growth)
+            claim.aged = claim.aged and view.gone
         if claim.dead:  # its owner has missed the end of it
             self._claims.say_later(Ended(claim.reservation_id, *claim.key))
         self.resolver.resolve(claim.reservation_id, now)
@@ -240,9 +241,23 @@ class Replicas:
                 view.pulling_since = view.incoming = None
                 self._claims.gone.add(router_id)
                 self._chores.append(self._repeat_last_words(view))
-            if view.gone and not view.claims and silent_s > self._limits.replica_ended_s:
-                del self.views[router_id], self._claims.sets[router_id]
-                self._claims.gone.discard(router_id)
+            if view.gone and not view.buried and silent_s > self._limits.replica_ended_s:
+                view.buried = True
+                self._chores.append(self._bury(view))
+
+    def _bury(self, view: View) -> Iterator[None]:
+        """Forget one that has been gone for long, with all it owned that has no load any more."""
+        for claim in list(view.claims.by_id.values()):
+            if not view.gone:
+                break
+            known = view.claims.find(claim.reservation_id, claim.born) is claim
+            if known and not claim.booked:
+                self._claims.forget(claim)
+            yield
+        view.buried = False  # what is still booked has been cared for lately: come again
+        if view.gone and not view.claims:
+            del self.views[view.router_id], self._claims.sets[view.router_id]
+            self._claims.gone.discard(view.router_id)
 
     def _repeat_last_words(self, gone: View) -> Iterator[None]:
         """What it said about claims of others, they may have missed, and cannot ask it again."""
@@ -296,7 +311,7 @@ class Replicas:
         yield from claims.endings()
         for view in list(self.views.values()):
             for claim in list(view.claims.by_id.values()):
-                if claim.dead:
+                if claim.dead or claim.aged:
                     continue
                 if view.gone or view.heard_at < silent_since:
                     yield Hearsay(claim.owner, self._record(claim))

@@ -57,6 +57,8 @@ class Resolver:
         """Return the claim that counts, of those that could be booked here."""
         claims = self._claims
         for claim in sorted(claims.alive(reservation_id), key=lambda one: one.owner):
+            if claim.aged:
+                continue
             seat = self.seat(claim)
             lost = claim.reservation is not None and not claim.booked
             if claim.owner == claims.router_id and (seat is None or lost):

@@ -434,3 +434,40 @@ def test_a_new_life_under_the_same_id_is_pulled_and_replaces_the_old_one() -> No
     pulled(here, again)
     assert here.load(1) == (0, 0, 0)
     assert here.load(2) == (16, 1, 1)
+
+
+def test_an_orphan_freed_after_its_time_is_freed_at_its_owner_too() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    silent(here)
+    here.tick(here.core.limits.replica_orphan_ttl_s)
+    assert here.load(1) == (0, 0, 0)
+    here.free("a")
+    for said in here.effects.published:
+        there.hears(said)
+    assert there.load(1) == (0, 0, 0)
+
+
+def test_an_owner_who_comes_back_brings_its_reservations_back() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    silent(here)
+    here.tick(here.core.limits.replica_orphan_ttl_s)
+    for said in there.turn():
+        here.hears(said)
+    here.turn()
+    pulled(here, there)
+    assert here.load(1) == (16, 1, 1)
+
+
+def test_who_is_gone_for_long_is_forgotten() -> None:
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    silent(here)
+    here.tick(here.core.limits.replica_orphan_ttl_s)
+    here.turn(here.core.limits.replica_ended_s)
+    assert here.core.replica_status(here.now) == []
+    assert here.core.desk.announcer.claims.sets.keys() == {OURS}
