@@ -1,0 +1,124 @@
+"""Any history of bookings, told to another core by its records alone, is the same state."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from select_service.core.changes import RESERVATION, Changes
+from select_service.errors import ServiceError
+from tests.select_service.core.fleet import Fleet
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("reserve", "complete", "output", "free", "delete", "worker", "wait")),
+        st.integers(0, 5),
+        st.integers(1, 3),
+    ),
+    max_size=40,
+)
+
+
+class Disk:
+    """Rows as the journal would write them, taken from the queue of changes."""
+
+    def __init__(self, changes: Changes) -> None:
+        self.changes = changes
+        self.rows: dict[Any, bytes] = {}
+
+    def write(self, fleet: Fleet) -> None:
+        while self.changes.marked:
+            key, ordinal = self.changes.marked.popitem(last=False)
+            record = fleet.core.state.record(key)
+            if record is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = record
+            self.changes.written(key, ordinal)
+
+
+def restored(disk: Disk, now: float) -> Fleet:
+    again = Fleet()
+    again.now = now
+    kinds = again.core.state.kinds
+    for key in sorted(disk.rows, key=lambda one: kinds.index(one[0])):
+        again.core.state.restore(key, disk.rows[key], now)
+    again.core.check()
+    return again
+
+
+def facts(fleet: Fleet) -> dict[str, Any]:
+    bookings = fleet.core.desk.bookings
+    names = [f"r{number}" for number in range(6)]
+    return {
+        "workers": fleet.core.workers(),
+        "loads": fleet.core.loads(),
+        "live": {name for name in names if bookings.live(name)},
+        "known": {name for name in names if bookings.was_freed(name) or bookings.find(name)},
+    }
+
+
+def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
+    name, core = f"r{number}", fleet.core
+    if verb == "reserve":
+        fleet.book(name, worker, *range(number), 50 + worker, selection_id=f"s{number}")
+    elif verb == "complete":
+        core.prefill_complete(name, fleet.now)
+    elif verb == "output":
+        core.output_block(name, None, fleet.now)
+    elif verb == "free":
+        core.free(name, fleet.now)
+    elif verb == "delete":
+        fleet.delete(worker)
+        fleet.tick(0.0)
+    elif verb == "worker":
+        fleet.worker(worker)
+    else:
+        fleet.tick(200.0)
+
+
+@settings(max_examples=60)
+@given(STEPS, st.data())
+def test_records_are_the_whole_state(
+    steps: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    fleet = Fleet()
+    disk = Disk(fleet.core.keep_changes())
+    for worker in (1, 2):
+        fleet.worker(worker)
+    for verb, number, worker in steps:
+        with contextlib.suppress(ServiceError):
+            step(fleet, verb, number, worker)
+        if data.draw(st.booleans()):
+            disk.write(fleet)
+    disk.write(fleet)
+    assert not disk.changes.fresh, "what is written is not fresh"
+    again = restored(disk, 5000.0)
+    assert facts(again) == facts(fleet)
+    assert not any(again.core.state.dropped.values())
+    for name in facts(fleet)["live"]:
+        assert again.core.state.record((RESERVATION, name)) == disk.rows[RESERVATION, name]
+
+
+def test_a_booking_is_fresh_until_it_is_written_as_it_was_booked() -> None:
+    changes = Changes()
+    changes.booked("a")
+    key, ordinal = changes.marked.popitem(last=False)
+    changes.mark(RESERVATION, "a")  # while it is with the writer
+    changes.written(key, ordinal)
+    assert not changes.fresh
+    changes.booked("a")  # anew, under the mark that waits
+    assert list(changes.fresh.values()) == list(changes.marked.values())
+    changes.written(key, ordinal)
+    assert changes.fresh
+
+
+def test_what_cannot_be_read_is_dropped_and_counted() -> None:
+    fleet = Fleet()
+    for kind in ("worker", "reservation", "lease"):
+        assert fleet.core.state.restore((kind, "1"), b"\xc1 rubbish", 0.0) is None
+    assert sum(fleet.core.state.dropped.values()) == 3
+    fleet.core.check()
