@@ -128,6 +128,7 @@ class Announcer:
         if claim is not None:
             self.claims.untie(claim, partition.ledger.chain_of(reservation))
             claim.aged = True
+            self.claims.counters.orphans_expired += 1
             self.claims.homeless.append(reservation.reservation_id)
 
     def dropped(self, reservation: Reservation, now: float) -> None:

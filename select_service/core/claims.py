@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from indexer.types import Scope
+from select_service.core.counters import ReplicaCounters
 from select_service.core.replica_events import Stamp
 from select_service.core.replica_messages import ClaimRecord, Ended, Grown, Growth, Said
 
@@ -125,6 +126,7 @@ class ClaimSet:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Claim] = {}
+        self.tied = 0  # claims whose load our ledger carries
         self.digest = 0  # a sum, so that order does not matter and parts can leave
         self.tied = 0  # those the ledger carries
 
@@ -158,6 +160,7 @@ class ClaimSet:
         assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
         assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
         assert all(one.reservation_id == name for name, one in self.by_id.items())
+        assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
 
 
 class Claims:
@@ -175,6 +178,7 @@ class Claims:
         self.ready: list[Said] = []  # to be published with the next turn
         self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
         self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.counters = ReplicaCounters()
         self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
         self.ended_lost = 0  # ends forgotten before their time
         self.adopted = 0
@@ -297,6 +301,7 @@ class Claims:
         owned = self.sets[claim.owner]
         owned.tied += owned.holds(claim) and claim.reservation is None
         claim.reservation = reservation
+        self.sets[claim.owner].tied += 1
         claim.hashes = b""
         reservation.claim = claim
         reservation.origin = "local" if claim.owner == self.router_id else claim.owner
@@ -309,6 +314,7 @@ class Claims:
                 owned.tied -= 1
             claim.reservation.claim = None
             claim.reservation = None
+            self.sets[claim.owner].tied -= 1
         claim.hashes = hashes
 
     # -- growth --------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from msgspec import UNSET
 
 from indexer.types import HASH_BYTES
 from select_service.core.claims import Claim, ClaimSet
-from select_service.core.counters import ReplicaCounters
 from select_service.core.effects import Effects, Pull
 from select_service.core.foreigners import Foreigners, claimed
 from select_service.core.replica_events import AddRequestData
@@ -54,7 +53,7 @@ class Replicas:
     def __init__(
         self, limits: CoreLimits, claims: Claims, desk: Desk, membership: Membership
     ) -> None:
-        self.counters = ReplicaCounters()
+        self.counters = claims.counters
         self.views: dict[int, View] = {}
         self.http_port = 0
         self.url: str | None = None
