@@ -34,6 +34,10 @@ _WITH_BODY: Final = {
     415: "The body does not claim to be JSON.",
     422: "JSON of the wrong shape; `field` says where.",
 }
+_WITH_CHANGES: Final = {
+    503: "Nothing can serve this now, or the state cannot be written.",
+    507: "The disk of the state directory is full.",
+}
 _TEXTS: Final = {
     404: "No such worker, rank, reservation or lease.",
     409: "The id is live with another body or in another scope; or replica sync is off.",
@@ -137,6 +141,8 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     if route.takes is not None:
         texts |= _WITH_BODY
     texts |= {status: _TEXTS[status] for status in route.refusals}
+    if route.changes:
+        texts |= _WITH_CHANGES
     responses: dict[str, object] = {
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())
