@@ -10,6 +10,7 @@ import pytest
 from indexer.core.index import KvIndex
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
+from select_service.core.changes import WORKER
 from select_service.core.service import SelectionCore
 from select_service.errors import WorkerConflict
 from select_service.types import (
@@ -128,3 +129,14 @@ def test_a_source_at_work_keeps_its_workers() -> None:
         service.delete_worker(2, 1.0, "file")
     service.sources.clear()  # a source that is switched off holds nothing back
     assert service.delete_worker(1, 1.0)[0].source == "file"
+
+
+def test_the_source_of_a_worker_survives_with_it() -> None:
+    """Or a worker that was found would come back as nobody's, and its source could not have it."""
+    before, after = core(), core()
+    before.upsert_worker(spec(1), 1.0, "file")
+    record = before.state.record((WORKER, "1"))
+    assert record is not None
+    after.state.restore((WORKER, "1"), record, 2.0)
+    assert after.worker(1).source == "file"
+    after.upsert_worker(spec(1, endpoint="http://new"), 3.0, "file")
