@@ -126,7 +126,6 @@ class ClaimSet:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Claim] = {}
-        self.tied = 0  # claims whose load our ledger carries
         self.digest = 0  # a sum, so that order does not matter and parts can leave
         self.tied = 0  # those the ledger carries
 
@@ -160,7 +159,6 @@ class ClaimSet:
         assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
         assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
         assert all(one.reservation_id == name for name, one in self.by_id.items())
-        assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
 
 
 class Claims:
@@ -301,7 +299,6 @@ class Claims:
         owned = self.sets[claim.owner]
         owned.tied += owned.holds(claim) and claim.reservation is None
         claim.reservation = reservation
-        self.sets[claim.owner].tied += 1
         claim.hashes = b""
         reservation.claim = claim
         reservation.origin = "local" if claim.owner == self.router_id else claim.owner
@@ -314,7 +311,6 @@ class Claims:
                 owned.tied -= 1
             claim.reservation.claim = None
             claim.reservation = None
-            self.sets[claim.owner].tied -= 1
         claim.hashes = hashes
 
     # -- growth --------------------------------------------------------------------------------
