@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from select_service.core.claims import Claims
     from select_service.core.counters import ReplicaCounters
     from select_service.core.desk import Desk
+    from select_service.core.partition import Partition
     from select_service.core.replica_events import ReplicaEnvelope, ReplicaEvent, Stamp
+    from select_service.core.reservation import Reservation
     from select_service.core.resolver import Resolver
     from select_service.types import CoreLimits
 
@@ -32,6 +34,16 @@ if TYPE_CHECKING:
 class _Foreigner:
     peer: str
     heard_at: float
+
+
+@dataclass(slots=True)
+class _Fading:
+    """A prefill whose booker said how long it takes."""
+
+    partition: Partition
+    tokens: int
+    duration_s: float
+    since: float | None = None  # when it became the oldest one of its rank
 
 
 class Foreigners:
@@ -51,6 +63,7 @@ class Foreigners:
         self._resolver = resolver
         self._counters = counters
         self._known: OrderedDict[int, _Foreigner] = OrderedDict()
+        self._fading: dict[Reservation, _Fading] = {}
 
     def heard(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
         """Take in one of their events."""
@@ -95,8 +108,35 @@ class Foreigners:
         if seat is None:
             self._counters.dropped += 1
             return
-        self._desk.learn(*seat, record, claim.hashes, event.router_id, now)
+        reservation = self._desk.learn(*seat, record, claim.hashes, event.router_id, now)
+        hint = event.data.AddRequest.prefill_load_hint
+        span = None if hint is None else hint.expected_prefill_duration
+        if record.prefill_tokens and span is not None:
+            duration_s = span.secs + span.nanos / 1e9
+            self._fading[reservation] = _Fading(seat[0], record.prefill_tokens, duration_s)
         self._counters.booked += 1
+
+    def fade(self, now: float) -> None:
+        """The oldest prefill of a rank runs: of what it was said to take, that much is left.
+
+        Looks at a few, and at others next time.
+        """
+        for _ in range(min(len(self._fading), self._limits.replica_resolved_per_turn_max)):
+            reservation = next(iter(self._fading))
+            fading = self._fading.pop(reservation)
+            if not reservation.live or reservation.prefill_done:
+                continue
+            self._fading[reservation] = fading  # at the end
+            there = fading.partition.ledger.reservations_on(reservation.slot)
+            if next(one for one in there if not one.prefill_done) is not reservation:
+                continue
+            if fading.since is None:
+                fading.since = now
+            done = 1.0 if not fading.duration_s else (now - fading.since) / fading.duration_s
+            left = round(fading.tokens * max(0.0, 1.0 - done))
+            if left != reservation.prefill_tokens:
+                fading.partition.ledger.fade_prefill(reservation, left)
+                self._resolver.touched[fading.partition] = None
 
     def status(self, now: float) -> list[ReplicaStatus]:
         """Return a row for each."""

@@ -128,6 +128,12 @@ class Ledger:
             self.prefilling -= 1
             self._add_prefill(reservation.slot, -reservation.prefill_tokens)
 
+    def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
+        """Of an incomplete prefill, so many tokens are left."""
+        assert not reservation.prefill_done
+        self._add_prefill(reservation.slot, tokens - reservation.prefill_tokens)
+        reservation.prefill_tokens = tokens
+
     def output_block(
         self, reservation: Reservation, decay_fraction: float | None, now: float, count: int = 1
     ) -> None:

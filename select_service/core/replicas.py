@@ -198,6 +198,7 @@ class Replicas:
     def tick(self, now: float, effects: Effects) -> bool:
         """Say what has to be said, note who is silent, settle and resolve a few; more to do?"""
         self._look_around(now)
+        self._foreigners.fade(now)
         more = self._settle(now)
         claims = self._claims
         effects.published += claims.ready

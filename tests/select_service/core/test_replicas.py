@@ -177,6 +177,27 @@ def test_a_dynamo_is_listed() -> None:
     )
 
 
+def test_the_oldest_prefill_of_a_rank_fades_over_its_duration() -> None:
+    here = Replica()
+    for name in "xy":
+        hint = {
+            "initial_effective_prefill_tokens": 100,
+            "expected_prefill_duration": {"secs": 1, "nanos": 0},
+        }
+        here.dynamo({"AddRequest": {"prefill_load_hint": hint}}, request_id=name)
+    here.turn()
+    for left in (175, 150, 125, 100, 100):
+        here.turn(0.25)
+        assert here.load(1) == (left, 0, 2)
+    here.free("x")
+    here.turn()  # now y is the oldest
+    here.turn(0.5)
+    assert here.load(1) == (50, 0, 1)
+    here.done("y")
+    here.turn(1.0)
+    assert here.load(1) == (0, 0, 1)
+
+
 # -- ours ------------------------------------------------------------------------------------------
 
 
