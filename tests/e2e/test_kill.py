@@ -12,7 +12,9 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -245,3 +247,25 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
     assert len(answers) == 5
     for before, answer in zip((-1, *answers), answers, strict=False):
         assert "sync" in events[before + 1 : answer], "answered before it was on disk"
+
+
+def test_who_sends_on_while_the_disk_works_gets_answers_in_order(tmp_path: Path) -> None:
+    """A booking, its free, and a question in one packet: the lane's answers and uvicorn's mix."""
+    book = json.dumps({"reservation_id": "r", "worker_id": 1, "token_ids": [1] * 16})
+    requests = (
+        f"POST /reservations HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(book)}\r\n\r\n{book}"
+        "DELETE /reservations/r HTTP/1.1\r\nHost: h\r\n\r\n"
+        "GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
+        "DELETE /reservations/never HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+    )
+    with start(tmp_path / "state", tmp_path / "log") as server:
+        spec = {"worker_id": 1, "endpoint": "http://w", "block_size": 16}
+        assert server.request("POST", "/workers", spec).status == 201
+        with socket.create_connection((HOST, server.port), timeout=20) as connection:
+            connection.sendall(requests.encode())
+            received = b""
+            while piece := connection.recv(1 << 16):
+                received += piece
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", received)
+    assert statuses == [b"201", b"200", b"200", b"404"]
