@@ -36,7 +36,7 @@ FIXED = (
     ("select_service.edge.replica_pull", "CONNECT_TIMEOUT_S", "seconds to reach a replica's HTTP"),
     ("select_service.edge.replica_pull", "READ_TIMEOUT_S", "seconds without a byte of a snapshot"),
     ("select_service.edge.replica_pull", "PULLS_WAITING_MAX", "fetches that wait their turn"),
-    ("select_service.edge.replica_pull", "ADDRESSES_REMEMBERED", "addresses left alone for a while"),
+    ("select_service.edge.replica_pull", "ADDRESSES_REMEMBERED", "addresses left alone a while"),
     ("indexer.core.dump_reader", "EVENT_BYTES_MAX", "bytes of one event in a peer's dump"),
     ("indexer.core.dump_reader", "SKELETON_BYTES_MAX", "bytes of a peer's dump without its events"),
     ("select_service.edge.discovery.workers_file", "FILE_BYTES_MAX", "bytes of a workers file"),
