@@ -202,7 +202,7 @@ class Catalog:
         changes = {
             name: value
             for name in _PATCHABLE
-            if (value := getattr(patch, name)) is not None and value is not UNSET
+            if (value := getattr(patch, name)) is not None
         }
         return self.admit(msgspec.structs.replace(old, **changes))
 

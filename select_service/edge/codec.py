@@ -134,7 +134,7 @@ def _check_ranks(request: msgspec.Struct) -> None:
     """Refuse keys of kv_events_endpoints that are no dp_rank (contract 0.2)."""
     assert isinstance(request, WorkerSpec | WorkerPatch)
     endpoints = request.kv_events_endpoints
-    if endpoints is msgspec.UNSET:
+    if endpoints is None:
         return
     for key in endpoints:
         path = f"kv_events_endpoints.{key}"
