@@ -10,7 +10,9 @@ A rank that goes may take very many reservations with it. Their ids count as fre
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from xxhash import xxh3_128_digest
 
 from select_service.errors import ReservationConflict, ReservationNotFound
 
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
 
 FREED_MEMORY_S = 600.0  # contract 4.3: at least ten minutes, as far as the bound allows
 
+LONG_ID_CHARS: Final = 64
+"""Of freed ids that are longer only 16 bytes are remembered: an id may be as long as a body."""
+
 
 class Booking:
     """A live reservation, where it is booked, and the answer a repeat gets again."""
 
-    __slots__ = ("answer", "partition", "reservation")
+    __slots__ = ("answer", "older", "partition", "reservation", "younger")
 
     def __init__(
         self,
@@ -37,6 +42,8 @@ class Booking:
         self.partition = partition
         self.reservation = reservation
         self.answer = answer  # None: learnt from a replica, nothing to compare with
+        self.older: Booking | None = None  # namesakes: made with the same selection_id
+        self.younger: Booking | None = None
 
 
 class Bookings:
@@ -44,9 +51,9 @@ class Bookings:
 
     def __init__(self, *, freed_ids_max: int) -> None:
         self._live: dict[str, Booking] = {}
-        self._second_names: dict[str, str] = {}  # selection_id → reservation_id
+        self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it
         self._waiting: dict[str, Ticket] = {}
-        self._freed: OrderedDict[str, float] = OrderedDict()
+        self._freed: OrderedDict[str | bytes, float] = OrderedDict()  # by `_key_of` the id
         self._freed_ids_max = freed_ids_max
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # of the bookings, those that are not live any more
@@ -60,12 +67,15 @@ class Bookings:
         return len(self._freed)
 
     def find(self, name: str) -> Booking | None:
-        """Return the live booking of a reservation_id or, failing that, of a selection_id."""
+        """Return the live booking of a reservation_id or, failing that, of a selection_id.
+
+        Of several made with one selection_id it is the youngest.
+        """
         booking = self._find_live(name)
         if booking is None:
-            second = self._second_names.get(name)
-            if second is not None:
-                booking = self._find_live(second)
+            booking = self._second_names.get(name)
+            while booking is not None and not booking.reservation.live:
+                booking = booking.older
         return booking
 
     def _find_live(self, reservation_id: str) -> Booking | None:
@@ -108,21 +118,34 @@ class Bookings:
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
         self._live[reservation.reservation_id] = booking
-        self._freed.pop(reservation.reservation_id, None)
-        if reservation.selection_id is not None:
-            self._second_names[reservation.selection_id] = reservation.reservation_id
-            self._freed.pop(reservation.selection_id, None)
+        self._freed.pop(_key_of(reservation.reservation_id), None)
+        second = reservation.selection_id
+        if second is not None:
+            booking.older = self._second_names.get(second)
+            if booking.older is not None:
+                booking.older.younger = booking
+            self._second_names[second] = booking
+            self._freed.pop(_key_of(second), None)
 
     def forget(self, reservation: Reservation, now: float) -> None:
         """Move a booking from live to recently freed; its load has left the ledger."""
-        name = reservation.reservation_id
-        del self._live[name]
+        name, second = reservation.reservation_id, reservation.selection_id
+        booking = self._live.pop(name)
+        if second is not None:
+            self._part_from_namesakes(booking, second)
+            self._remember_freed(second, now)
         self._remember_freed(name, now)
-        second = reservation.selection_id
-        if second is not None and self._second_names.get(second) == name:
+
+    def _part_from_namesakes(self, booking: Booking, second: str) -> None:
+        older, younger = booking.older, booking.younger
+        if older is not None:
+            older.younger = younger
+        if younger is not None:
+            younger.older = older
+        elif older is not None:
+            self._second_names[second] = older
+        else:
             del self._second_names[second]
-            if second not in self._live:  # somebody else's first name by now
-                self._remember_freed(second, now)
 
     def expect_dropped(self, count: int) -> None:
         """So many bookings are not live from now on; `forget_dropped` will name each."""
@@ -136,24 +159,27 @@ class Bookings:
             self._dropped -= 1
 
     def _remember_freed(self, name: str, now: float) -> None:
-        self._freed[name] = now
-        self._freed.move_to_end(name)
+        if name in self._live or name in self._second_names:
+            return  # somebody else's by now
+        key = _key_of(name)
+        self._freed[key] = now
+        self._freed.move_to_end(key)
         if len(self._freed) > self._freed_ids_max:
             self._freed.popitem(last=False)
             self.freed_ids_lost += 1
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was so not long ago."""
-        return name in self._freed or name in self._live or name in self._second_names
+        return name in self._live or name in self._second_names or _key_of(name) in self._freed
 
     def purge_freed(self, now: float, limit: int) -> int:
         """Forget up to `limit` ids freed more than ten minutes ago; return how many went."""
         gone = 0
         while gone < limit and self._freed:
-            name, at = next(iter(self._freed.items()))
+            key, at = next(iter(self._freed.items()))
             if now - at < FREED_MEMORY_S:
                 break
-            del self._freed[name]
+            del self._freed[key]
             gone += 1
         return gone
 
@@ -196,7 +222,26 @@ class Bookings:
             assert booking.reservation in list(found), "a live id without load"
         dropped = sum(not booking.reservation.live for booking in self._live.values())
         assert self._dropped == dropped, "what is dropped will be forgotten"
-        for second, name in self._second_names.items():
-            assert self._live[name].reservation.selection_id == second
-        assert not self._freed.keys() & self._live.keys(), "live and freed at once"
+        named = 0
+        for second, youngest in self._second_names.items():
+            assert youngest.younger is None
+            one: Booking | None = youngest
+            while one is not None:
+                assert one.reservation.selection_id == second
+                assert self._live[one.reservation.reservation_id] is one
+                assert one.older is None or one.older.younger is one
+                named, one = named + 1, one.older
+        seconds = sum(
+            booking.reservation.selection_id is not None for booking in self._live.values()
+        )
+        assert named == seconds, "every selection_id finds its booking"
+        taken = {_key_of(name) for name in (*self._live, *self._second_names)}
+        assert not self._freed.keys() & taken, "live and freed at once"
         assert len(self._freed) <= self._freed_ids_max
+
+
+def _key_of(name: str) -> str | bytes:
+    """Return what a freed id is remembered by; equal digests would only answer 200 for 404."""
+    if len(name) <= LONG_ID_CHARS:
+        return name
+    return xxh3_128_digest(name.encode("utf-8", "surrogatepass"))
