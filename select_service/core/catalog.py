@@ -200,9 +200,7 @@ class Catalog:
         """
         old = self.get(worker_id).spec
         changes = {
-            name: value
-            for name in _PATCHABLE
-            if (value := getattr(patch, name)) is not None
+            name: value for name in _PATCHABLE if (value := getattr(patch, name)) is not None
         }
         return self.admit(msgspec.structs.replace(old, **changes))
 

@@ -30,6 +30,7 @@ from select_service.errors import (
 )
 from select_service.types import (
     CoreLimits,
+    OverlapScoresRequest,
     PinnedWorker,
     ReservationRequest,
     RouterConfig,
@@ -168,6 +169,33 @@ def test_ranks_that_go_take_their_load_and_those_that_stay_keep_it() -> None:
     assert selection.overlap.dp == {"0": 0, "1": 32}
     fleet.patch(1, data_parallel_size=3)
     assert fleet.load(1, 2) == (0, 0, 0)
+
+
+def test_a_rank_that_goes_and_comes_is_listened_to_anew() -> None:
+    fleet = Fleet()
+    endpoints = {str(rank): f"tcp://127.0.0.1:{6000 + rank}" for rank in range(2)}
+    fleet.worker(1, data_parallel_size=2, kv_events_endpoints=endpoints)
+    stays, goes = (listen.stream for listen in fleet.effects.listen)
+    store = [0.0, [["BlockStored", [7], None, list(range(16)), 16]]]
+    frames = [b"", bytes(8), msgspec.msgpack.encode(store)]
+    goes.on_live(frames, fleet.now)
+    tokens: dict[str, Any] = {"token_ids": list(range(16))}
+
+    def blocks() -> list[int]:
+        request = OverlapScoresRequest(**tokens)
+        return [row.device_blocks for row in fleet.core.overlap_scores(request).workers]
+
+    assert blocks() == [0, 1]
+    fleet.patch(1, data_parallel_size=1)  # its endpoint is still named, so it is still heard
+    assert fleet.effects.unlisten == [goes]
+    assert goes.closed
+    (listen,) = fleet.effects.listen
+    assert (listen.stream.rank.dp_rank, listen.endpoint) == (1, endpoints["1"])
+    listen.stream.on_live(frames, fleet.now)  # told again, by a replay or by a busy engine
+    fleet.patch(1, data_parallel_size=2)
+    assert not fleet.effects.listen
+    assert not stays.closed
+    assert blocks() == [0, 1]
 
 
 def test_deleting_a_worker_removes_record_load_and_index(fleet: Fleet) -> None:  # D5
