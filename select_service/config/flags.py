@@ -312,6 +312,13 @@ FLAGS: Final = (
         "ranks with series of their own in /metrics; the rest is only counted",
         watch="ranks_unlisted",
     ),
+    Flag(
+        "--metrics-scope-series-max",
+        _whole(0, _COUNT),
+        "N",
+        "scopes with series of their own in /metrics; the rest is summed up under `other`",
+        watch="scopes_unlisted",
+    ),
     Flag("--log-format", _choice("json", "text"), "json|text", "form of the log on stderr"),
     Flag(
         "--log-level",

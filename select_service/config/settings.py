@@ -66,6 +66,7 @@ class Settings:
     listen_backlog: int = 2048
     shutdown_timeout_s: int = 5
     metrics_rank_series_max: int = 512  # some 16 ms of event loop per scrape
+    metrics_scope_series_max: int = 64  # of some 30 series each
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False
