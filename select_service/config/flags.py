@@ -265,6 +265,13 @@ FLAGS: Final = (
         watch='http_requests_total{status="413"}',
     ),
     Flag(
+        "--head-bytes-max",
+        _whole(1, _COUNT),
+        "N",
+        "longest request line with its headers, 431 beyond",
+        watch='http_connections_cut_total{reason="malformed"}',
+    ),
+    Flag(
         "--header-timeout-s",
         _seconds(zero=False),
         "S",

@@ -59,6 +59,7 @@ class Settings:
     kv_message_bytes_max: int = _STREAMS.message_bytes_max
     kv_receive_messages_max: int = _STREAMS.receive_messages_max
     max_body_bytes: int = 8 * 1024 * 1024
+    head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     keep_alive_timeout_s: int = 75

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionLimits", "GuardedProtocol"]
 
-HEAD_BYTES_MAX: Final = 64 * 1024
-"""Request line and headers: what common proxies allow at most, several times over."""
-
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
 """What is read and thrown away, and for how long, of a client that was answered while it was still
@@ -58,11 +55,12 @@ _PROBE_EVERY_S: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Deadlines in seconds, and how many connections may be open."""
+    """Deadlines in seconds, how many connections may be open, how long a request head may be."""
 
     header_timeout_s: float
     body_timeout_s: float
     connections_max: int
+    head_bytes_max: int
 
 
 class _Phase(Enum):
@@ -128,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stamp()
         if self._phase is _Phase.HEAD:
             self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
+            if self._head_bytes > self.limits.head_bytes_max:
                 self.counts.malformed += 1
                 self._turn_away(HeadTooLarge("the request head is too long"))
 

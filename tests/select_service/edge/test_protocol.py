@@ -14,11 +14,7 @@ from uvicorn.server import ServerState
 from select_service.edge import protocol
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
-from select_service.edge.protocol import (
-    HEAD_BYTES_MAX,
-    ConnectionLimits,
-    GuardedProtocol,
-)
+from select_service.edge.protocol import ConnectionLimits, GuardedProtocol
 from select_service.edge.traffic import Connections
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
@@ -177,11 +173,11 @@ def test_what_is_no_http(data: bytes) -> None:
 def test_a_head_without_end_and_without_pause() -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * HEAD_BYTES_MAX * 2)
+        wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000)
         assert (await wire.answer())[0] == 431
         assert _counts(server).malformed == 1
 
-    on_a_port(use)
+    on_a_port(use, head_bytes_max=2000)
 
 
 def test_requests_in_one_breath() -> None:
@@ -277,7 +273,9 @@ class _Transport(asyncio.Transport):
 
 
 def _alone(transport: _Transport) -> GuardedProtocol:
-    limits = ConnectionLimits(header_timeout_s=1, body_timeout_s=1, connections_max=1)
+    limits = ConnectionLimits(
+        header_timeout_s=1, body_timeout_s=1, connections_max=1, head_bytes_max=1 << 16
+    )
 
     class Alone(GuardedProtocol):
         pass
