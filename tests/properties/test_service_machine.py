@@ -501,9 +501,10 @@ class ServiceMachine(RuleBasedStateMachine):
 
     @rule()
     def housekeeping(self) -> None:
-        """One turn, in which nothing can be seen to happen."""
+        """One turn, in which nothing can be seen to happen unless the queue is looked at again."""
         _, effects = self.core.tick(self.now)
-        assert not effects
+        assert not (effects.unlisten or effects.listen or effects.published)
+        self.follow(effects)
 
     # -- what is always true -------------------------------------------------------------------
 
