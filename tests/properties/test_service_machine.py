@@ -501,7 +501,8 @@ class ServiceMachine(RuleBasedStateMachine):
 
     @rule()
     def housekeeping(self) -> None:
-        """One turn, in which nothing can be seen to happen unless the queue is looked at again."""
+        """One turn: what has expired goes, the queue may be looked at again, else nothing."""
+        self.twin.expire()
         _, effects = self.core.tick(self.now)
         assert not (effects.unlisten or effects.listen or effects.published)
         self.follow(effects)
