@@ -114,16 +114,14 @@ class Registry:
             left += index.sweep(max(1, budget // len(self._indexes)))
         return left
 
-    def tallies(self, scope: Scope) -> Tallies:
-        """What a partition's streams have counted, closed ones included. O(streams)."""
-        total = Tallies()
-        retired = self._retired.get(scope)
-        if retired is not None:
-            total.add(retired)
+    def tallies_by_scope(self) -> dict[Scope, Tallies]:
+        """What every partition's streams have counted, closed ones included. O(streams)."""
+        totals: dict[Scope, Tallies] = {}
+        for scope, retired in self._retired.items():
+            totals.setdefault(scope, Tallies()).add(retired)
         for stream in self._streams.values():
-            if stream.scope == scope:
-                total.add(stream.tallies)
-        return total
+            totals.setdefault(stream.scope, Tallies()).add(stream.tallies)
+        return totals
 
     def check(self) -> None:
         """Assert every promise of every stream and index. O(everything)."""

@@ -648,6 +648,13 @@ FLAGS: Final = (
         watch='http_requests_total{status="413"}',
     ),
     Flag(
+        "--head-bytes-max",
+        _whole(1, _COUNT),
+        "N",
+        "longest request line with its headers, 431 beyond",
+        watch='http_connections_cut_total{reason="malformed"}',
+    ),
+    Flag(
         "--header-timeout-s",
         _seconds(zero=False),
         "S",
@@ -694,6 +701,13 @@ FLAGS: Final = (
         "N",
         "ranks with series of their own in /metrics; the rest is only counted",
         watch="ranks_unlisted",
+    ),
+    Flag(
+        "--metrics-scope-series-max",
+        _whole(0, _COUNT),
+        "N",
+        "scopes with series of their own in /metrics; the rest is summed up under `other`",
+        watch="scopes_unlisted",
     ),
     Flag("--log-format", _choice("json", "text"), "json|text", "form of the log on stderr"),
     Flag(

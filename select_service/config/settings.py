@@ -122,6 +122,7 @@ class Settings:
     kv_message_bytes_max: int = _STREAMS.message_bytes_max
     kv_receive_messages_max: int = _STREAMS.receive_messages_max
     max_body_bytes: int = 8 * 1024 * 1024
+    head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     keep_alive_timeout_s: int = 75
@@ -129,6 +130,7 @@ class Settings:
     listen_backlog: int = 2048
     shutdown_timeout_s: int = 5
     metrics_rank_series_max: int = 512  # some 16 ms of event loop per scrape
+    metrics_scope_series_max: int = 64  # of some 30 series each
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False

@@ -10,7 +10,9 @@ A rank that goes may take very many reservations with it. Their ids count as fre
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
 from select_service.errors import ReservationConflict, ReservationNotFound
@@ -24,11 +26,17 @@ if TYPE_CHECKING:
 
 FREED_MEMORY_S = 600.0  # contract 4.3: at least ten minutes, as far as the bound allows
 
+LONG_ID_CHARS: Final = 64
+"""Of freed ids that are longer only a digest is remembered: an id may be as long as a body."""
+
+_BY_DIGEST: Final = "freed id by its digest, xxh3_128 = "  # longer, with it, than a short id
+_KEY_CHARS: Final = len(_BY_DIGEST) + 32
+
 
 class Booking:
     """A live reservation, where it is booked, and the answer a repeat gets again."""
 
-    __slots__ = ("answer", "partition", "reservation")
+    __slots__ = ("answer", "older", "partition", "reservation", "younger")
 
     def __init__(
         self,
@@ -39,6 +47,8 @@ class Booking:
         self.partition = partition
         self.reservation = reservation
         self.answer = answer  # None: learnt from a replica, nothing to compare with
+        self.older: Booking | None = None  # namesakes: made with the same selection_id
+        self.younger: Booking | None = None
 
 
 class Bookings:
@@ -46,9 +56,9 @@ class Bookings:
 
     def __init__(self, *, freed_ids_max: int) -> None:
         self._live: dict[str, Booking] = {}
-        self._second_names: dict[str, str] = {}  # selection_id → reservation_id
+        self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it
         self._waiting: dict[str, Ticket] = {}
-        self._freed: OrderedDict[str, float] = OrderedDict()
+        self._freed: OrderedDict[str, float] = OrderedDict()  # by `_key_of` the id
         self._freed_ids_max = freed_ids_max
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # of the bookings, those that are not live any more
@@ -63,12 +73,15 @@ class Bookings:
         return len(self._freed)
 
     def find(self, name: str) -> Booking | None:
-        """Return the live booking of a reservation_id or, failing that, of a selection_id."""
+        """Return the live booking of a reservation_id or, failing that, of a selection_id.
+
+        Of several made with one selection_id it is the youngest.
+        """
         booking = self._find_live(name)
         if booking is None:
-            second = self._second_names.get(name)
-            if second is not None:
-                booking = self._find_live(second)
+            booking = self._second_names.get(name)
+            while booking is not None and not booking.reservation.live:
+                booking = booking.older
         return booking
 
     def _find_live(self, reservation_id: str) -> Booking | None:
@@ -111,24 +124,43 @@ class Bookings:
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
         self._live[reservation.reservation_id] = booking
-        self._freed.pop(reservation.reservation_id, None)
+        self._recall(reservation.reservation_id)
         if self.changes is not None and reservation.origin == "local":
             self.changes.booked(reservation.reservation_id)
-        if reservation.selection_id is not None:
-            self._second_names[reservation.selection_id] = reservation.reservation_id
-            if self._freed.pop(reservation.selection_id, None) is not None:
-                self._changed(reservation.selection_id)
+        second = reservation.selection_id
+        if second is not None:
+            booking.older = self._second_names.get(second)
+            if booking.older is not None:
+                booking.older.younger = booking
+            self._second_names[second] = booking
+            self._recall(second)
+
+    def _recall(self, name: str) -> None:
+        """An id is in use again."""
+        key = _key_of(name)
+        if self._freed.pop(key, None) is not None:
+            self._changed(key)
 
     def forget(self, reservation: Reservation, now: float) -> None:
         """Move a booking from live to recently freed; its load has left the ledger."""
-        name = reservation.reservation_id
-        del self._live[name]
+        name, second = reservation.reservation_id, reservation.selection_id
+        booking = self._live.pop(name)
+        self._changed(name)
+        if second is not None:
+            self._part_from_namesakes(booking, second)
+            self._remember_freed(second, now)
         self._remember_freed(name, now)
-        second = reservation.selection_id
-        if second is not None and self._second_names.get(second) == name:
+
+    def _part_from_namesakes(self, booking: Booking, second: str) -> None:
+        older, younger = booking.older, booking.younger
+        if older is not None:
+            older.younger = younger
+        if younger is not None:
+            younger.older = older
+        elif older is not None:
+            self._second_names[second] = older
+        else:
             del self._second_names[second]
-            if second not in self._live:  # somebody else's first name by now
-                self._remember_freed(second, now)
 
     def expect_dropped(self, count: int) -> None:
         """So many bookings are not live from now on; `forget_dropped` will name each."""
@@ -142,9 +174,12 @@ class Bookings:
             self._dropped -= 1
 
     def _remember_freed(self, name: str, now: float) -> None:
-        self._freed[name] = now
-        self._freed.move_to_end(name)
-        self._changed(name)
+        if name in self._live or name in self._second_names:
+            return  # somebody else's by now
+        key = _key_of(name)
+        self._freed[key] = now
+        self._freed.move_to_end(key)
+        self._changed(key)
         if len(self._freed) > self._freed_ids_max:
             lost, _ = self._freed.popitem(last=False)
             self._changed(lost)
@@ -156,17 +191,17 @@ class Bookings:
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was so not long ago."""
-        return name in self._freed or name in self._live or name in self._second_names
+        return name in self._live or name in self._second_names or _key_of(name) in self._freed
 
     def purge_freed(self, now: float, limit: int) -> int:
         """Forget up to `limit` ids freed more than ten minutes ago; return how many went."""
         gone = 0
         while gone < limit and self._freed:
-            name, at = next(iter(self._freed.items()))
+            key, at = next(iter(self._freed.items()))
             if now - at < FREED_MEMORY_S:
                 break
-            del self._freed[name]
-            self._changed(name)
+            del self._freed[key]
+            self._changed(key)
             gone += 1
         return gone
 
@@ -229,7 +264,26 @@ class Bookings:
             assert booking.reservation in list(found), "a live id without load"
         dropped = sum(not booking.reservation.live for booking in self._live.values())
         assert self._dropped == dropped, "what is dropped will be forgotten"
-        for second, name in self._second_names.items():
-            assert self._live[name].reservation.selection_id == second
-        assert not self._freed.keys() & self._live.keys(), "live and freed at once"
+        named = 0
+        for second, youngest in self._second_names.items():
+            assert youngest.younger is None
+            one: Booking | None = youngest
+            while one is not None:
+                assert one.reservation.selection_id == second
+                assert self._live[one.reservation.reservation_id] is one
+                assert one.older is None or one.older.younger is one
+                named, one = named + 1, one.older
+        seconds = sum(
+            booking.reservation.selection_id is not None for booking in self._live.values()
+        )
+        assert named == seconds, "every selection_id finds its booking"
+        taken = {_key_of(name) for name in (*self._live, *self._second_names)}
+        assert not self._freed.keys() & taken, "live and freed at once"
         assert len(self._freed) <= self._freed_ids_max
+
+
+def _key_of(name: str) -> str:
+    """Return what a freed id is remembered by; equal digests would only answer 200 for 404."""
+    if len(name) <= LONG_ID_CHARS or (len(name) == _KEY_CHARS and name.startswith(_BY_DIGEST)):
+        return name
+    return _BY_DIGEST + xxh3_128_hexdigest(name.encode("utf-8", "surrogatepass"))

@@ -209,9 +209,7 @@ class Catalog:
         """
         old = self.get(worker_id).spec
         changes = {
-            name: value
-            for name in _PATCHABLE
-            if (value := getattr(patch, name)) is not None and value is not UNSET
+            name: value for name in _PATCHABLE if (value := getattr(patch, name)) is not None
         }
         return self.admit(msgspec.structs.replace(old, **changes))
 

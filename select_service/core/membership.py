@@ -110,8 +110,11 @@ class Membership:
         dropped = 0
         for rank, slot in list(worker.slots.items()):
             if rank not in kept:
+                at = WorkerRank(worker.worker_id, rank)
                 dropped += partition.ledger.drop_slot(slot)
-                partition.index.detach(WorkerRank(worker.worker_id, rank))
+                # also a source that is still named: its cursor must not outlive what it brought
+                self._close(at, partition, effects)
+                partition.index.detach(at)
                 del worker.slots[rank]
         if not keep:
             for rank in worker.event_sources:

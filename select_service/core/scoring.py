@@ -7,7 +7,7 @@ wins in `picking.py`. Lower is better; the unit is blocks.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats
     from select_service.core.projection import Projection
     from select_service.types import RouterConfig, RouterConfigOverride
+
+
+_WEIGHT_MAX: Final = 1e100
+"""No larger weight means anything more, and products of two with 64-bit counts stay numbers: an
+infinite cost would make different ranks equal."""
 
 
 class Weights(NamedTuple):
@@ -48,14 +53,18 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
         if override.track_prefill_tokens is not None:
             track = override.track_prefill_tokens
     return Weights(
-        credit,
-        config.overlap_score_credit_decay,
-        scale,
-        config.host_cache_hit_weight,
-        config.disk_cache_hit_weight,
+        _bounded(credit),
+        _bounded(config.overlap_score_credit_decay),
+        _bounded(scale),
+        _bounded(config.host_cache_hit_weight),
+        _bounded(config.disk_cache_hit_weight),
         temperature,
         track,
     )
+
+
+def _bounded(weight: float) -> float:
+    return max(-_WEIGHT_MAX, min(_WEIGHT_MAX, weight))
 
 
 def costs(projection: Projection, weights: Weights) -> Floats:

@@ -24,6 +24,7 @@ from select_service.config import Durability
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
+from select_service.edge.descriptors import raise_limit
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane
@@ -114,6 +115,7 @@ def serve(settings: Settings) -> int:
     logs.configure(settings.log_format, settings.log_level, access_log=settings.access_log)
     for warning in settings.router.warnings:
         _log.warning(warning)
+    raise_limit()
     try:
         listener = bind(settings.host, settings.port)
     except OSError as error:
@@ -179,6 +181,7 @@ class Server(uvicorn.Server):
             header_timeout_s=settings.header_timeout_s,
             body_timeout_s=settings.body_timeout_s,
             connections_max=settings.connections_max,
+            head_bytes_max=settings.head_bytes_max,
         )
         super().__init__(
             uvicorn.Config(

@@ -149,7 +149,7 @@ class Door:
             except Exception as error:  # noqa: BLE001 - one bad request must not end the process
                 response = self._fault(error, method, raw_path)
             status = response.status
-            if _body_is_unwelcome(scope, status):
+            if self._leaving.is_set() or _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
             await self._respond(response, scope, receive, send)
         finally:

@@ -36,14 +36,16 @@ def configure(
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
         tame,
     ]
     rendering: Processor
     if log_format == "json":
+        shared.append(structlog.processors.format_exc_info)
         rendering = structlog.processors.JSONRenderer(serializer=_to_json)
     else:
-        rendering = structlog.dev.ConsoleRenderer(colors=False)
+        rendering = structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        )
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -64,8 +66,6 @@ def tame(_: WrappedLogger, __: str, record: EventDict) -> EventDict:
     """Escape control characters and cut long strings, so that nobody writes our log for us."""
     for key, value in record.items():
         if isinstance(value, str):
-            if key == "exception":
-                continue
             if len(value) > VALUE_CHARS_MAX:
                 value = value[:VALUE_CHARS_MAX] + "…"  # noqa: PLW2901 - the tamed value
             if not value.isprintable():

@@ -1,7 +1,7 @@
 """GET /metrics: plain counters of the core and of the HTTP side, turned into Prometheus text.
 
-Everything is read when somebody scrapes; no request pays for it. Series of a rank or worker exist
-as long as the worker does. Labels are patterns, codes and registered names, never what a request
+Everything is read when somebody scrapes; no request pays for it. Series of a rank or scope exist
+as long as its workers do. Labels are patterns, codes and registered names, never what a request
 says. `app.py` makes one per app, with a registry of its own.
 """
 
@@ -26,6 +26,7 @@ from indexer.types import Tier
 from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.recovery_metrics import RecoveryMetrics
 from select_service.edge.replica_metrics import ReplicaMetrics
+from select_service.edge.scope_series import groups_of, in_use
 from select_service.edge.state_metrics import StateMetrics
 from select_service.edge.traffic import LATENCY_BUCKETS_S
 from select_service.version import __version__
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from indexer.core.tallies import Tallies
     from select_service.config import Settings
     from select_service.edge.driver import Driver
+    from select_service.edge.scope_series import ScopeGroup
     from select_service.edge.traffic import RouteTraffic, Traffic
 
 __all__ = ["Metrics"]
@@ -70,7 +72,7 @@ class Metrics:
     def __init__(self, service: Driver, traffic: Traffic, settings: Settings) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Http(traffic))
-        self._registry.register(_Service(service, settings.metrics_rank_series_max))
+        self._registry.register(_Service(service, settings))
         self._registry.register(ReplicaMetrics(service, PREFIX))
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
@@ -163,9 +165,10 @@ def _cumulated(stats: RouteTraffic) -> list[tuple[str, float]]:
 class _Service(Collector):
     """Catalog, load, index and event streams."""
 
-    def __init__(self, service: Driver, rank_series_max: int) -> None:
+    def __init__(self, service: Driver, settings: Settings) -> None:
         self._service = service
-        self._rank_series_max = rank_series_max
+        self._rank_series_max = settings.metrics_rank_series_max
+        self._scope_series_max = settings.metrics_scope_series_max
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -173,13 +176,15 @@ class _Service(Collector):
         build.add_metric([__version__], 1)
         yield build
         yield from self._catalog()
-        yield from self._selections()
-        yield from self._reservations()
+        groups = groups_of(self._service.core, self._scope_series_max)
+        yield from self._scopes()
+        yield from self._selections(groups)
+        yield from self._reservations(groups)
         yield from self._leases()
         yield from self._ranks()
-        yield from self._indexes()
+        yield from self._indexes(groups)
         yield from self._streams()
-        yield from self._events()
+        yield from self._events(groups)
 
     def _catalog(self) -> Iterator[Metric]:
         workers = _gauge("workers", "Registered workers.", ("lifecycle",))
@@ -188,7 +193,16 @@ class _Service(Collector):
             workers.add_metric([lifecycle], lifecycles.count(lifecycle))
         yield workers
 
-    def _selections(self) -> Iterator[Metric]:
+    def _scopes(self) -> Iterator[Metric]:
+        count = len(in_use(self._service.core))
+        scopes = _gauge("scopes", "Scopes with workers.")
+        scopes.add_metric((), count)
+        yield scopes
+        unlisted = _gauge("scopes_unlisted", "Scopes summed up under `other`: too many.")
+        unlisted.add_metric((), max(0, count - self._scope_series_max))
+        yield unlisted
+
+    def _selections(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
         counters = self._service.core.counters
         selections = _counter("selections", "Selections answered with a worker.")
         selections.add_metric((), counters.selections)
@@ -205,19 +219,20 @@ class _Service(Collector):
         yield failed
         pending = _gauge("pending_requests", "Selections waiting for capacity.", SCOPE)
         tokens = _gauge("pending_isl_tokens", "Prompt tokens of waiting selections.", SCOPE)
-        for scope, partition in self._service.core.partitions.items():
-            pending.add_metric(scope, partition.pending_count)
-            tokens.add_metric(scope, partition.pending_isl_tokens)
+        for scope, partitions, _ in groups:
+            pending.add_metric(scope, sum(one.pending_count for one in partitions))
+            tokens.add_metric(scope, sum(one.pending_isl_tokens for one in partitions))
         yield pending
         yield tokens
 
-    def _reservations(self) -> Iterator[Metric]:
+    def _reservations(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
         core = self._service.core
         live = _gauge("reservations", "Live reservations.", ("state", *SCOPE))
-        for scope, partition in core.partitions.items():
-            ledger = partition.ledger
-            live.add_metric(["prefill", *scope], ledger.prefilling)
-            live.add_metric(["decode", *scope], ledger.live - ledger.prefilling)
+        for scope, partitions, _ in groups:
+            prefilling = sum(one.ledger.prefilling for one in partitions)
+            total = sum(one.ledger.live for one in partitions)
+            live.add_metric(["prefill", *scope], prefilling)
+            live.add_metric(["decode", *scope], total - prefilling)
         yield live
         freed = _gauge("freed_reservation_ids", "Ids of ended reservations still remembered.")
         freed.add_metric((), core.desk.bookings.freed_count)
@@ -267,7 +282,7 @@ class _Service(Collector):
         unlisted.add_metric((), max(0, ranks - self._rank_series_max))
         yield unlisted
 
-    def _indexes(self) -> Iterator[Metric]:
+    def _indexes(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
         nodes = _gauge("index_nodes", "Nodes of the radix tree.", SCOPE)
         blocks = _gauge("index_blocks", "Distinct blocks in the index.", SCOPE)
         holdings = _gauge("index_holdings", "(rank, block) pairs held.", (*SCOPE, "tier"))
@@ -276,17 +291,18 @@ class _Service(Collector):
         orphans = _gauge("index_orphan_blocks", "Blocks that wait for their parent.", SCOPE)
         dropped = _counter("index_orphan_blocks_dropped", "Orphans that gave way.", SCOPE)
         refused = _counter("index_events_refused", "Stores that contradict themselves.", SCOPE)
-        for scope, index in self._service.core.registry.indexes():
-            stats = index.stats
-            nodes.add_metric(scope, stats.nodes)
-            blocks.add_metric(scope, stats.blocks)
-            size.add_metric(scope, stats.bytes)
-            unswept.add_metric(scope, stats.unswept)
-            orphans.add_metric(scope, stats.orphan_blocks)
-            dropped.add_metric(scope, stats.orphan_blocks_dropped)
-            refused.add_metric(scope, stats.events_refused)
+        for scope, partitions, _ in groups:
+            stats = [one.index.stats for one in partitions]
+            nodes.add_metric(scope, sum(one.nodes for one in stats))
+            blocks.add_metric(scope, sum(one.blocks for one in stats))
+            size.add_metric(scope, sum(one.bytes for one in stats))
+            unswept.add_metric(scope, sum(one.unswept for one in stats))
+            orphans.add_metric(scope, sum(one.orphan_blocks for one in stats))
+            dropped.add_metric(scope, sum(one.orphan_blocks_dropped for one in stats))
+            refused.add_metric(scope, sum(one.events_refused for one in stats))
             for tier in Tier:
-                holdings.add_metric([*scope, tier.wire_name], stats.holdings[tier])
+                held = sum(one.holdings[tier] for one in stats)
+                holdings.add_metric([*scope, tier.wire_name], held)
         yield from (nodes, blocks, holdings, size, unswept, orphans, dropped, refused)
 
     def _streams(self) -> Iterator[Metric]:
@@ -310,9 +326,8 @@ class _Service(Collector):
         yield listener
         yield lag
 
-    def _events(self) -> Iterator[Metric]:
-        registry = self._service.core.registry
-        tallies = [(scope, registry.tallies(scope)) for scope, _ in registry.indexes()]
+    def _events(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        tallies = [(one.scope, one.tallies) for one in groups]
         for name, text in _STREAM_COUNTERS:
             family = _counter(f"kv_{name}", text, SCOPE)
             for scope, tally in tallies:

@@ -8,6 +8,7 @@ its phase, and the server's tick (`app.py`) sweeps over all connections a few ti
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from dataclasses import dataclass
 from enum import Enum
@@ -32,14 +33,14 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    import asyncio
-
     from select_service.edge.traffic import Connections
 
 __all__ = ["ConnectionLimits", "GuardedProtocol"]
 
-HEAD_BYTES_MAX: Final = 64 * 1024
-"""Request line and headers: what common proxies allow at most, several times over."""
+LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
+LINGER_S: Final = 5.0
+"""What is read and thrown away, and for how long, of a client that was answered while it was still
+sending: a socket closed with unread bytes takes the answer back before the client has read it."""
 
 _REFUSAL_HEAD: Final = (
     b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -54,11 +55,12 @@ _PROBE_EVERY_S: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Deadlines in seconds, and how many connections may be open."""
+    """Deadlines in seconds, how many connections may be open, how long a request head may be."""
 
     header_timeout_s: float
     body_timeout_s: float
     connections_max: int
+    head_bytes_max: int
 
 
 class _Phase(Enum):
@@ -83,6 +85,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_bytes = 0  # of the head that is incomplete
     _stalled_since: float | None = None  # the client does not read
     _refused = False
+    _discarded: int | None = None  # bytes; None: not about to close
     _upgrading = False
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
@@ -95,11 +98,19 @@ class GuardedProtocol(HttpToolsProtocol):
         _probe_when_silent(transport)
         if len(self.connections) > self.limits.connections_max:
             self.counts.refused += 1
-            self._turn_away(TooManyConnections("too many open connections"))
+            self._turn_away(TooManyConnections("too many open connections"), linger=False)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if isinstance(self.cycle, RequestResponseCycle):
+            self.cycle.transport = self.transport  # no ring: what a request holds goes with it
+        self.pipeline.clear()
 
     @override
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            self._discard(data)
             return
         self._unset_keepalive_if_required()
         try:
@@ -115,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stamp()
         if self._phase is _Phase.HEAD:
             self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
+            if self._head_bytes > self.limits.head_bytes_max:
                 self.counts.malformed += 1
                 self._turn_away(HeadTooLarge("the request head is too long"))
 
@@ -142,6 +153,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._upgrading:
             return
         super().on_headers_complete()  # may raise: then the head is still what is wrong
+        self.cycle.transport = _Answering(self)
         self._enter_body()
 
     @override
@@ -190,7 +202,7 @@ class GuardedProtocol(HttpToolsProtocol):
         Args:
             now: loop time.
         """
-        if self.transport.is_closing():
+        if self._discarded is not None or self.transport.is_closing():
             return
         if self._stalled_since is not None:
             if now - self._stalled_since > self.limits.body_timeout_s:
@@ -225,7 +237,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return cycle
         return None
 
-    def _turn_away(self, error: ServiceError) -> None:
+    def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
         """Answer in place of the app where an answer is due, and close."""
         self._refused = True
         cycle = self._unanswered()
@@ -240,7 +252,62 @@ class GuardedProtocol(HttpToolsProtocol):
             status, body = problem(error)
             content = encode(body)
             self.transport.write(STATUS_LINE[status] + _REFUSAL_HEAD % len(content) + content)
-        self.transport.close()
+        if linger:
+            self._linger()
+        else:
+            self.transport.close()
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def close_after_answer(self) -> None:
+        """Close once an answer is out; later if the client is still sending its request."""
+        if self._phase is _Phase.BODY:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that no more will come, and read on for a while without listening."""
+        if self._discarded is not None or self.transport.is_closing():
+            return
+        self._refused = True
+        self._discarded = 0
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _discard(self, data: bytes) -> None:
+        if self._discarded is not None:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES_MAX:
+                self.transport.abort()
+
+    @override
+    def shutdown(self) -> None:
+        if self._discarded is None:
+            super().shutdown()
+        else:
+            self.transport.close()
+
+
+class _Answering(asyncio.Transport):
+    """What uvicorn answers one request through."""
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        super().__init__()
+        self._protocol = protocol
+
+    @override
+    def write(self, data: Any) -> None:
+        self._protocol.transport.write(data)
+
+    @override
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    @override
+    def close(self) -> None:
+        self._protocol.close_after_answer()
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:

@@ -19,7 +19,9 @@ from tests.readme.document import README
 
 COMMAND = "make readme"
 FIXED = (
-    ("select_service.edge.protocol", "HEAD_BYTES_MAX", "bytes of a request head, 431 beyond"),
+    ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
+    ("select_service.edge.protocol", "LINGER_S", "seconds a refused client may go on sending"),
+    ("select_service.core.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
     ("select_service.edge.driver", "DUMP_SLICE_S", "seconds of /dump between other requests"),

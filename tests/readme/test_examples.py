@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from select_service.core.policy import _Class, _Profile
 from tests.contract.comparison import mismatch
 from tests.live.http import exchange_raw
 from tests.live.ports import free_port
@@ -31,6 +32,23 @@ def test_console_examples(tmp_path: Path) -> None:
             assert {line.lower() for line in example.expected_headers} <= found, example.text
             problem = mismatch(example.path, example.expected, answer.json)
             assert problem is None, f"{example.text}\n{problem}\n{answer.raw.decode()}"
+
+
+@pytest.mark.e2e
+def test_the_policy_file(tmp_path: Path) -> None:
+    (text,) = (text for language, text in document.blocks() if language == "yaml")
+    for name in (*_Profile.__struct_fields__, *_Class.__struct_fields__, "models"):
+        assert f"{name}:" in text, "every key is shown"
+    path = tmp_path / "policy.yaml"
+    path.write_text(text, "utf-8")
+    env = {"DYN_ROUTER_POLICY_CONFIG": str(path), "DYN_USE_KV_EVENTS": "false"}
+    with Server(tmp_path / "service.log", env=env) as server:
+        worker = {"worker_id": 1, "endpoint": "http://w", "block_size": 16}
+        for number, model in enumerate(("any", "tiny")):
+            record = server.request(
+                "POST", "/workers", worker | {"worker_id": number, "model_name": model}
+            )
+            assert b'"lifecycle":"schedulable"' in record.raw, record.raw
 
 
 @pytest.mark.e2e

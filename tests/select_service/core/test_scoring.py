@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,3 +175,30 @@ def test_columns_price_like_the_formula_read_aloud(
     bare = projection._replace(overlap=None, cached_tokens=np.zeros(len(rows)))
     empty = [naive_cost((row[0], row[1], 0, 0, 0), least, isl, chosen, block_size) for row in rows]
     assert costs(bare, chosen).tolist() == pytest.approx(empty, rel=1e-12)
+
+
+HUGE = 1.7e308
+EXTREMES = {
+    "overlap_score_credit": -HUGE,
+    "overlap_score_credit_decay": HUGE,
+    "prefill_load_scale": HUGE,
+    "host_cache_hit_weight": HUGE,
+    "disk_cache_hit_weight": HUGE,
+}
+
+
+@pytest.mark.filterwarnings("error")
+def test_huge_weights_overflow_nothing() -> None:
+    row = (2.0**63, 1.0, 2.0**31, 2.0**31, 2.0**31)
+    for sign in (1.0, -1.0):
+        changes: dict[str, Any] = {name: sign * value for name, value in EXTREMES.items()}
+        config = RouterConfig(**changes)
+        chosen = weights_in_force(config, RouterConfigOverride(router_temperature=HUGE))
+        prices = costs(project([row, (0.0,) * 5], 2**63, chosen), chosen)
+        assert np.isfinite(prices).all()
+
+
+def test_a_huge_weight_of_a_request_still_tells_ranks_apart() -> None:
+    chosen = weights_in_force(RouterConfig(), RouterConfigOverride(prefill_load_scale=HUGE))
+    prices = costs(project([(32.0, 0, 0, 0, 0), (16.0, 0, 0, 0, 0)], 64, chosen), chosen)
+    assert prices[1] < prices[0]

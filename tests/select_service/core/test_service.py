@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import sys
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from select_service.core.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.core.queue import Ticket
@@ -26,6 +30,7 @@ from select_service.errors import (
 )
 from select_service.types import (
     CoreLimits,
+    OverlapScoresRequest,
     PinnedWorker,
     ReservationRequest,
     RouterConfig,
@@ -164,6 +169,33 @@ def test_ranks_that_go_take_their_load_and_those_that_stay_keep_it() -> None:
     assert selection.overlap.dp == {"0": 0, "1": 32}
     fleet.patch(1, data_parallel_size=3)
     assert fleet.load(1, 2) == (0, 0, 0)
+
+
+def test_a_rank_that_goes_and_comes_is_listened_to_anew() -> None:
+    fleet = Fleet()
+    endpoints = {str(rank): f"tcp://127.0.0.1:{6000 + rank}" for rank in range(2)}
+    fleet.worker(1, data_parallel_size=2, kv_events_endpoints=endpoints)
+    stays, goes = (listen.stream for listen in fleet.effects.listen)
+    store = [0.0, [["BlockStored", [7], None, list(range(16)), 16]]]
+    frames = [b"", bytes(8), msgspec.msgpack.encode(store)]
+    goes.on_live(frames, fleet.now)
+    tokens: dict[str, Any] = {"token_ids": list(range(16))}
+
+    def blocks() -> list[int]:
+        request = OverlapScoresRequest(**tokens)
+        return [row.device_blocks for row in fleet.core.overlap_scores(request).workers]
+
+    assert blocks() == [0, 1]
+    fleet.patch(1, data_parallel_size=1)  # its endpoint is still named, so it is still heard
+    assert fleet.effects.unlisten == [goes]
+    assert goes.closed
+    (listen,) = fleet.effects.listen
+    assert (listen.stream.rank.dp_rank, listen.endpoint) == (1, endpoints["1"])
+    listen.stream.on_live(frames, fleet.now)  # told again, by a replay or by a busy engine
+    fleet.patch(1, data_parallel_size=2)
+    assert not fleet.effects.listen
+    assert not stays.closed
+    assert blocks() == [0, 1]
 
 
 def test_deleting_a_worker_removes_record_load_and_index(fleet: Fleet) -> None:  # D5
@@ -455,6 +487,63 @@ def test_a_selection_id_is_a_second_name_and_the_first_name_wins(fleet: Fleet) -
     fleet.free("s")
     fleet.free("s")  # the second name of a, now that the first one is gone
     assert fleet.load(1) == (0, 0, 0)
+
+
+def test_of_several_with_one_selection_id_the_youngest_is_meant(fleet: Fleet) -> None:
+    for name in "abc":
+        fleet.book(name, 1, 1, selection_id="s")
+    fleet.free("b")
+    for left in (1, 0):
+        fleet.free("s")
+        assert fleet.load(1) == (16 * left, left, left)
+    fleet.free("s")  # recently freed
+    for name in "ac":
+        with pytest.raises(ReservationNotFound):
+            fleet.done(name)
+
+
+def test_namesakes_whose_rank_has_gone_are_passed_over() -> None:
+    fleet = Fleet(limits=CoreLimits(dropped_per_turn_max=1))
+    fleet.worker(1)
+    fleet.worker(2)
+    for name, worker_id in (("a", 2), ("b", 1), ("c", 1), ("d", 1)):
+        fleet.book(name, worker_id, 1, selection_id="s")
+    fleet.delete(1)
+    fleet.free("s")
+    assert fleet.load(2) == (0, 0, 0)
+    fleet.free("s")
+    fleet.tick(1.0)
+    fleet.free("s")
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("xyzs"), st.booleans())))
+def test_names_that_clash_are_never_live_and_freed_at_once(
+    steps: list[tuple[str, str, bool]],
+) -> None:
+    fleet = Fleet(limits=CoreLimits(dropped_per_turn_max=1))
+    for worker_id in (1, 2):
+        fleet.worker(worker_id)
+    for name, second, is_booking in steps:  # the fleet checks all promises after each
+        with contextlib.suppress(ReservationConflict, ReservationNotFound):
+            if is_booking:
+                fleet.book(name, 1 + (second < "y"), 1, selection_id=second)
+            elif second == "s":
+                fleet.delete(1)
+                fleet.worker(1)
+            else:
+                fleet.free(second)
+
+
+def test_a_freed_id_takes_little_memory_however_long_it_is(fleet: Fleet) -> None:
+    long = "\N{SNOWMAN}" * (1 << 20)
+    fleet.book(long + "a", 1, 1, selection_id=long + "s")
+    fleet.free(long + "s")
+    fleet.free(long + "a")
+    with pytest.raises(ReservationNotFound):
+        fleet.free(long + "b")
+    remembered = fleet.core.desk.bookings._freed
+    assert len(remembered) == 2
+    assert sum(map(sys.getsizeof, remembered)) < 200
 
 
 def test_a_fraction_outside_the_unit_is_refused_before_the_id(fleet: Fleet) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import subprocess
@@ -20,7 +22,7 @@ from select_service.edge.app import create_driver
 from select_service.types import RouterConfig
 from tests.live.http import exchange
 from tests.live.ports import HOST, free_port
-from tests.live.server import Server
+from tests.live.server import OURS, Server
 from tests.select_service.edge.serving import PROMPT, seat, worker
 
 pytestmark = pytest.mark.e2e
@@ -114,6 +116,18 @@ def test_an_address_of_somebody_else() -> None:
     ended = _run("--host", "192.0.2.1", "--port", "0")
     assert ended.returncode == 1
     assert "cannot listen on 192.0.2.1" in ended.stderr
+
+
+def test_open_files_are_not_bounded_by_the_soft_limit(tmp_path: Path) -> None:
+    command = ("/bin/sh", "-c", 'ulimit -S -n 200; exec "$@"', "sh", *OURS)
+    with Server(tmp_path / "log", command=command) as server:
+        text = server.request("GET", "/metrics").raw.decode()
+        found = re.search(r"^process_max_fds (.*)$", text, re.MULTILINE)
+        assert found is not None
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        assert hard == resource.RLIM_INFINITY or float(found[1]) == hard
+        assert float(found[1]) > 200
+        assert server.log_tail().count("open files") == 1
 
 
 def test_an_environment_nobody_can_read(tmp_path: Path) -> None:

@@ -261,6 +261,7 @@ def test_numbers_of_a_booking_have_64_bits(name: str) -> None:
     "body",
     [
         *(b'{"taints":null}', b'{"topology_domains":null}', b'{"endpoint":null}'),
+        b'{"kv_events_endpoints":null}',
         *(b'{"worker_id":"x"}', b'{"model_name":null}', b'{"tenant_id":5,"routing_group":[]}'),
     ],
 )

@@ -176,6 +176,50 @@ def test_ranks_beyond_the_limit_are_only_counted() -> None:
     in_process(use, metrics_rank_series_max=3)
 
 
+def test_scopes_that_come_and_go_leave_no_series() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        await scrape(client)
+        before = len(await scrape(client))
+        for n in range(40):
+            seat(service, 2, model_name=f"m{n}")
+        assert value(await scrape(client), "scopes") == 2
+        await client.delete("/workers/2")
+        after = await scrape(client)
+        assert len(after) <= before + 50  # those of the route DELETE /workers/{worker_id}
+        assert not any("m" in dict(labels).get("model_name", "") for _, labels in after)
+
+    in_process(use)
+
+
+def test_scopes_beyond_the_limit_are_summed_up() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 0, model_name="other", tenant_id="other")  # no series may come twice
+        for n in range(1, 5):
+            seat(service, n, model_name=f"m{n}")
+            body = {**PROMPT, "model_name": f"m{n}", "reservation_id": f"r{n}"}
+            assert (await client.post("/select_and_reserve", json=body)).status_code == 200
+        for stream in service.core.registry.streams():
+            stream.tallies.gaps += 1
+        text = (await client.get("/metrics")).text
+        lines = [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+        assert len(lines) == len(set(lines))
+        samples = await scrape(client)
+        rest = {"model_name": "other", "tenant_id": "other"}
+        one = {"model_name": "m1", "tenant_id": "default"}
+        assert value(samples, "scopes") == 5
+        assert value(samples, "scopes_unlisted") == 3
+        assert value(samples, "reservations", state="prefill", **one) == 1
+        assert value(samples, "reservations", state="prefill", **rest) == 2
+        assert value(samples, "kv_gaps_total", **one) == 1
+        assert value(samples, "kv_gaps_total", **rest) == 3
+        assert value(samples, "index_nodes", **rest) == 0
+        named = [dict(labels)["model_name"] for name, labels in samples if "kv_gaps" in name]
+        assert sorted(named) == ["m1", "m2", "other"]
+
+    in_process(use, metrics_scope_series_max=2)
+
+
 def test_strangers_make_no_series() -> None:
     async def use(client: httpx.AsyncClient, _: Driver) -> None:
         await client.get("/metrics")

@@ -11,13 +11,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from select_service.edge import protocol
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
-from select_service.edge.protocol import (
-    HEAD_BYTES_MAX,
-    ConnectionLimits,
-    GuardedProtocol,
-)
+from select_service.edge.protocol import ConnectionLimits, GuardedProtocol
 from select_service.edge.traffic import Connections
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
@@ -176,11 +173,11 @@ def test_what_is_no_http(data: bytes) -> None:
 def test_a_head_without_end_and_without_pause() -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * HEAD_BYTES_MAX * 2)
+        wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000)
         assert (await wire.answer())[0] == 431
         assert _counts(server).malformed == 1
 
-    on_a_port(use)
+    on_a_port(use, head_bytes_max=2000)
 
 
 def test_requests_in_one_breath() -> None:
@@ -196,9 +193,9 @@ def test_requests_in_one_breath() -> None:
 @pytest.mark.parametrize("cut", [1, 60, 130, 170])
 def test_an_upgrade_is_answered_as_plain_http(cut: int) -> None:
     async def use(port: int, _: Driver, __: Server) -> None:
-        for protocol in (b"h2c", b"websocket"):
+        for offered in (b"h2c", b"websocket"):
             wire = await Wire.to(port)
-            upgrade = b"connection: upgrade\r\nupgrade: " + protocol + b"\r\n"
+            upgrade = b"connection: upgrade\r\nupgrade: " + offered + b"\r\n"
             data = HEAD + upgrade + b"content-length: 2\r\n\r\n{}"
             wire.say(data[:cut])
             await wire.writer.drain()
@@ -260,6 +257,10 @@ class _Transport(asyncio.Transport):
         super().__init__(extra)
         self.written = b""
         self.closed = False
+        self.ended = False
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -272,7 +273,9 @@ class _Transport(asyncio.Transport):
 
 
 def _alone(transport: _Transport) -> GuardedProtocol:
-    limits = ConnectionLimits(header_timeout_s=1, body_timeout_s=1, connections_max=1)
+    limits = ConnectionLimits(
+        header_timeout_s=1, body_timeout_s=1, connections_max=1, head_bytes_max=1 << 16
+    )
 
     class Alone(GuardedProtocol):
         pass
@@ -287,7 +290,7 @@ def test_after_a_refusal_nothing_is_heard() -> None:
         protocol = _alone(transport)
         protocol.connection_made(transport)
         protocol.data_received(b"NONSENSE\r\n\r\n")
-        assert transport.closed
+        assert transport.ended
         written = transport.written
         assert b"malformed_http" in written
         protocol.data_received(b"GET /health HTTP/1.1\r\n\r\n")
@@ -296,6 +299,84 @@ def test_after_a_refusal_nothing_is_heard() -> None:
         assert protocol.counts.header_timeouts == 0
 
     asyncio.run(run())
+
+
+def _say_all(port: int, data: bytes) -> bytes:
+    """What a client reads that first sends everything, as many do; blocking."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(data)
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+        return answer
+
+
+_TOO_LONG = b"x" * (8 * 1024 * 1024 + 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(_TOO_LONG), 413),
+        (HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n900000\r\n", 413),
+        (HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(_TOO_LONG), 413),
+        (b"GET / HTTP/1.1\r\nx: ", 431),
+        (b"no http\r\n", 400),
+    ],
+)
+def test_a_client_that_sends_all_before_it_reads_hears_why(data: bytes, status: int) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        for _attempt in range(3):
+            answer = await asyncio.to_thread(_say_all, port, data + _TOO_LONG)
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert b'"code":' in answer
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_BYTES_MAX", 1 << 20)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"no http\r\n")
+        assert (await wire.answer())[0] == 400
+
+        async def go_on() -> None:
+            while True:
+                wire.say(bytes(1 << 16))
+                await wire.writer.drain()
+
+        with pytest.raises(ConnectionError):
+            await go_on()
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"no http\r\n")
+        assert (await wire.answer())[0] == 400
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_refused_client_that_stays_does_not_delay_the_end() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"no http\r\n")
+        assert (await wire.answer())[0] == 400
+        assert server.server_state.connections
+        server.should_exit = True
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
 
 
 def test_a_client_that_reads_again_in_time() -> None:
