@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from select_service.core.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.core.queue import Ticket
+from select_service.core.replica_events import ReplicaEnvelope
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -796,6 +797,7 @@ def test_expiry_is_told_and_worker_deletion_is_not() -> None:
     fleet.now += 301
     _, effects = fleet.core.tick(fleet.now)
     (told,) = effects.published
+    assert isinstance(told, ReplicaEnvelope)
     assert told.event is not None
     assert (told.event.request_id, told.event.data) == ("a", "Free")
     fleet.book("b", 1, 5)

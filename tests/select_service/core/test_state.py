@@ -55,7 +55,7 @@ def facts(fleet: Fleet) -> dict[str, Any]:
     names = [f"r{number}" for number in range(6)]
     return {
         "workers": fleet.core.workers(),
-        "loads": fleet.core.loads(),
+        "loads": [scope for scope in fleet.core.loads() if scope.loads],  # of workers there are
         "live": {name for name in names if bookings.live(name)},
         "known": {name for name in names if bookings.was_freed(name) or bookings.find(name)},
     }
