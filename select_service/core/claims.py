@@ -76,7 +76,7 @@ class Claim:
         self.dead = False  # has ended, but its owner does not say so yet
         self.aged = False  # its owner is gone and its time was up; a return wakes it
         self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
-        self.noted = False  # our callers made it grow, and it is not ours
+        self.noted = False  # we have said how it grew, and it is not ours
         growth = record.growth
         self.prefill_done = growth.prefill_done
         self.outputs = dict(growth.outputs)
@@ -249,6 +249,7 @@ class Claims:
             if isinstance(what, str):
                 items.append(Ended(what, *key[1]))
             elif not what.dead:
+                what.noted = what.owner != self.router_id
                 items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
         return self.say(items) if items else None
 

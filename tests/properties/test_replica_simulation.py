@@ -166,14 +166,18 @@ class World:
             for worker_id in WORKERS:
                 node.put_worker(worker_id)
         crashed = bool(self.net.dead_routers)
-        orphans_s = LIMITS.replica_timeout_s + 2 * LIMITS.replica_orphan_ttl_s + 2.0
-        self.net.settle(QUIET_S + (orphans_s if crashed else 0.0))
+        self.quiet()
         ledgers = [node.ledger() for node in self.net.nodes]
         for ledger in ledgers[1:]:
             assert ledger == ledgers[0]
         self.compare(ledgers[0], crashed=crashed)
         for node in self.net.nodes:
             self.at_rest(node)
+
+    def quiet(self) -> None:
+        """Long enough to hear everything, and for what dead replicas have left to age out."""
+        orphans_s = LIMITS.replica_timeout_s + 2 * LIMITS.replica_orphan_ttl_s + 2.0
+        self.net.settle(QUIET_S + (orphans_s if self.net.dead_routers else 0.0))
 
     def compare(self, ledger: dict[str, Any], *, crashed: bool) -> None:
         if not crashed:  # a crash may take claims with it that nobody has heard
@@ -205,7 +209,7 @@ class World:
         for name in list(self.net.nodes[0].ledger()):
             node = self.pick()
             node.did(node.core.free(name, self.net.now))
-        self.net.settle(QUIET_S)
+        self.quiet()
         for node in self.net.nodes:
             assert node.ledger() == {}
             assert node.core.loads()[0].loads
