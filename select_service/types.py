@@ -581,6 +581,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
     replica_heartbeat_s: float = 1.0
+    replica_output_interval_s: float = 3.0  # output blocks are told together, this often
     replica_timeout_s: float = 10.0  # silent for longer: gone, its claims age or are adopted
     replica_pull_retry_s: float = 2.0  # between two pulls from one publisher
     replica_pull_timeout_s: float = 30.0  # a pull that nobody ended

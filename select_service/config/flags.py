@@ -164,6 +164,13 @@ FLAGS: Final = (
         watch="replica_events_total",
     ),
     Flag(
+        "--replica-output-interval-s",
+        _seconds(zero=True),
+        "S",
+        "replicas are told of output blocks together, this often: a stream fills several a second",
+        watch="replica_events_total",
+    ),
+    Flag(
         "--replica-timeout-s",
         _seconds(zero=False),
         "S",

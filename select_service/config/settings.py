@@ -52,6 +52,7 @@ class Settings:
     replica_sync_peers: tuple[str, ...] = ()
     advertise_url: str | None = None
     replica_heartbeat_s: float = _CORE.replica_heartbeat_s
+    replica_output_interval_s: float = _CORE.replica_output_interval_s
     replica_timeout_s: float = _CORE.replica_timeout_s
     replica_pull_retry_s: float = _CORE.replica_pull_retry_s
     replica_gap_grace_s: float = _CORE.replica_gap_grace_s
@@ -153,6 +154,7 @@ class Settings:
             queue_recheck_s=self.queue_recheck_s,
             recovery_unclaimed_s=self.recovery_unclaimed_s,
             replica_heartbeat_s=self.replica_heartbeat_s,
+            replica_output_interval_s=self.replica_output_interval_s,
             replica_timeout_s=self.replica_timeout_s,
             replica_pull_retry_s=self.replica_pull_retry_s,
             replica_gap_grace_s=self.replica_gap_grace_s,

@@ -203,6 +203,7 @@ class Replicas:
         claims = self._claims
         effects.published += claims.ready
         claims.ready.clear()
+        claims.release_outputs(now)
         for _ in range(_BATCHES_PER_TURN):
             said = claims.batch(self._limits.replica_items_per_message_max)
             if said is None:

@@ -35,9 +35,6 @@ TEXT_CHARS = 700  # of each body in a failure message
 # Mutating a live worker "wipes both, racily" there: what a read sees next is a matter of luck.
 RACY_ON_REFERENCE = {"D3"}
 
-# The reference keeps output blocks to itself (6.3); two of ours share them, on a topic of ours.
-SHARED_OUTPUTS = {("20_replica_sync_two_nodes", step): 1 for step in (19, 22, 26)}
-
 PADDING = re.compile(r"<(\d+) bytes>")
 
 
@@ -124,8 +121,7 @@ class Replayer:
             return f"header {differing.header} is missing"
         if differing and differing.any_body:
             return None
-        shared = SHARED_OUTPUTS.get((self.transcript.name, step.get("step", -1)), 0)
-        return _body_problem(step, differing, answer, 0 if self.reference else shared)
+        return _body_problem(step, differing, answer)
 
     def _difference(self, step: Mapping[str, Any]) -> Difference | None:
         differing = self.transcript.differences.get(step["step"])
@@ -281,7 +277,7 @@ def _error_form_problem(step: Mapping[str, Any], answer: Answer) -> str | None:
 
 
 def _body_problem(
-    step: Mapping[str, Any], differing: Difference | None, answer: Answer, shared_outputs: int
+    step: Mapping[str, Any], differing: Difference | None, answer: Answer
 ) -> str | None:
     if differing and differing.responses is not None:
         choices = list(differing.responses)
@@ -291,15 +287,5 @@ def _body_problem(
         choices = [step["response"], *step.get("ties", [])]
     if isinstance(choices[0], str):  # plain text in the recording, free here: the status counted
         return None
-    choices = [_with_outputs(choice, shared_outputs) for choice in choices]
     problems = [mismatch(step["path"], choice, answer.json) for choice in choices]
     return None if None in problems else problems[0]
-
-
-def _with_outputs(loads: Any, count: int) -> Any:
-    """The same /loads with so many more blocks on the first rank."""
-    if not count:
-        return loads
-    first, *others = loads[0]["loads"]
-    more = first | {"potential_decode_blocks": first["potential_decode_blocks"] + count}
-    return [loads[0] | {"loads": [more, *others]}, *loads[1:]]

@@ -300,7 +300,7 @@ def test_what_a_dump_and_then_the_engine_tell_is_held_once() -> None:
     source.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3))
     source.store(A, Tier.HOST_PINNED, 3, [4], pack(4))
     for group in (0, 3):
-        copy = loaded(list(source.dump()))
+        copy = loaded(dumped(source))
         copy.store(A, GPU, None, [1, 2, 3], pack(1, 2, 3), group=group)
         copy.store(A, Tier.HOST_PINNED, 3, [4], pack(4), group=group)
         copy.store(A, GPU, None, [1], pack(1), group=group)  # really a second time
