@@ -235,7 +235,7 @@ def test_replicas_agree(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_replicas_agree_for_long() -> None:
-    for seed in range(1000, 1000 + int(os.environ.get("REPLICA_SEEDS", "3000"))):
+    for seed in range(1000, 1000 + int(os.environ.get("REPLICA_SEEDS", "2000"))):
         try:
             live_through(seed, 40 + seed % 120)
         except AssertionError as error:
