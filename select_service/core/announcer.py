@@ -102,7 +102,7 @@ class Announcer:
         envelope = self._envelope(partition, reservation, "Free", stamp)
         if reservation.claim is not None:
             self.claims.untie(reservation.claim, b"")
-        self.claims.end_all(meant, now)
+        self.claims.end_all(reservation.reservation_id, meant, now)
         return envelope
 
     def freed_unbooked(self, reservation_id: str, now: float) -> Said | None:
@@ -110,7 +110,7 @@ class Announcer:
         meant = self.claims.alive(reservation_id)
         if not meant:
             return None
-        self.claims.end_all(meant, now)
+        self.claims.end_all(reservation_id, meant, now)
         return self.claims.say([Ended(reservation_id, *claim.key) for claim in meant])
 
     def expires(self, reservation: Reservation) -> bool:

@@ -9,7 +9,8 @@ Nothing here knows a ledger, a publisher's silence or a snapshot.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, TypeAlias
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 import xxhash
@@ -112,6 +113,10 @@ class Claim:
         return news
 
 
+def _name_digest(name: str) -> int:
+    return xxhash.xxh3_128_intdigest(name.encode("utf-8", "surrogatepass"))
+
+
 def _digest(record: ClaimRecord, hashes_digest: int) -> int:
     facts = (
         f"{record.born} {record.worker_id} {record.dp_rank} {record.prefill_tokens} "
@@ -161,6 +166,15 @@ class ClaimSet:
         assert all(one.reservation_id == name for name, one in self.by_id.items())
 
 
+class _End(NamedTuple):
+    """That a claim is over, as we know it."""
+
+    name: str  # the id it was on
+    by_owner: bool  # its owner itself says so
+    since: float  # when we first heard it
+    noted: float  # when we last did
+
+
 class Claims:
     """Everybody's claims, the ends of claims, and what we have yet to say about them.
 
@@ -181,9 +195,9 @@ class Claims:
         self.ended_lost = 0  # ends forgotten before their time
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
-        self._ended: OrderedDict[Key, tuple[str, bool, float]] = OrderedDict()
+        self._ended: OrderedDict[Key, _End] = OrderedDict()
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
-        self._freed_here: OrderedDict[Key, float] = OrderedDict()  # said by our callers
+        self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
         self._outputs_said_at = 0.0
@@ -202,12 +216,12 @@ class Claims:
     def was_ended_by_owner(self, key: Key) -> bool:
         """Tell whether its owner itself said so."""
         entry = self._ended.get(key)
-        return entry is not None and entry[1]
+        return entry is not None and entry.by_owner
 
     def endings(self) -> Iterator[Ended]:
         """Yield the ends remembered now; they may change meanwhile."""
-        for key, (name, _, _) in list(self._ended.items()):
-            yield Ended(name, *key)
+        for key, entry in list(self._ended.items()):
+            yield Ended(entry.name, *key)
 
     @property
     def ended_count(self) -> int:
@@ -306,8 +320,19 @@ class Claims:
             old = None if owners is None else owners.find(claim.reservation_id, key[1])
             if old is not None and claim.join(old.growth()):
                 self.say_later(claim)
-            if key in self._freed_here and not claim.dead:
+            if not claim.dead and (key in self._freed_here or self._freed_since(claim, key)):
                 self.end(claim, now, by_owner=False)
+
+    def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
+        """Whether a caller freed its id when we knew only that this ancestor of it had ended."""
+        entry = self._ended.get(ancestor)
+        if entry is None:
+            return False
+        return any(
+            self._freed_here.get(_name_digest(name), -inf) >= entry.since
+            for name in (claim.reservation_id, claim.record.selection_id)
+            if name is not None
+        )
 
     def tie(self, claim: Claim, reservation: Reservation) -> None:
         """The ledger carries this claim's load from now on."""
@@ -371,7 +396,10 @@ class Claims:
     def note_end(self, reservation_id: str, key: Key, now: float, *, by_owner: bool) -> None:
         """Remember that a claim is over, whether we ever heard of it or not."""
         before = self._ended.pop(key, None)
-        self._ended[key] = (reservation_id, by_owner or bool(before and before[1]), now)
+        if before is None:
+            self._ended[key] = _End(reservation_id, by_owner, now, now)
+        else:
+            self._ended[key] = _End(reservation_id, by_owner or before.by_owner, before.since, now)
         self._early.pop(key, None)
         if len(self._ended) > self._limits.replica_ended_max:
             self._ended.popitem(last=False)
@@ -383,17 +411,30 @@ class Claims:
         self.forget(claim)
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
-    def end_all(self, claims: list[Claim], now: float) -> None:
+    def note_freed(self, name: str, now: float) -> None:
+        """Our caller means whatever is under this name, also what we have yet to hear of.
+
+        An adoption says that the old claim has ended, and who owns it now. We may have heard the
+        first elsewhere, and not the second; then we know no claim that could be ended.
+        """
+        self._note_freed(_name_digest(name), now)
+
+    def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """Our caller has ended an id, and that is being published."""
+        self.note_freed(reservation_id, now)
         for claim in claims:
             for key in (claim.key, *claim.record.adopts):
-                self._freed_here[key] = now
+                self._note_freed(key, now)
             ours = claim.owner == self.router_id
             self.end(claim, now, by_owner=ours)
             self._unsaid.pop(claim.key, None)
             if ours:
                 self.forget(claim)
-        while len(self._freed_here) > self._limits.replica_ended_max:
+
+    def _note_freed(self, what: Key | int, now: float) -> None:
+        self._freed_here[what] = now
+        self._freed_here.move_to_end(what)
+        if len(self._freed_here) > 2 * self._limits.replica_ended_max:
             self._freed_here.popitem(last=False)
 
     def forget(self, claim: Claim) -> None:
@@ -430,7 +471,7 @@ class Claims:
         """Forget what is kept only for a while, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
         for _ in range(limit):
-            if not self._ended or next(iter(self._ended.values()))[2] > horizon:
+            if not self._ended or next(iter(self._ended.values())).noted > horizon:
                 break
             self._ended.popitem(last=False)
         for _ in range(limit):
@@ -447,6 +488,7 @@ class Claims:
         self.own.check()
         assert len(self._ended) <= self._limits.replica_ended_max
         assert len(self._early) <= self._limits.replica_ended_max
+        assert len(self._freed_here) <= 2 * self._limits.replica_ended_max
         for name, claims in self._of_id.items():
             assert claims, "nobody claims nothing"
             assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"

@@ -268,6 +268,8 @@ class Desk:
             if said is not None:
                 return None, Effects(published=[said])
             if self.bookings.was_freed(name):
+                if self.announcer.speaks:
+                    self.announcer.claims.note_freed(name, now)
                 return None, NOTHING
             raise ReservationNotFound(name)
         effects = self._announce_end(booking, now)

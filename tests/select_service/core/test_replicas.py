@@ -431,6 +431,46 @@ def test_a_call_for_an_orphan_adopts_it() -> None:
     assert endings(here.effects.published) == ["Free"]
 
 
+@pytest.mark.parametrize("name", ["a", "selected"])
+def test_a_free_between_the_end_of_a_claim_and_its_adoption_ends_the_adopted_one(name: str) -> None:
+    """Its owner has heard that its claim is over, and not yet who owns the reservation now."""
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1, selection_id="selected")
+    here.hears(there.effects.published[0])
+    silent(here)
+    here.done("a")
+    (adoption,) = (one for one in here.turn() if isinstance(one, Said))
+    record, end = adoption.items
+    there.hears(Said(OURS, 1, adoption.seq + 1, [end]))  # repeated; it has overtaken
+    assert there.load(1) == (0, 0, 0)
+    there.free(name)  # acknowledged, as its caller knows that it lives
+    there.hears(Said(OURS, 1, adoption.seq, [record]))
+    assert there.load(1) == (0, 0, 0)
+    for said in there.turn():
+        here.hears(said)
+    assert here.load(1) == (0, 0, 0)
+
+
+def test_an_id_booked_anew_is_not_meant_by_an_earlier_free() -> None:
+    here, there, third = Replica(), Replica(2000), Replica(3000)
+    there.book("a", 1, 1)
+    there.free("a")
+    there.free("a")  # again
+    there.now += 1.0
+    third.now = there.now
+    third.book("a", 1, 1)
+    told = third.effects.published[0]
+    for one in (here, there):
+        one.hears(told)
+    silent(here)
+    here.done("a")
+    (adoption,) = (one for one in here.turn() if isinstance(one, Said))
+    record, end = adoption.items
+    there.hears(Said(OURS, 1, adoption.seq + 1, [end]))
+    there.hears(Said(OURS, 1, adoption.seq, [record]))
+    assert there.load(1) == (16, 1, 1)
+
+
 def test_more_publishers_than_allowed_are_refused() -> None:
     here = Replica(replica_publishers_max=1)
     here.hears(Heartbeat(1, 1, 0, 0, 0))
