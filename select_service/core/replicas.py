@@ -321,10 +321,7 @@ class Replicas:
         yield SnapshotEnd(given)
 
     def _record(self, claim: Claim) -> ClaimRecord:
-        hashes = claim.hashes
-        if claim.booked and claim.reservation is not None:
-            partition = self._membership.partitions[claim.scope]
-            hashes = partition.ledger.chain_of(claim.reservation)
+        hashes = self.resolver.chain(claim)
         return msgspec.structs.replace(claim.record, hashes=hashes, growth=claim.growth())
 
     def begin(self, router_id: int, head: SnapshotHead, now: float) -> bool:

@@ -66,18 +66,19 @@ class Resolver:
                 claims.end_own(claim, now)  # with its rank, as any reservation
             elif seat is not None:
                 if lost:  # the rank has gone and come back
-                    claims.untie(claim, self._chain(claim))
+                    claims.untie(claim, self.chain(claim))
                 return claim, seat
             else:
                 where = claim.scope, claim.record.worker_id
                 self._waiting.setdefault(where, {})[reservation_id] = None
         return None, None
 
-    def _chain(self, claim: Claim) -> bytes:
-        """The hashes of a claim whose rank has gone, swept or not."""
+    def chain(self, claim: Claim) -> bytes:
+        """The hashes of a claim: booked, or not, or of a rank that has gone, swept or not."""
+        if claim.hashes or claim.reservation is None:
+            return claim.hashes
         partition = self._membership.partitions[claim.scope]
-        assert claim.reservation is not None
-        return claim.hashes or partition.ledger.blocks.chain(claim.reservation.chain)
+        return partition.ledger.blocks.chain(claim.reservation.chain)
 
     def seat(self, claim: Claim) -> tuple[Partition, int] | None:
         """Return where it would be booked, None while its rank is not here."""

@@ -497,6 +497,20 @@ def test_a_new_life_under_the_same_id_is_pulled_and_replaces_the_old_one() -> No
     assert here.load(2) == (16, 1, 1)
 
 
+def test_a_snapshot_tells_the_hashes_of_what_is_not_swept_yet() -> None:
+    here, there, third = Replica(dropped_per_turn_max=1), Replica(2000), Replica(3000)
+    for name, hashes in (("a", [1, 2]), ("b", [3])):
+        there.book(name, 1, *hashes)
+        here.hears(there.effects.published[0])
+    silent(here)
+    here.delete(1)  # one of them is swept at once, and one is not
+    for said in here.turn(1.0):
+        third.hears(said)
+    third.turn()
+    pulled(third, here)
+    assert third.load(1) == (48, 3, 2)
+
+
 def test_an_orphan_freed_after_its_time_is_freed_at_its_owner_too() -> None:
     here, there = Replica(), Replica(2000)
     there.book("a", 1, 1)
