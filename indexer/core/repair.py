@@ -178,6 +178,9 @@ class Repair(Progress):
             return False
         last = self.cursor.last
         if last is None or seq > last:
+            if self._decoder.decode(payload) is None:
+                self._waste(now)  # garbage is nobody's voice
+                return False
             self._doubt()  # there is nothing to compare with
             replay.is_verified = True
             return True
