@@ -64,7 +64,8 @@ class Repair(Progress):
         super().check()
         self.backlog.check()
         assert (self.request is None) == (self._replay is None)
-        if self._replay is not None and self.backlog and not self._is_proof_due:
+        replay = self._replay
+        if replay is not None and not replay.suspects and self.backlog and not self._is_proof_due:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
     # -- asking ----------------------------------------------------------------------------------
@@ -105,6 +106,8 @@ class Repair(Progress):
             # what was asked before went to the engine that may be gone
             if self._replay.mode is not Mode.REBUILD:
                 self._replay.mode = Mode.VERIFY
+            # and what waits may be last words of one that was there for a moment only
+            self._replay.suspects = len(self.backlog)
             self._ask_again(now)
         elif self._may_ask(now):
             self._ask(Mode.VERIFY, now)
@@ -263,12 +266,23 @@ class Repair(Progress):
         while replay.waiting_before and self.backlog.first <= seq:
             self.backlog.pop()
             replay.waiting_before -= 1
+            replay.suspects = max(replay.suspects - 1, 0)
             self.tallies.stale_batches += 1
+
+    def _drop_suspects(self, replay: Replay) -> None:
+        """The engine has said everything, and nothing of these: another one did."""
+        for _ in range(replay.suspects):
+            self.backlog.pop()
+            self.tallies.stale_batches += 1
+        replay.waiting_before = max(replay.waiting_before - replay.suspects, 0)
+        replay.suspects = 0
 
     def _on_end(self, now: float, *, is_marker: bool) -> None:
         """The endpoint says that was all; only in an engine's own words is that evidence."""
         replay = self._replay
         assert replay is not None
+        if is_marker:
+            self._drop_suspects(replay)
         last = self.cursor.last
         if not replay.is_verified and replay.mode is Mode.REBUILD:
             self._is_past_gone = True
@@ -290,7 +304,7 @@ class Repair(Progress):
 
     def _meet_live(self, now: float) -> None:
         """End the replay as soon as the live batches that wait can go on by themselves."""
-        if self._replay is None or not self.backlog or self._is_proof_due:
+        if self._replay is None or not self.backlog or self._is_proof_due or self._replay.suspects:
             return
         if self.backlog.first <= self.cursor.expected:
             self._end_replay("complete" if self._replay.progressed else "overtaken", now)
@@ -322,6 +336,8 @@ class Repair(Progress):
         """Go on without what should have come; leave the endpoint alone for a while."""
         limits = self._limits
         self._doubt()
+        if self._replay is not None:
+            self._drop_suspects(self._replay)
         if outcome != "backlog_full":
             doubled = min(2 * self._backoff_s, limits.replay_backoff_max_s)
             backoff_s = doubled or limits.replay_backoff_s

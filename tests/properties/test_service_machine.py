@@ -504,7 +504,7 @@ class ServiceMachine(RuleBasedStateMachine):
         """One turn: what has expired goes, the queue may be looked at again, else nothing."""
         self.twin.expire()
         _, effects = self.core.tick(self.now)
-        assert not (effects.unlisten or effects.listen or effects.published)
+        assert [effects.unlisten, effects.listen, effects.published] == [[], [], []]
         self.follow(effects)
 
     # -- what is always true -------------------------------------------------------------------
