@@ -100,11 +100,11 @@ class Repair(Progress):
 
     def _ask_whose_voice(self, now: float) -> None:
         """Have the engine prove that it is the one we know."""
-        if self.cursor.last is None:
+        if self.cursor.last is None and self._replay is None:
             return  # there is nothing that could be wrong
         if self._replay is not None:
             # what was asked before went to the engine that may be gone
-            if self._replay.mode is not Mode.REBUILD:
+            if self._replay.mode is not Mode.REBUILD and self.cursor.last is not None:
                 self._replay.mode = Mode.VERIFY
             # and what waits may be last words of one that was there for a moment only
             self._replay.suspects = len(self.backlog)
@@ -236,6 +236,7 @@ class Repair(Progress):
         self.tallies.hidden_restarts += 1
         self._begin_anew()
         self.backlog.clear()
+        replay.suspects = 0
         replay.mode = Mode.POLL
         self._ask_again(now)
 
@@ -271,7 +272,7 @@ class Repair(Progress):
 
     def _drop_suspects(self, replay: Replay) -> None:
         """The engine has said everything, and nothing of these: another one did."""
-        for _ in range(replay.suspects):
+        for _ in range(min(replay.suspects, len(self.backlog))):
             self.backlog.pop()
             self.tallies.stale_batches += 1
         replay.waiting_before = max(replay.waiting_before - replay.suspects, 0)
