@@ -225,6 +225,10 @@ class Driver:
         if self._closing:
             self.core.withdraw(ticket)
             raise ShuttingDown
+        if isinstance(ticket.answer, Selection):  # before anybody came to wait
+            return ticket.answer
+        if ticket.answer is not None:
+            raise ticket.answer
         future: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(ticket, []).append(future)
         try:
