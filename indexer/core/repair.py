@@ -184,7 +184,8 @@ class Repair(Progress):
             if self._decoder.decode(payload) is None:
                 self._waste(now)  # garbage is nobody's voice
                 return False
-            self._doubt()  # there is nothing to compare with
+            if replay.mode in {Mode.VERIFY, Mode.POLL}:
+                self._doubt()  # what was asked for is not there to be compared with
             replay.is_verified = True
             return True
         if seq < last:
@@ -318,8 +319,8 @@ class Repair(Progress):
         return replay is not None and replay.mode is Mode.VERIFY and not replay.is_verified
 
     def _doubt(self) -> None:
-        """If a proof was due, it will not come: this may be another engine whose numbers fit."""
-        if self._is_proof_due and self._doubted_after is None:
+        """The proof asked for will not come: this may be another engine whose numbers fit."""
+        if self._doubted_after is None and self.cursor.last is not None:
             self._doubted_after = self.cursor.last
             self._drop_if_told()
 
@@ -336,7 +337,8 @@ class Repair(Progress):
     def _abandon(self, outcome: str, now: float) -> None:
         """Go on without what should have come; leave the endpoint alone for a while."""
         limits = self._limits
-        self._doubt()
+        if self._is_proof_due:
+            self._doubt()
         if self._replay is not None:
             self._drop_suspects(self._replay)
         if outcome != "backlog_full":
