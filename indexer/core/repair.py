@@ -64,7 +64,8 @@ class Repair(Progress):
         super().check()
         self.backlog.check()
         assert (self.request is None) == (self._replay is None)
-        if self._replay is not None and self.backlog and not self._is_proof_due:
+        replay = self._replay
+        if replay is not None and not replay.suspects and self.backlog and not self._is_proof_due:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
     # -- asking ----------------------------------------------------------------------------------
@@ -99,12 +100,14 @@ class Repair(Progress):
 
     def _ask_whose_voice(self, now: float) -> None:
         """Have the engine prove that it is the one we know."""
-        if self.cursor.last is None:
+        if self.cursor.last is None and self._replay is None:
             return  # there is nothing that could be wrong
         if self._replay is not None:
             # what was asked before went to the engine that may be gone
-            if self._replay.mode is not Mode.REBUILD:
+            if self._replay.mode is not Mode.REBUILD and self.cursor.last is not None:
                 self._replay.mode = Mode.VERIFY
+            # and what waits may be last words of one that was there for a moment only
+            self._replay.suspects = len(self.backlog)
             self._ask_again(now)
         elif self._may_ask(now):
             self._ask(Mode.VERIFY, now)
@@ -178,7 +181,11 @@ class Repair(Progress):
             return False
         last = self.cursor.last
         if last is None or seq > last:
-            self._doubt()  # there is nothing to compare with
+            if self._decoder.decode(payload) is None:
+                self._waste(now)  # garbage is nobody's voice
+                return False
+            if replay.mode in {Mode.VERIFY, Mode.POLL}:
+                self._doubt()  # what was asked for is not there to be compared with
             replay.is_verified = True
             return True
         if seq < last:
@@ -230,6 +237,7 @@ class Repair(Progress):
         self.tallies.hidden_restarts += 1
         self._begin_anew()
         self.backlog.clear()
+        replay.suspects = 0
         replay.mode = Mode.POLL
         self._ask_again(now)
 
@@ -260,12 +268,23 @@ class Repair(Progress):
         while replay.waiting_before and self.backlog.first <= seq:
             self.backlog.pop()
             replay.waiting_before -= 1
+            replay.suspects = max(replay.suspects - 1, 0)
             self.tallies.stale_batches += 1
+
+    def _drop_suspects(self, replay: Replay) -> None:
+        """The engine has said everything, and nothing of these: another one did."""
+        for _ in range(min(replay.suspects, len(self.backlog))):
+            self.backlog.pop()
+            self.tallies.stale_batches += 1
+        replay.waiting_before = max(replay.waiting_before - replay.suspects, 0)
+        replay.suspects = 0
 
     def _on_end(self, now: float, *, is_marker: bool) -> None:
         """The endpoint says that was all; only in an engine's own words is that evidence."""
         replay = self._replay
         assert replay is not None
+        if is_marker:
+            self._drop_suspects(replay)
         last = self.cursor.last
         if not replay.is_verified and replay.mode is Mode.REBUILD:
             self._is_past_gone = True
@@ -287,7 +306,7 @@ class Repair(Progress):
 
     def _meet_live(self, now: float) -> None:
         """End the replay as soon as the live batches that wait can go on by themselves."""
-        if self._replay is None or not self.backlog or self._is_proof_due:
+        if self._replay is None or not self.backlog or self._is_proof_due or self._replay.suspects:
             return
         if self.backlog.first <= self.cursor.expected:
             self._end_replay("complete" if self._replay.progressed else "overtaken", now)
@@ -300,8 +319,8 @@ class Repair(Progress):
         return replay is not None and replay.mode is Mode.VERIFY and not replay.is_verified
 
     def _doubt(self) -> None:
-        """If a proof was due, it will not come: this may be another engine whose numbers fit."""
-        if self._is_proof_due and self._doubted_after is None:
+        """The proof asked for will not come: this may be another engine whose numbers fit."""
+        if self._doubted_after is None and self.cursor.last is not None:
             self._doubted_after = self.cursor.last
             self._drop_if_told()
 
@@ -318,7 +337,10 @@ class Repair(Progress):
     def _abandon(self, outcome: str, now: float) -> None:
         """Go on without what should have come; leave the endpoint alone for a while."""
         limits = self._limits
-        self._doubt()
+        if self._is_proof_due:
+            self._doubt()
+        if self._replay is not None:
+            self._drop_suspects(self._replay)
         if outcome != "backlog_full":
             doubled = min(2 * self._backoff_s, limits.replay_backoff_max_s)
             backoff_s = doubled or limits.replay_backoff_s

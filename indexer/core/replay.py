@@ -44,6 +44,7 @@ class Replay:
         "quiet_until",
         "replies",
         "replies_now",
+        "suspects",
         "useless",
         "waiting_before",
     )
@@ -56,6 +57,7 @@ class Replay:
         self.replies = 0
         self.bytes = 0
         self.useless = 0
+        self.suspects = 0  # of those that wait: older than the last reconnect
         self.waiting_before = 0  # live batches that had come when the request went out
         self.begin_attempt(now)
 

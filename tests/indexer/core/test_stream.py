@@ -603,6 +603,21 @@ def test_a_buffer_that_has_moved_on_proves_nothing() -> None:
         assert bench.state() == "uncertain"
 
 
+def test_garbage_with_a_number_ends_no_wait_for_a_proof() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.stream.on_reconnect(0.0)
+    bench.live(0, engine="new")
+    bench.reply(2, b"\x00")
+    assert bench.asked() == 0
+    bench.reply(0, engine="new")
+    assert bench.asked() == 0, "from the beginning, the engine being another one"
+    bench.reply(0, engine="new")
+    bench.end()
+    assert bench.blocks(engine="new") == {0}
+    assert bench.blocks() == set()
+
+
 def test_last_words_of_an_engine_that_is_gone_are_no_restart() -> None:
     bench = Bench()
     bench.live(0)

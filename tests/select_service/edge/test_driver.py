@@ -255,3 +255,24 @@ def test_the_embedded_service_mirrors_the_routes() -> None:
             assert (await service.delete_worker(1)).lifecycle == "unschedulable"
 
     run(scene)
+
+
+def test_an_answer_that_comes_before_its_caller_waits() -> None:
+    async def check() -> None:
+        async with driver() as service:
+            service.reserve(
+                ReservationRequest(
+                    reservation_id="busy", worker_id=1, sequence_hashes=[1], isl_tokens=50
+                )
+            )
+            ticket = service.select_now(SelectRequest(token_ids=[1]))
+            lost = service.select_now(SelectRequest(token_ids=[2]))
+            assert isinstance(ticket, Ticket)
+            assert isinstance(lost, Ticket)
+            service.free("busy")
+            assert (await service.wait(ticket)).worker_id == 1
+            lost.answer = ShuttingDown()
+            with pytest.raises(ShuttingDown):
+                await service.wait(lost)
+
+    run(check)
