@@ -231,12 +231,7 @@ class StrictStreamMachine(StreamMachine):
     policy = EventLossPolicy.DROP
 
 
-# The same examples every time: in about one history of some thousands, with two restarts in a row
-# while words of the engine between them are still on the way, an old block stays and the stream
-# says "current". Known, and to be mended; found by a run with thousands of random examples.
-StreamMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
-)
+StreamMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 StrictStreamMachine.TestCase.settings = StreamMachine.TestCase.settings
 TestStream = StreamMachine.TestCase
 TestStrictStream = StrictStreamMachine.TestCase
