@@ -27,6 +27,9 @@ END_MARKER: Final = (1 << 64) - 1
 NAMES_REMEMBERED: Final = 64
 """Ranks an engine may have called itself on one stream before we stop keeping them."""
 
+BEHEADED_BELIEVED: Final = 2
+"""Answers without their beginning: one may have lost it on the way, all of them do not."""
+
 PLAUSIBLE_LAG_S: Final = 86_400.0
 """An engine whose clock is off by more than a day has no lag."""
 
@@ -52,7 +55,7 @@ class Progress:
         self._decoder = BatchDecoder(is_eagle=index.is_eagle)
         self._writer = IndexWriter(index, rank, self.tallies)
         self._names: set[int] = set()  # what the engine has called its rank, live
-        self._is_past_gone = False  # batch 0 has left the engine's buffer: no rebuilding
+        self._beheaded = 0  # answers in a row that were to begin with batch 0 and did not
         # the last batch applied before the engine may have become another one without a word
         self._doubted_after: int | None = None
         index.attach(rank)
@@ -61,6 +64,11 @@ class Progress:
     def kv_state(self) -> Literal["current", "uncertain"]:
         """Whether the index is known to hold what the engine holds (R35)."""
         return "current" if self.lost_batches == 0 and self._doubted_after is None else "uncertain"
+
+    @property
+    def _is_past_gone(self) -> bool:
+        """Whether batch 0 has left the engine's buffer: there is no rebuilding then."""
+        return self._beheaded >= BEHEADED_BELIEVED
 
     def lag(self, wall_now: float) -> float | None:
         """Seconds since the engine made its last batch, by its own clock; None if implausible."""
@@ -127,7 +135,7 @@ class Progress:
         self._names.clear()
         self.cursor.reset()
         self.lost_batches = 0
-        self._is_past_gone = False
+        self._beheaded = 0
         self._doubted_after = None
 
 
