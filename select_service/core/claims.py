@@ -347,7 +347,7 @@ class Claims:
             self.copies.join(claim, now)
         if claim.lease is not None and record.lease is not None:
             ttl_s = self.copies.ttl(record.lease.ttl_s)
-            if ttl_s != claim.lease.ttl_s:
+            if ttl_s not in (None, claim.lease.lease_ttl_s):
                 self.copies.touch(claim.lease, now, ttl_s)
 
     def age(self, claim: Claim) -> None:

@@ -284,7 +284,7 @@ class Desk:
         copy = copies.find(lease_id)
         if copy is not None:
             copy.renewed_at = now
-            if copy.told_at is None or now - copy.told_at >= copy.ttl_s * _TOLD_AGAIN:
+            if copy.told_at is None or now - copy.told_at >= copy.lease_ttl_s * _TOLD_AGAIN:
                 copy.told_at = now
                 self.announcer.claims.say_of_lease(Renewed(lease_id))
 

@@ -26,6 +26,8 @@ class LeaseCopy:
 
     Attributes:
         claims: living ones under it, by owner; never empty.
+        lease_ttl_s: the lease's time to live; `ttl_s` is that, or how soon to look again.
+        seen_at: its last sign of life heard here; `touched` may be when it was looked at.
         renewed_at: when a caller of ours last cared for it, None: never.
         told_at: when the others were last told so.
         ageing: its time is up, and those whose owner is gone are being let go.
@@ -34,16 +36,16 @@ class LeaseCopy:
     """
 
     __slots__ = (
-        *("adopting", "ageing", "claims", "closed", "deadline", "lease_id", "owner"),
-        *("renewed_at", "told_at", "touched", "ttl_s"),
+        *("adopting", "ageing", "claims", "closed", "deadline", "lease_id"),
+        *("lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at", "touched", "ttl_s"),
     )
 
     def __init__(self, lease_id: str, owner: str, now: float) -> None:
         self.lease_id = lease_id
         self.owner = owner
         self.claims: dict[int, OrderedDict[Claim, None]] = {}
-        self.touched = now
-        self.ttl_s = 0.0
+        self.seen_at = self.touched = now
+        self.lease_ttl_s = self.ttl_s = 0.0
         self.deadline = 0.0
         self.renewed_at: float | None = None
         self.told_at: float | None = None
@@ -52,7 +54,7 @@ class LeaseCopy:
     @property
     def state(self) -> LeaseState:
         """What a lease of ours in its place would be."""
-        return LeaseState(self.lease_id, self.owner, self.ttl_s)
+        return LeaseState(self.lease_id, self.owner, self.lease_ttl_s)
 
 
 class LeaseCopies:
@@ -90,7 +92,8 @@ class LeaseCopies:
             copy = LeaseCopy(terms.lease_id, terms.owner, now)
             self._by_id[copy.lease_id] = copy
             self._by_owner.setdefault(copy.owner, {})[copy.lease_id] = copy
-            self._deadlines.add(copy, ttl_s, now)
+            self._let_expire(copy, ttl_s, now)
+            copy.lease_ttl_s = ttl_s
         else:
             copy.closed = False  # used again, after that
             self.touch(copy, now, ttl_s)
@@ -128,9 +131,19 @@ class LeaseCopies:
 
     def touch(self, copy: LeaseCopy, now: float, ttl_s: float | None = None) -> None:
         """Somebody cares for it, and perhaps for how long from now on (see `ttl`). O(1)."""
-        copy.touched = now
+        if ttl_s is not None:
+            copy.lease_ttl_s = ttl_s
         copy.ageing = False
-        if ttl_s is None or ttl_s == copy.ttl_s:
+        copy.seen_at = now
+        self._let_expire(copy, copy.lease_ttl_s, now)
+
+    def look_again(self, copy: LeaseCopy, now: float) -> None:
+        """Nobody has cared for it, and its time is not up yet: have it due again soon. O(1)."""
+        self._let_expire(copy, self._limits.replica_heartbeat_s, now)
+
+    def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
+        copy.touched = now
+        if ttl_s == copy.ttl_s:
             self._deadlines.touch(copy, now)
         else:
             self._deadlines.remove(copy)
@@ -145,7 +158,7 @@ class LeaseCopies:
     def record(self, copy: LeaseCopy, now: float) -> LeaseRecord:
         """Describe it for its owner."""
         return LeaseRecord(
-            *(copy.lease_id, copy.owner, copy.ttl_s, max(0.0, copy.deadline - now)),
+            *(copy.lease_id, copy.owner, copy.lease_ttl_s, max(0.0, copy.deadline - now)),
             sum(map(len, copy.claims.values())),
             sorted(copy.claims),
         )

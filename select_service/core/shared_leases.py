@@ -140,7 +140,7 @@ class SharedLeases:
             self._leases.touch(lease, now, ttl_s if fits else None)
             self._claims.counters.leases_renewed += 1
         copy = self._copies.find(said.lease_id)
-        if copy is not None and now - said.age_s > copy.touched:
+        if copy is not None and now - said.age_s > copy.seen_at:
             self._copies.touch(copy, now, ttl_s)
 
     def closed(self, said: Closed, now: float) -> None:
@@ -155,8 +155,8 @@ class SharedLeases:
     def retold(self, now: float) -> Iterator[Renewed]:
         """Yield what callers of ours have renewed lately, for those who missed it."""
         for copy in list(self._copies):
-            if copy.renewed_at is not None and now - copy.renewed_at < copy.ttl_s:
-                yield Renewed(copy.lease_id, copy.ttl_s, now - copy.renewed_at)
+            if copy.renewed_at is not None and now - copy.renewed_at < copy.lease_ttl_s:
+                yield Renewed(copy.lease_id, copy.lease_ttl_s, now - copy.renewed_at)
 
     def terms(self, claim: Claim) -> LeaseState | None:
         """The lease of a claim with its time to live as it is by now."""
@@ -181,13 +181,12 @@ class SharedLeases:
             if copy is not None:
                 self._adopt(copy)
         for copy in self._copies.due(now, self._limits.expired_per_turn_max):
-            is_open = self._leases.find(copy.lease_id) is not None
-            self._copies.touch(copy, now)
+            self._copies.look_again(copy, now)
             if not copy.claims.keys() <= self._claims.gone:
-                continue
-            if is_open:
+                continue  # an owner watches it, and would say so
+            if self._leases.find(copy.lease_id) is not None:
                 self._adopt(copy)
-            else:
+            elif not copy.ageing:
                 copy.ageing = True
                 self._claims.counters.leases_missed += 1
                 self.chores.append(self._age_out(copy))
@@ -221,6 +220,7 @@ class SharedLeases:
             for _ in range(self._desk.let_go(booking, self._now)):
                 yield
             self._resolver.touched[booking.partition] = None
+        copy.ageing = False
 
     def _free_orphans(self, copy: LeaseCopy) -> Iterator[None]:
         """Its owner has closed it here: nobody else will end what is nobody's."""

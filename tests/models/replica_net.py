@@ -88,7 +88,9 @@ class Node:
     def tick(self) -> None:
         if self.is_down:
             return
-        self.did(self.core.tick(self.net.now)[1])
+        _, expired = self.core.tick(self.net.now)
+        if expired:
+            self.did(expired)
         for _ in range(3):
             more, effects = self.core.replica_tick(self.net.now)
             self.did(effects)
