@@ -325,9 +325,9 @@ class Replicas:
         yield from claims.endings()
         for view in list(self.views.values()):
             for claim in list(view.claims.by_id.values()):
-                if claim.dead or claim.aged:
+                if claim.dead:
                     continue
-                if view.gone or view.heard_at < silent_since:
+                if not claim.aged and (view.gone or view.heard_at < silent_since):
                     yield Hearsay(claim.owner, self._record(claim))
                 elif claim.noted:
                     yield Grown(claim.reservation_id, *claim.key, claim.growth())

@@ -489,3 +489,18 @@ def test_what_is_told_but_makes_no_sense_changes_nothing(net: Net) -> None:
     shared.closed(Closed("nobody's", [net.nodes[0].router_id]), net.now)
     assert open_here(net.nodes[0]) == [("l", "o", 20.0, COUNT)]
     net.nodes[0].core.check()
+
+
+def test_what_became_of_an_orphan_that_has_aged_is_told_to_its_owner() -> None:
+    net = made(2)
+    one, other = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    net.cut.add(frozenset((0, 1)))
+    other.did(other.core.output_block("r", None, net.now))  # nobody hears of it
+    net.run(LIMITS.replica_timeout_s + LIMITS.replica_orphan_ttl_s + 1.0)
+    assert sizes(net) == [1, 0]
+    net.cut.clear()
+    net.run(5.0)
+    assert sizes(net) == [1, 1]
+    assert one.ledger() == other.ledger()
