@@ -8,10 +8,11 @@ what is known through others; `replicas.py` and `service.py` stand before it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from indexer.types import HASH_BYTES
 from select_service.core.replica_messages import Closed, Ended, Renewed
 from select_service.errors import LeaseConflict
 from select_service.types import LeaseList
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from select_service.core.leases import Lease
     from select_service.core.resolver import Resolver
     from select_service.types import CoreLimits, LeaseRecord, LeaseState
+
+
+ADOPTION_STEPS: Final = 2
+"""What owning an orphan and telling it costs, in claims looked at again."""
+
+BLOCKS_TOLD_PER_STEP: Final = 256
 
 
 class SharedLeases:
@@ -202,9 +209,13 @@ class SharedLeases:
             if self._leases.find(copy.lease_id) is None:
                 break  # it has ended meanwhile
             booking = self._booking(claim)
+            steps = 1
             if booking is not None and self._desk.announcer.may_adopt(booking.reservation):
+                blocks = len(booking.partition.ledger.chain_of(booking.reservation)) // HASH_BYTES
+                steps = ADOPTION_STEPS + blocks // BLOCKS_TOLD_PER_STEP
                 self._desk.adopt(booking, self._now)
-            yield
+            for _ in range(steps):
+                yield
         copy.adopting = False
 
     def _age_out(self, copy: LeaseCopy) -> Iterator[None]:
