@@ -9,6 +9,7 @@ Nothing here knows a ledger, a publisher's silence or a snapshot.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -17,14 +18,25 @@ import xxhash
 
 from indexer.types import Scope
 from select_service.core.counters import ReplicaCounters
+from select_service.core.lease_copies import LeaseCopies
 from select_service.core.replica_events import Stamp
-from select_service.core.replica_messages import ClaimRecord, Ended, Grown, Growth, Said
+from select_service.core.replica_messages import (
+    ClaimRecord,
+    Closed,
+    Ended,
+    Grown,
+    Growth,
+    Renewed,
+    Said,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from select_service.core.lease_copies import LeaseCopy
+    from select_service.core.replica_messages import Statement
     from select_service.core.reservation import Reservation
-    from select_service.types import CoreLimits
+    from select_service.types import CoreLimits, LeaseState
 
 Key: TypeAlias = tuple[int, int]
 """(owner, born): names one claim for ever."""
@@ -51,6 +63,7 @@ class Claim:
         "fraction",
         "hashes",
         "hashes_digest",
+        "lease",
         "noted",
         "outputs",
         "owner",
@@ -77,6 +90,7 @@ class Claim:
         self.dead = False  # has ended, but its owner does not say so yet
         self.aged = False  # its owner is gone and its time was up; a return wakes it
         self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
+        self.lease: LeaseCopy | None = None  # it lives under; of our own, the booking knows
         self.noted = False  # we have said how it grew, and it is not ours
         growth = record.growth
         self.prefill_done = growth.prefill_done
@@ -190,6 +204,7 @@ class Claims:
         self.ready: list[Said] = []  # to be published with the next turn
         self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
         self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.copies = LeaseCopies(limits)
         self.counters = ReplicaCounters()
         self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
         self.ended_lost = 0  # ends forgotten before their time
@@ -200,6 +215,7 @@ class Claims:
         self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
+        self._lease_news: dict[str, Renewed | Closed] = {}  # one a lease; see `say_of_lease`
         self._outputs_said_at = 0.0
         self._limits = limits
 
@@ -240,7 +256,7 @@ class Claims:
         self.seq += 1
         return Stamp(self.epoch, self.seq, [one.key for one in of])
 
-    def say(self, items: list[ClaimRecord | Grown | Ended]) -> Said:
+    def say(self, items: list[Statement]) -> Said:
         """Put statements under the next number."""
         self.seq += 1
         return Said(self.router_id, self.epoch, self.seq, items)
@@ -251,6 +267,11 @@ class Claims:
             self._unsaid.setdefault(what.key, what)
         else:
             self._unsaid[what.owner, what.born] = what.reservation_id
+
+    def say_of_lease(self, what: Renewed | Closed) -> None:
+        """Have it said with the next batch, once however often; what was closed stays closed."""
+        if not isinstance(self._lease_news.get(what.lease_id), Closed):
+            self._lease_news[what.lease_id] = what
 
     def release_outputs(self, now: float) -> None:
         """Every so often, have said what has filled blocks meanwhile.
@@ -267,15 +288,16 @@ class Claims:
     @property
     def unsaid_count(self) -> int:
         """How much there is to be said."""
-        return len(self._unsaid)
+        return len(self._unsaid) + len(self._lease_news)
 
     def batch(self, limit: int) -> Said | None:
         """Return up to `limit` things that have yet to be said."""
-        items: list[ClaimRecord | Grown | Ended] = []
-        for key in list(zip(range(limit), self._unsaid, strict=False)):
-            what = self._unsaid.pop(key[1])
+        news = [self._lease_news.pop(name) for name in list(islice(self._lease_news, limit))]
+        items: list[Statement] = [*news]
+        for key in list(islice(self._unsaid, limit - len(items))):
+            what = self._unsaid.pop(key)
             if isinstance(what, str):
-                items.append(Ended(what, *key[1]))
+                items.append(Ended(what, *key))
             elif not what.dead:
                 what.noted = what.owner != self.router_id
                 items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
@@ -311,7 +333,27 @@ class Claims:
             claim.tellers = early[2]
         owners.add(claim)
         self._of_id.setdefault(name, []).append(claim)
+        if not claim.dead:
+            self.copies.join(claim, now)
         return True
+
+    def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
+        """Its owner states anew what we know: it is there, with what became of it and its lease."""
+        claim.join(record.growth)
+        if claim.dead:
+            return
+        claim.aged = claim.aged and claim.owner in self.gone
+        if not claim.aged:
+            self.copies.join(claim, now)
+        if claim.lease is not None and record.lease is not None:
+            ttl_s = self.copies.ttl(record.lease.ttl_s)
+            if ttl_s not in (None, claim.lease.lease_ttl_s):
+                self.copies.touch(claim.lease, now, ttl_s)
+
+    def age(self, claim: Claim) -> None:
+        """Its owner is gone and its time is up. It stays known: the owner may come back with it."""
+        claim.aged = True
+        self.copies.leave(claim)
 
     def _inherit(self, claim: Claim, now: float) -> None:
         """What happened here to the claims it took over has happened to it."""
@@ -391,6 +433,7 @@ class Claims:
     def end(self, claim: Claim, now: float, *, by_owner: bool = True) -> None:
         """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
         claim.dead = True
+        self.copies.leave(claim)
         self.note_end(claim.reservation_id, claim.key, now, by_owner=by_owner)
 
     def note_end(self, reservation_id: str, key: Key, now: float, *, by_owner: bool) -> None:
@@ -405,10 +448,14 @@ class Claims:
             self._ended.popitem(last=False)
             self.ended_lost += 1
 
-    def end_own(self, claim: Claim, now: float) -> None:
-        """Our own claim is over without anybody having said so; we do with the next batch."""
+    def end_own_said(self, claim: Claim, now: float) -> None:
+        """Our own claim is over, and that is being published."""
         self.end(claim, now)
         self.forget(claim)
+
+    def end_own(self, claim: Claim, now: float) -> None:
+        """Our own claim is over without anybody having said so; we do with the next batch."""
+        self.end_own_said(claim, now)
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
     def note_freed(self, name: str, now: float) -> None:
@@ -440,6 +487,7 @@ class Claims:
     def forget(self, claim: Claim) -> None:
         """Take a claim out of its owner's set and of ours."""
         self.sets[claim.owner].remove(claim)
+        self.copies.leave(claim)
         self.untie(claim, b"")  # from what its rank has left behind, if that is not swept yet
         self._unsaid.pop(claim.key, None)
         of_id = self._of_id[claim.reservation_id]
@@ -447,8 +495,16 @@ class Claims:
         if not of_id:
             del self._of_id[claim.reservation_id]
 
-    def adopt(self, old: Claim, hashes: bytes, now: float) -> None:
-        """Own from the next number on what an owner who is gone has left behind."""
+    def adopt(
+        self,
+        old: Claim,
+        hashes: bytes,
+        now: float,
+        *,
+        ttl_s: float | None = None,
+        lease: LeaseState | None = None,
+    ) -> None:
+        """Own from the next number on, and on these terms, what a gone owner has left behind."""
         reservation = old.reservation
         assert reservation is not None
         record = msgspec.structs.replace(
@@ -456,6 +512,8 @@ class Claims:
             born=self.seq + 1,
             growth=old.growth(),
             adopts=[*old.record.adopts[1 - ANCESTORS_MAX :], old.key],
+            ttl_s=ttl_s,
+            lease=lease,
         )
         self.untie(old, b"")
         self.end(old, now, by_owner=False)
@@ -486,6 +544,13 @@ class Claims:
     def check(self) -> None:
         """State every promise."""
         self.own.check()
+        self.copies.check(
+            one
+            for some in self.sets.values()
+            if some is not self.own
+            for one in some.by_id.values()
+        )
+        assert all(one.lease is None for one in self.own.by_id.values())
         assert len(self._ended) <= self._limits.replica_ended_max
         assert len(self._early) <= self._limits.replica_ended_max
         assert len(self._freed_here) <= 2 * self._limits.replica_ended_max

@@ -9,6 +9,8 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.types import LeaseState
+
 TOPIC: Final = b"dynamo.slot-tracker.v1"
 
 Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
@@ -72,6 +74,8 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     of: list[tuple[int, int]] = []
     isl_tokens: int = 0  # of an admission
     selection_id: str | None = None  # of an admission
+    ttl_s: float | None = None  # of an admission; None: no more than the default
+    lease: LeaseState | None = None  # of an admission: what it lives under
 
 
 class ReplicaEnvelope(Struct, frozen=True):

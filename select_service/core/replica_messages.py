@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from select_service.core.replica_events import ReplicaEnvelope
+from select_service.types import LeaseState
 
 OWN_TOPIC: Final = b"select-service.replica.v1"
 
@@ -38,6 +39,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     """A claim as its owner states it; `hashes` are packed u64, little-endian.
 
     `adopts` names the claims of gone owners that it took over: whoever frees those means this.
+    `lease` is what it lives under; without, `ttl_s` is its own time to live, None the default.
     """
 
     reservation_id: str
@@ -56,6 +58,8 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     selection_id: str | None = None
     growth: Growth = Growth()
     adopts: list[tuple[int, int]] = []
+    ttl_s: float | None = None
+    lease: LeaseState | None = None
 
 
 class Grown(Struct, frozen=True, tag="grown"):
@@ -75,6 +79,27 @@ class Ended(Struct, frozen=True, tag="ended"):
     born: int
 
 
+class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
+    """The owner of a lease has shown itself to me: whoever has it open renews it.
+
+    `ttl_s` is a new time to live, `age_s` how long ago that was (in a snapshot).
+    """
+
+    lease_id: str
+    ttl_s: float | None = None
+    age_s: float = 0.0
+
+
+class Closed(Struct, frozen=True, tag="closed"):
+    """The owner of a lease has closed it at mine: these replicas end theirs.
+
+    They are named, as the same id may have been opened anew meanwhile, elsewhere.
+    """
+
+    lease_id: str
+    router_ids: list[int]
+
+
 class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """I live, have stated this much, and own so many claims with this digest."""
 
@@ -87,13 +112,16 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     url: str | None = None
 
 
+Statement: TypeAlias = ClaimRecord | Grown | Ended | Renewed | Closed
+
+
 class Said(Struct, frozen=True, tag="said"):
     """Statements under one number."""
 
     router_id: int
     epoch: int
     seq: int
-    items: list[ClaimRecord | Grown | Ended]
+    items: list[Statement]
 
 
 class SnapshotHead(Struct, frozen=True, tag="head"):
@@ -119,4 +147,6 @@ class SnapshotEnd(Struct, frozen=True, tag="end"):
 
 OwnMessage: TypeAlias = Heartbeat | Said
 ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said
-SnapshotPart: TypeAlias = SnapshotHead | ClaimRecord | Grown | Ended | Hearsay | SnapshotEnd
+SnapshotPart: TypeAlias = (
+    SnapshotHead | ClaimRecord | Grown | Ended | Renewed | Hearsay | SnapshotEnd
+)

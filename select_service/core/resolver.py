@@ -46,7 +46,10 @@ class Resolver:
             self._give_up(booking, now)
         partition, slot = seat
         origin = "local" if winner.owner == self._claims.router_id else winner.owner
-        reservation = self._desk.learn(partition, slot, winner.record, winner.hashes, origin, now)
+        reservation = self._desk.learn(
+            *(partition, slot, winner.record, winner.hashes, origin, now),
+            watched=winner.lease is not None,
+        )
         self._claims.tie(winner, reservation)
         self._counters.booked += 1
         self.follow(winner, now)
@@ -61,7 +64,8 @@ class Resolver:
                 continue
             seat = self.seat(claim)
             lost = claim.reservation is not None and not claim.booked
-            if claim.owner == claims.router_id and (seat is None or lost):
+            ours = claim.owner == claims.router_id
+            if ours and (seat is None or lost or self._is_over(claim)):
                 self.unbook(claim, now)
                 claims.end_own(claim, now)  # with its rank, as any reservation
             elif seat is not None:
@@ -72,6 +76,15 @@ class Resolver:
                 where = claim.scope, claim.record.worker_id
                 self._waiting.setdefault(where, {})[reservation_id] = None
         return None, None
+
+    def _is_over(self, claim: Claim) -> bool:
+        """Whether its lease ended while ours was not the claim that is booked."""
+        lease = claim.record.lease
+        return (
+            not claim.booked
+            and lease is not None
+            and self._desk.leases.find(lease.lease_id) is None
+        )
 
     def chain(self, claim: Claim) -> bytes:
         """The hashes of a claim: booked, or not, or of a rank that has gone, swept or not."""
@@ -106,11 +119,14 @@ class Resolver:
             ledger.learn_outputs(reservation, outputs, claim.faded_at, claim.fraction)
 
     def touch(self, claim: Claim, now: float) -> None:
-        """Somebody cares for a booked claim."""
+        """Somebody cares for a claim, and so for all under the same lease."""
+        if claim.record.lease is not None:
+            self._desk.sign_of_life(claim.record.lease.lease_id, now)
+        if not claim.booked:
+            return
         booking = self._desk.bookings.live(claim.reservation_id)
         assert booking is not None
         booking.partition.ledger.touch(booking.reservation, now)
-        self._desk.renew_lease(booking, now)
         self._desk.bookings.touched(booking)
 
     def unbook(self, claim: Claim, now: float) -> None:

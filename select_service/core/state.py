@@ -15,6 +15,7 @@ from indexer.types import Scope
 from select_service.core.bookings import Booking
 from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER
 from select_service.core.discovery import API
+from select_service.core.leases import Ending
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, ReservationAnswer, Selection, WorkerSpec
 
@@ -71,7 +72,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reservation = msgspec.msgpack.Decoder(ReservationRecord).decode
-_decode_lease = msgspec.msgpack.Decoder(LeaseState).decode
+_lease: msgspec.msgpack.Decoder[LeaseState | Ending] = msgspec.msgpack.Decoder(LeaseState | Ending)
 _decode_worker = msgspec.msgpack.Decoder(WorkerState).decode
 
 
@@ -144,21 +145,29 @@ class Workers:
         return self._admit(state.spec, now, state.source)
 
 
-class OpenLeases:
-    """Owners and their times to live; what is under a lease says so in its own record."""
+class LeaseRoom:
+    """Owners and their times to live, and leases that ended lately.
+
+    What is under a lease says so in its own record.
+    """
 
     def __init__(self, leases: Leases, nothing: Effects) -> None:
         self._leases = leases
         self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
-        """Return what is kept of an open lease."""
+        """Return what is kept of an open lease, or how it ended."""
         lease = self._leases.find(name)
-        return None if lease is None else _encode(self._leases.state(lease))
+        if lease is not None:
+            return _encode(self._leases.state(lease))
+        how = self._leases.ending(name)
+        return None if how is None else _encode(how)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
-        """Open it again; its time to live starts anew."""
-        state = _decode_lease(record)
+        """Open it again, with its time to live before it, or remember its end for as long again."""
+        state = _lease.decode(record)
+        if not isinstance(state, LeaseState):
+            return self._nothing if self._leases.recall_ended(name, state, now) else None
         if state.lease_id != name or self._leases.find(name) is not None:
             return None
         self._leases.restore(state, now)
@@ -309,7 +318,7 @@ __all__ = [
     "LEASE",
     "RESERVATION",
     "WORKER",
-    "OpenLeases",
+    "LeaseRoom",
     "PeerEndpoints",
     "ReservationRecord",
     "Reservations",
