@@ -100,10 +100,11 @@ class Resolver:
             ledger.prefill_complete(reservation, now)
             self.touched[partition] = None
         outputs = sum(claim.outputs.values())
-        faded = claim.faded_at if claim.fraction != 1.0 else 0
+        faded_at = min(claim.faded_at, outputs)  # else whoever told of them told nonsense
+        faded = faded_at if claim.fraction != 1.0 else 0
         seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction
         if seen != (outputs, faded, claim.fraction):
-            ledger.learn_outputs(reservation, outputs, claim.faded_at, claim.fraction)
+            ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
 
     def touch(self, claim: Claim, now: float) -> None:
         """Somebody cares for a booked claim."""
