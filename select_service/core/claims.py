@@ -195,6 +195,7 @@ class Claims:
         self.ended_lost = 0  # ends forgotten before their time
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
+        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
         self._ended: OrderedDict[Key, _End] = OrderedDict()
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
         self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
@@ -353,6 +354,23 @@ class Claims:
             claim.reservation = None
         claim.hashes = hashes
 
+    def wait(self, claim: Claim) -> None:
+        """Its worker is not here; `waited_for` names it when that comes, unless it is forgotten."""
+        where = claim.scope, claim.record.worker_id
+        self._waiting.setdefault(where, {})[claim] = None
+
+    def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
+        """A worker has come: return the ids of the claims that waited for it."""
+        return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
+
+    def _waits_no_more(self, claim: Claim) -> None:
+        where = claim.scope, claim.record.worker_id
+        waiting = self._waiting.get(where)
+        if waiting is not None:
+            waiting.pop(claim, None)
+            if not waiting:
+                del self._waiting[where]
+
     # -- growth --------------------------------------------------------------------------------
 
     def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
@@ -442,6 +460,7 @@ class Claims:
         self.sets[claim.owner].remove(claim)
         self.untie(claim, b"")  # from what its rank has left behind, if that is not swept yet
         self._unsaid.pop(claim.key, None)
+        self._waits_no_more(claim)
         of_id = self._of_id[claim.reservation_id]
         of_id.remove(claim)
         if not of_id:
@@ -499,6 +518,10 @@ class Claims:
                 assert not (claim.dead and claim.booked), "what has ended carries nothing"
                 if claim.reservation is not None:
                     assert claim.reservation.claim is claim
+        for waiting in self._waiting.values():
+            assert waiting, "nobody waits for nothing"
+            for claim in waiting:
+                assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
         for claim in self.own.by_id.values():
             assert not claim.dead, "we say of our own what ends"
             assert claim.owner == self.router_id

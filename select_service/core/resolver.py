@@ -2,7 +2,7 @@
 
 It is that of the lowest router id among those that have not ended and whose rank is here; with it
 comes all that became of it. `replicas.py` and `foreigners.py` ask for it whenever the claims on an
-id change; claims whose rank is away wait here until it comes.
+id change; claims whose rank is away wait until it comes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class Resolver:
         self._desk = desk
         self._membership = membership
         self._counters = counters
-        self._waiting: dict[tuple[Scope, int], dict[str, None]] = {}  # ids whose worker is away
 
     def resolve(self, reservation_id: str, now: float) -> None:
         """Make the ledger say what the claims on an id say."""
@@ -69,8 +68,7 @@ class Resolver:
                     claims.untie(claim, self.chain(claim))
                 return claim, seat
             else:
-                where = claim.scope, claim.record.worker_id
-                self._waiting.setdefault(where, {})[reservation_id] = None
+                claims.wait(claim)
         return None, None
 
     def chain(self, claim: Claim) -> bytes:
@@ -141,7 +139,7 @@ class Resolver:
 
     def worker_came(self, scope: Scope, worker_id: int) -> None:
         """Claims on this worker may be booked now."""
-        self.again.update(self._waiting.pop((scope, worker_id), {}))
+        self.again.update(dict.fromkeys(self._claims.waited_for(scope, worker_id)))
 
     # -- what has no claim: told by the reference's selectors ----------------------------------
 

@@ -13,7 +13,7 @@ from select_service.core.replica_messages import Heartbeat, Said, SnapshotHead
 from select_service.core.replica_wire import decode_message
 from select_service.errors import ReservationConflict, ReservationNotFound
 from select_service.types import CoreLimits
-from tests.select_service.core.fleet import Fleet
+from tests.select_service.core.fleet import DEFAULT, Fleet
 
 OURS = 1000
 DYNAMO = 77
@@ -268,6 +268,17 @@ def test_a_claim_waits_for_its_worker() -> None:
     here.tick(0.0)
     here.turn()
     assert here.load(3) == (16, 1, 1)
+
+
+def test_a_claim_that_has_ended_waits_for_its_worker_no_longer() -> None:
+    here, there = Replica(), Replica(2000)
+    there.worker(3)
+    for name in "abc":
+        there.book(name, 3, 1)
+        here.hears(there.effects.published[0])
+        there.free(name)
+        here.hears(there.effects.published[0])
+    assert not list(here.core.desk.announcer.claims.waited_for(DEFAULT, 3))
 
 
 def test_a_claim_without_its_worker_can_be_freed() -> None:
