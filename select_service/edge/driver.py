@@ -159,6 +159,8 @@ class Driver:
         self._listeners: Listeners | None = None
         self._waiting: dict[Ticket, list[asyncio.Future[Selection]]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        self.housekeeping_faults = 0
+        """Turns of housekeeping that raised, which is a bug."""
         self._batches = Batches(self._operate, clock)
         self._closing = False
 
@@ -275,8 +277,13 @@ class Driver:
 
     async def _keep_house(self) -> None:
         while True:
-            more, effects = self.core.tick(self._clock())
-            self._carry_out(effects)
+            more = False
+            try:
+                more, effects = self.core.tick(self._clock())
+                self._carry_out(effects)
+            except Exception:  # noqa: BLE001 - a bug must not end all expiry
+                self.housekeeping_faults += 1
+                _log.exception("housekeeping failed")
             await asyncio.sleep(0 if more else HOUSEKEEPING_S)
 
     # -- workers -------------------------------------------------------------------------------

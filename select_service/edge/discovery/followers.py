@@ -32,8 +32,8 @@ _log = logging.getLogger("select_service")
 CHANGES_PER_TURN: Final = 4
 """Workers put or removed before others get their turn; one takes some 50 µs."""
 
-GRACE_TICK_S: Final = 0.5
-"""How often those in their grace are looked at."""
+AGAIN_S: Final = 0.5
+"""How often those in their grace, or registered by somebody else, are looked at again."""
 
 
 class WorkerFollower:
@@ -76,7 +76,7 @@ class WorkerFollower:
 
     async def run(self) -> None:
         """Follow for ever."""
-        await _follow(self.source, self._agree, lambda: self.missed > 0)
+        await _follow(self.source, self._agree, lambda: self.missed + self.conflicts > 0)
 
     async def _agree(self) -> None:
         everything = self.source.latest
@@ -147,7 +147,7 @@ class ReplicaFollower:
 
     async def run(self) -> None:
         """Follow for ever."""
-        await _follow(self.source, self._agree, lambda: self.missed > 0)
+        await _follow(self.source, self._agree, lambda: self.missed + self.conflicts > 0)
 
     async def _agree(self) -> None:
         named = self.source.latest
@@ -187,7 +187,7 @@ async def _follow(
 ) -> None:
     while True:
         try:
-            async with asyncio.timeout(GRACE_TICK_S if is_waiting() else None):
+            async with asyncio.timeout(AGAIN_S if is_waiting() else None):
                 await source.changed.wait()
         except TimeoutError:
             pass
@@ -197,7 +197,7 @@ async def _follow(
         except Exception as error:  # noqa: BLE001 - a bug must not end the following
             _log.exception("following %s failed through an error of ours", source.name)
             source.fail("internal", repr(error))
-            await asyncio.sleep(GRACE_TICK_S)
+            await asyncio.sleep(AGAIN_S)
 
 
 async def _give_way(done: int) -> int:
