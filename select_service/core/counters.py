@@ -37,3 +37,4 @@ class ReplicaCounters:
     snapshots_given: int = 0
     claims_refused: int = 0  # beyond `replica_claims_max`, or malformed
     publishers_refused: int = 0
+    namesakes: int = 0  # messages under our own router id that we never said

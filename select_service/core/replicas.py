@@ -16,7 +16,7 @@ from indexer.types import HASH_BYTES
 from select_service.core.claims import Claim, ClaimSet
 from select_service.core.effects import Effects, Pull
 from select_service.core.foreigners import Foreigners, claimed
-from select_service.core.replica_events import AddRequestData
+from select_service.core.replica_events import AddRequestData, ReplicaEnvelope
 from select_service.core.replica_messages import (
     ClaimRecord,
     Ended,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from select_service.core.claims import Claims
     from select_service.core.desk import Desk
     from select_service.core.membership import Membership
-    from select_service.core.replica_events import ReplicaEnvelope
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart
     from select_service.types import CoreLimits
 
@@ -71,6 +70,7 @@ class Replicas:
         """Take in one message."""
         router_id = _speaker(message)
         if router_id == self._claims.router_id:
+            self.counters.namesakes += not self._is_echo(message)
             return
         self.counters.heard += 1
         if isinstance(message, Heartbeat):
@@ -87,6 +87,19 @@ class Replicas:
                     self._apply(view, item, now)
         else:
             self._heard_envelope(peer, message, now)
+
+    def _is_echo(self, message: ReplicaMessage) -> bool:
+        """Whether we may have said this ourselves; else somebody lives on a copy of our state."""
+        if isinstance(message, ReplicaEnvelope):
+            stamp = message.select_service
+            if stamp is UNSET:
+                return True
+            epoch, seq = stamp.epoch, stamp.seq
+        else:
+            epoch, seq = message.epoch, message.seq
+        return epoch < self._claims.epoch or (
+            epoch == self._claims.epoch and seq <= self._claims.seq
+        )
 
     def _view(self, router_id: int, epoch: int, peer: str, now: float) -> View | None:
         view = self.views.get(router_id)
@@ -343,6 +356,9 @@ class Replicas:
             view.incoming.promised = part.claims
         elif isinstance(part, ClaimRecord):
             view.incoming.seen.add(part.born)
+            if self._claims.was_ended_by_owner((router_id, part.born)):
+                # its state was put back to what it was before that: somebody must remind it
+                self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
             self._claimed(view, part, now)
         elif isinstance(part, Grown):
             self._grown(view, part, now, live=False)

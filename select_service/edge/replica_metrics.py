@@ -110,6 +110,7 @@ class ReplicaMetrics(Collector):
                 "ignored": counts.ignored,
                 "claims": counts.claims_refused,
                 "publishers": counts.publishers_refused,
+                "our_name": counts.namesakes,
             },
         )
         ended = self._gauge("replica_ended", "Ends of reservations remembered.")

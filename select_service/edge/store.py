@@ -382,8 +382,8 @@ class _Reader:
                 self._bad += 1
             self.last_id = max(self.last_id, row_id)
 
-    def _take_row(self, row_id: int, record: object, checksum: int) -> None:
-        if not isinstance(record, bytes) or _checksum(row_id, record) != checksum:
+    def _take_row(self, row_id: int, record: object, written: object) -> None:
+        if not isinstance(record, bytes) or (checksum := _checksum(row_id, record)) != written:
             self._bad += 1
         elif row_id == _META_ID:
             self._loaded.identity = identity = _decode_identity(record)

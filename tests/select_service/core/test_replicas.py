@@ -482,6 +482,45 @@ def test_an_id_booked_anew_is_not_meant_by_an_earlier_free() -> None:
     assert there.load(1) == (16, 1, 1)
 
 
+def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
+    """A state directory restored from a backup knows of no free since."""
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    (told,) = there.effects.published
+    here.hears(told)
+    there.free("a")
+    here.hears(there.effects.published[0])
+    again = Replica(2000)
+    again.core.desk.announcer.claims.epoch = 2
+    again.book("a", 1, 1)  # under the number it had
+    again.core.desk.announcer.claims.seq = 1 << 40
+    for beat in again.turn():
+        here.hears(beat)
+    here.turn(1.0)
+    (pull,) = here.pulls
+    head, *rest = again.core.replica_snapshot(again.now)
+    assert isinstance(head, SnapshotHead)
+    assert here.core.replica_snapshot_begin(pull, head, here.now)
+    for part in rest:
+        here.core.replica_snapshot_part(2000, part, here.now)
+    here.core.replica_snapshot_end(2000, here.now, complete=True)
+    for said in here.turn():
+        again.hears(said)
+    assert here.load(1) == again.load(1) == (0, 0, 0)
+
+
+def test_words_under_our_own_name_that_we_never_said_are_counted() -> None:
+    here = Replica()
+    here.book("a", 1, 1)
+    (echo,) = here.effects.published
+    here.hears(echo)
+    here.hears(Heartbeat(OURS, 1, 1, 1, 0))
+    assert here.core.replicas.counters.namesakes == 0
+    here.hears(Heartbeat(OURS, 1, 2, 1, 0))
+    here.hears(Said(OURS, 2, 1 << 40, []))
+    assert here.core.replicas.counters.namesakes == 2
+
+
 def test_more_publishers_than_allowed_are_refused() -> None:
     here = Replica(replica_publishers_max=1)
     here.hears(Heartbeat(1, 1, 0, 0, 0))
