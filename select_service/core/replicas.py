@@ -255,8 +255,10 @@ class Replicas:
                 view.pulling_since = view.incoming = None
                 self._claims.gone.add(router_id)
                 self._chores.append(self._repeat_last_words(view))
-            if view.gone and not view.buried and silent_s > self._limits.replica_ended_s:
+            long_ago = silent_s > self._limits.replica_ended_s and now >= view.bury_at
+            if view.gone and not view.buried and long_ago:
                 view.buried = True
+                view.bury_at = now + self._limits.replica_timeout_s
                 self._chores.append(self._bury(view))
 
     def _bury(self, view: View) -> Iterator[None]:

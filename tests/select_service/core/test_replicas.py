@@ -587,6 +587,17 @@ def test_an_owner_who_comes_back_brings_its_reservations_back() -> None:
     assert here.load(1) == (16, 1, 1)
 
 
+def test_who_is_gone_and_has_load_yet_is_not_looked_through_at_every_turn() -> None:
+    here, there = Replica(replica_orphan_ttl_s=5000.0), Replica(2000)
+    for number in range(200):
+        there.book(f"r{number}", 1, number)
+        here.hears(there.effects.published[0])
+    here.turn(700.0)
+    more, _ = here.core.replica_tick(here.now + 0.1)
+    assert not more
+    assert here.load(1) == (200 * 16, 200, 200)
+
+
 def test_who_is_gone_for_long_is_forgotten() -> None:
     here, there = Replica(), Replica(2000)
     there.book("a", 1, 1)
