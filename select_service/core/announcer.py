@@ -25,6 +25,8 @@ from select_service.core.replica_events import (
 from select_service.core.replica_messages import ClaimRecord, Ended
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from select_service.core.partition import Partition
     from select_service.core.replica_events import Ending
     from select_service.core.replica_messages import Said
@@ -59,7 +61,13 @@ class Announcer:
         )
         return self._envelope(partition, reservation, AddRequestData(add), stamp)
 
-    def own(self, partition: Partition, reservation: Reservation, born: int) -> None:
+    def own(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        born: int,
+        adopts: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Claim a live reservation under this number; one from an earlier life keeps its own."""
         before = self.claims.own.by_id.get(reservation.reservation_id)
         if before is not None and before.reservation is not None:
@@ -81,6 +89,7 @@ class Announcer:
             expected_output_tokens=reservation.expected_output_tokens,
             lora_name=reservation.lora_name,
             selection_id=reservation.selection_id,
+            adopts=list(adopts),
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done

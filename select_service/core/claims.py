@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from indexer.types import Scope
+from select_service.core.bookings import key_of
 from select_service.core.counters import ReplicaCounters
 from select_service.core.replica_events import Stamp
 from select_service.core.replica_messages import ClaimRecord, Ended, Grown, Growth, Said
@@ -197,6 +198,7 @@ class Claims:
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
         self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
         self._ended: OrderedDict[Key, _End] = OrderedDict()
+        self._ended_on: dict[str, dict[int, int]] = {}  # `key_of` the id: each owner's last one
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
         self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
@@ -218,6 +220,10 @@ class Claims:
         """Tell whether its owner itself said so."""
         entry = self._ended.get(key)
         return entry is not None and entry.by_owner
+
+    def ended_on(self, freed_key: str) -> list[Key]:
+        """Return the names of the claims that ended on a freed id, the last of each owner."""
+        return list(self._ended_on.get(freed_key, {}).items())
 
     def endings(self) -> Iterator[Ended]:
         """Yield the ends remembered now; they may change meanwhile."""
@@ -416,12 +422,23 @@ class Claims:
         before = self._ended.pop(key, None)
         if before is None:
             self._ended[key] = _End(reservation_id, by_owner, now, now)
+            lasts = self._ended_on.setdefault(key_of(reservation_id), {})
+            lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
         else:
             self._ended[key] = _End(reservation_id, by_owner or before.by_owner, before.since, now)
         self._early.pop(key, None)
         if len(self._ended) > self._limits.replica_ended_max:
-            self._ended.popitem(last=False)
+            self._forget_oldest_end()
             self.ended_lost += 1
+
+    def _forget_oldest_end(self) -> None:
+        (owner, born), entry = self._ended.popitem(last=False)
+        freed_key = key_of(entry.name)
+        lasts = self._ended_on.get(freed_key, {})
+        if lasts.get(owner) == born:
+            del lasts[owner]
+            if not lasts:
+                del self._ended_on[freed_key]
 
     def end_own(self, claim: Claim, now: float) -> None:
         """Our own claim is over without anybody having said so; we do with the next batch."""
@@ -492,7 +509,7 @@ class Claims:
         for _ in range(limit):
             if not self._ended or next(iter(self._ended.values())).noted > horizon:
                 break
-            self._ended.popitem(last=False)
+            self._forget_oldest_end()
         for _ in range(limit):
             if not self._freed_here or next(iter(self._freed_here.values())) > horizon:
                 break
@@ -506,6 +523,9 @@ class Claims:
         """State every promise."""
         self.own.check()
         assert len(self._ended) <= self._limits.replica_ended_max
+        for lasts in self._ended_on.values():
+            assert lasts
+            assert self._ended.keys() >= set(lasts.items()), "of what is forgotten nothing is kept"
         assert len(self._early) <= self._limits.replica_ended_max
         assert len(self._freed_here) <= 2 * self._limits.replica_ended_max
         for name, claims in self._of_id.items():

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.keeper import EPOCHS_SINCE, next_epoch
 from select_service.errors import StateDirUnusable
 from tests.live.ports import free_port
+from tests.select_service.core.test_replicas import Replica
 from tests.select_service.edge.serving import DEADLINE_S, PROMPT, SETTINGS, worker
 
 Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
@@ -406,6 +407,42 @@ def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
 
     for number, use in enumerate((first, second, third)):
         life(tmp_path, use, kill=number < 2, replica_sync_port=free_port())
+
+
+def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
+    """The owner is away when its reservations end here, and we are away before it is back."""
+    owner = Replica(2000)
+    told: list[Any] = []
+    for name in ("freed", "adopted", "f" * 100):
+        owner.book(name, 1, 5)
+        told += owner.effects.published
+
+    def hear(service: Driver, messages: Iterable[Any]) -> None:
+        for message in messages:
+            service._carry_out(service.core.replica_heard("tcp://p:1", message, service._clock()))
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        hear(service, told)
+        for name in ("freed", "f" * 100):
+            assert (await client.delete(f"/reservations/{name}")).status_code == 200
+        service.core.replicas.views[2000].heard_at -= 1e6
+        service.core.replica_tick(service._clock())
+        answer = await post(client, "/reservations/adopted/prefill_complete")
+        assert answer.status_code == 200
+        await service.settle()
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        hear(service, told)
+        (loads,) = (await client.get("/loads")).json()[0]["loads"]
+        assert loads["active_requests"] == 1
+        assert loads["potential_prefill_tokens"] == 0
+        assert (await client.delete("/reservations/adopted")).status_code == 200
+        (loads,) = (await client.get("/loads")).json()[0]["loads"]
+        assert loads["active_requests"] == 0
+
+    life(tmp_path, first, kill=True, replica_sync_port=free_port())
+    life(tmp_path, second, replica_sync_port=free_port())
 
 
 @pytest.fixture
