@@ -1,7 +1,7 @@
 """Makes the catalog and the replica plane agree with what sources name.
 
 One task per source looks, one follows: it takes the latest, has `core/discovery` say what is to
-change, and does it a few changes per turn of the loop. A source that is in trouble changes nothing.
+change, and does it a slice per turn of the loop. A source that is in trouble changes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("select_service")
 
-CHANGES_PER_TURN: Final = 4
-"""Workers put or removed before others get their turn; one takes some 50 µs."""
+SLICE_S: Final = 0.0003
+"""How long workers are put or removed before others get their turn; one takes some 50 µs, and as
+much again for every hundred in its scope."""
 
 AGAIN_S: Final = 0.5
 """How often those in their grace, or registered by somebody else, are looked at again."""
@@ -92,20 +93,26 @@ class WorkerFollower:
         }
         self.conflicts = len(plan.conflicts)
         name = self.source.name
-        done = 0
+        until = self._clock() + SLICE_S
         for worker_id in plan.removed:
             remove = partial(self._service.delete_worker, worker_id, name)
             self._try(worker_id, complaints, remove)
-            done = await _give_way(done)
+            until = await self._give_way(until)
         refused = len(complaints)
         for spec in plan.put:
             self._try(spec.worker_id, complaints, partial(self._service.upsert_worker, spec, name))
-            done = await _give_way(done)
+            until = await self._give_way(until)
         self.refused = len(complaints) - refused
         for worker_id, why in sorted(complaints - self._complained):
             _log.warning("worker %d from %s is left out: %s", worker_id, name, why)
         self._complained = complaints
         self.is_settled = True
+
+    async def _give_way(self, until: float) -> float:
+        if self._clock() < until:
+            return until
+        await asyncio.sleep(0)
+        return self._clock() + SLICE_S
 
     def _try(
         self, worker_id: int, complaints: set[tuple[int, str]], change: Callable[[], object]
@@ -198,12 +205,6 @@ async def _follow(
             _log.exception("following %s failed through an error of ours", source.name)
             source.fail("internal", repr(error))
             await asyncio.sleep(AGAIN_S)
-
-
-async def _give_way(done: int) -> int:
-    if (done + 1) % CHANGES_PER_TURN == 0:
-        await asyncio.sleep(0)
-    return done + 1
 
 
 class Discovery:
