@@ -26,6 +26,8 @@ from select_service.core.replica_messages import ClaimRecord, Ended
 from select_service.types import LeaseState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from select_service.core.partition import Partition
     from select_service.core.replica_events import Ending
     from select_service.core.replica_messages import Said
@@ -68,7 +70,13 @@ class Announcer:
         ttl_s = reservation.ttl_s
         return None if reservation.lease is not None or ttl_s == self._default_ttl_s else ttl_s
 
-    def own(self, partition: Partition, reservation: Reservation, born: int) -> None:
+    def own(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        born: int,
+        adopts: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Claim a live reservation under this number; one from an earlier life keeps its own."""
         before = self.claims.own.by_id.get(reservation.reservation_id)
         if before is not None and before.reservation is not None:
@@ -92,6 +100,7 @@ class Announcer:
             selection_id=reservation.selection_id,
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
+            adopts=list(adopts),
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done

@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from indexer.types import Scope
+from select_service.core.bookings import key_of
 from select_service.core.counters import ReplicaCounters
 from select_service.core.lease_copies import LeaseCopies
 from select_service.core.replica_events import Stamp
@@ -210,7 +211,9 @@ class Claims:
         self.ended_lost = 0  # ends forgotten before their time
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
+        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
         self._ended: OrderedDict[Key, _End] = OrderedDict()
+        self._ended_on: dict[str, dict[int, int]] = {}  # `key_of` the id: each owner's last one
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
         self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
@@ -233,6 +236,10 @@ class Claims:
         """Tell whether its owner itself said so."""
         entry = self._ended.get(key)
         return entry is not None and entry.by_owner
+
+    def ended_on(self, freed_key: str) -> list[Key]:
+        """Return the names of the claims that ended on a freed id, the last of each owner."""
+        return list(self._ended_on.get(freed_key, {}).items())
 
     def endings(self) -> Iterator[Ended]:
         """Yield the ends remembered now; they may change meanwhile."""
@@ -395,6 +402,23 @@ class Claims:
             claim.reservation = None
         claim.hashes = hashes
 
+    def wait(self, claim: Claim) -> None:
+        """Its worker is not here; `waited_for` names it when that comes, unless it is forgotten."""
+        where = claim.scope, claim.record.worker_id
+        self._waiting.setdefault(where, {})[claim] = None
+
+    def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
+        """A worker has come: return the ids of the claims that waited for it."""
+        return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
+
+    def _waits_no_more(self, claim: Claim) -> None:
+        where = claim.scope, claim.record.worker_id
+        waiting = self._waiting.get(where)
+        if waiting is not None:
+            waiting.pop(claim, None)
+            if not waiting:
+                del self._waiting[where]
+
     # -- growth --------------------------------------------------------------------------------
 
     def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
@@ -441,12 +465,23 @@ class Claims:
         before = self._ended.pop(key, None)
         if before is None:
             self._ended[key] = _End(reservation_id, by_owner, now, now)
+            lasts = self._ended_on.setdefault(key_of(reservation_id), {})
+            lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
         else:
             self._ended[key] = _End(reservation_id, by_owner or before.by_owner, before.since, now)
         self._early.pop(key, None)
         if len(self._ended) > self._limits.replica_ended_max:
-            self._ended.popitem(last=False)
+            self._forget_oldest_end()
             self.ended_lost += 1
+
+    def _forget_oldest_end(self) -> None:
+        (owner, born), entry = self._ended.popitem(last=False)
+        freed_key = key_of(entry.name)
+        lasts = self._ended_on.get(freed_key, {})
+        if lasts.get(owner) == born:
+            del lasts[owner]
+            if not lasts:
+                del self._ended_on[freed_key]
 
     def end_own_said(self, claim: Claim, now: float) -> None:
         """Our own claim is over, and that is being published."""
@@ -490,6 +525,7 @@ class Claims:
         self.copies.leave(claim)
         self.untie(claim, b"")  # from what its rank has left behind, if that is not swept yet
         self._unsaid.pop(claim.key, None)
+        self._waits_no_more(claim)
         of_id = self._of_id[claim.reservation_id]
         of_id.remove(claim)
         if not of_id:
@@ -531,7 +567,7 @@ class Claims:
         for _ in range(limit):
             if not self._ended or next(iter(self._ended.values())).noted > horizon:
                 break
-            self._ended.popitem(last=False)
+            self._forget_oldest_end()
         for _ in range(limit):
             if not self._freed_here or next(iter(self._freed_here.values())) > horizon:
                 break
@@ -552,6 +588,9 @@ class Claims:
         )
         assert all(one.lease is None for one in self.own.by_id.values())
         assert len(self._ended) <= self._limits.replica_ended_max
+        for lasts in self._ended_on.values():
+            assert lasts
+            assert self._ended.keys() >= set(lasts.items()), "of what is forgotten nothing is kept"
         assert len(self._early) <= self._limits.replica_ended_max
         assert len(self._freed_here) <= 2 * self._limits.replica_ended_max
         for name, claims in self._of_id.items():
@@ -564,6 +603,10 @@ class Claims:
                 assert not (claim.dead and claim.booked), "what has ended carries nothing"
                 if claim.reservation is not None:
                     assert claim.reservation.claim is claim
+        for waiting in self._waiting.values():
+            assert waiting, "nobody waits for nothing"
+            for claim in waiting:
+                assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
         for claim in self.own.by_id.values():
             assert not claim.dead, "we say of our own what ends"
             assert claim.owner == self.router_id

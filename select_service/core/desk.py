@@ -331,6 +331,7 @@ class Desk:
         if booking is None:
             said = self.announcer.freed_unbooked(name, now) if self.announcer.speaks else None
             if said is not None:
+                self.bookings.remember(name, now)
                 return None, Effects(published=[said])
             if self.bookings.was_freed(name):
                 if self.announcer.speaks:

@@ -16,7 +16,7 @@ from indexer.types import HASH_BYTES
 from select_service.core.claims import Claim, ClaimSet
 from select_service.core.effects import Effects, Pull
 from select_service.core.foreigners import Foreigners, claimed
-from select_service.core.replica_events import AddRequestData
+from select_service.core.replica_events import AddRequestData, ReplicaEnvelope
 from select_service.core.replica_messages import (
     ClaimRecord,
     Closed,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from select_service.core.claims import Claims
     from select_service.core.desk import Desk
     from select_service.core.membership import Membership
-    from select_service.core.replica_events import ReplicaEnvelope
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart, Statement
     from select_service.types import CoreLimits
 
@@ -76,6 +75,7 @@ class Replicas:
         """Take in one message."""
         router_id = _speaker(message)
         if router_id == self._claims.router_id:
+            self.counters.namesakes += not self._is_echo(message)
             return
         self.counters.heard += 1
         if isinstance(message, Heartbeat):
@@ -92,6 +92,19 @@ class Replicas:
                     self._apply(view, item, now)
         else:
             self._heard_envelope(peer, message, now)
+
+    def _is_echo(self, message: ReplicaMessage) -> bool:
+        """Whether we may have said this ourselves; else somebody lives on a copy of our state."""
+        if isinstance(message, ReplicaEnvelope):
+            stamp = message.select_service
+            if stamp is UNSET:
+                return True
+            epoch, seq = stamp.epoch, stamp.seq
+        else:
+            epoch, seq = message.epoch, message.seq
+        return epoch < self._claims.epoch or (
+            epoch == self._claims.epoch and seq <= self._claims.seq
+        )
 
     def _view(self, router_id: int, epoch: int, peer: str, now: float) -> View | None:
         view = self.views.get(router_id)
@@ -255,8 +268,10 @@ class Replicas:
                 view.pulling_since = view.incoming = None
                 self._claims.gone.add(router_id)
                 self._chores.append(self._repeat_last_words(view))
-            if view.gone and not view.buried and silent_s > self._limits.replica_ended_s:
+            long_ago = silent_s > self._limits.replica_ended_s and now >= view.bury_at
+            if view.gone and not view.buried and long_ago:
                 view.buried = True
+                view.bury_at = now + self._limits.replica_timeout_s
                 self._chores.append(self._bury(view))
 
     def _bury(self, view: View) -> Iterator[None]:
@@ -361,6 +376,9 @@ class Replicas:
             view.incoming.promised = part.claims
         elif isinstance(part, ClaimRecord):
             view.incoming.seen.add(part.born)
+            if self._claims.was_ended_by_owner((router_id, part.born)):
+                # its state was put back to what it was before that: somebody must remind it
+                self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
             self._claimed(view, part, now)
         elif isinstance(part, Grown):
             self._grown(view, part, now, live=False)

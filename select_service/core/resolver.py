@@ -2,7 +2,7 @@
 
 It is that of the lowest router id among those that have not ended and whose rank is here; with it
 comes all that became of it. `replicas.py` and `foreigners.py` ask for it whenever the claims on an
-id change; claims whose rank is away wait here until it comes.
+id change; claims whose rank is away wait until it comes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class Resolver:
         self._desk = desk
         self._membership = membership
         self._counters = counters
-        self._waiting: dict[tuple[Scope, int], dict[str, None]] = {}  # ids whose worker is away
 
     def resolve(self, reservation_id: str, now: float) -> None:
         """Make the ledger say what the claims on an id say."""
@@ -73,8 +72,7 @@ class Resolver:
                     claims.untie(claim, self.chain(claim))
                 return claim, seat
             else:
-                where = claim.scope, claim.record.worker_id
-                self._waiting.setdefault(where, {})[reservation_id] = None
+                claims.wait(claim)
         return None, None
 
     def _is_over(self, claim: Claim) -> bool:
@@ -113,10 +111,11 @@ class Resolver:
             ledger.prefill_complete(reservation, now)
             self.touched[partition] = None
         outputs = sum(claim.outputs.values())
-        faded = claim.faded_at if claim.fraction != 1.0 else 0
+        faded_at = min(claim.faded_at, outputs)  # else whoever told of them told nonsense
+        faded = faded_at if claim.fraction != 1.0 else 0
         seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction
         if seen != (outputs, faded, claim.fraction):
-            ledger.learn_outputs(reservation, outputs, claim.faded_at, claim.fraction)
+            ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
 
     def touch(self, claim: Claim, now: float) -> None:
         """Somebody cares for a claim, and so for all under the same lease."""
@@ -156,7 +155,7 @@ class Resolver:
 
     def worker_came(self, scope: Scope, worker_id: int) -> None:
         """Claims on this worker may be booked now."""
-        self.again.update(self._waiting.pop((scope, worker_id), {}))
+        self.again.update(dict.fromkeys(self._claims.waited_for(scope, worker_id)))
 
     # -- what has no claim: told by the reference's selectors ----------------------------------
 

@@ -36,6 +36,9 @@ FORMAT = 1
 _FREED = b""
 """The record of an id that was freed lately."""
 
+_ENDED = b"\xc1"
+"""Before the names of the claims of replicas that ended with it; no MessagePack begins so."""
+
 
 class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     """Every fact of a live reservation. New fields go to the end, with a default."""
@@ -61,6 +64,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     reservation: ReservationAnswer | None  # or an explicit booking
     lease_id: str | None = None
     born: int = 0  # the number of our claim on it, when replicas are told
+    adopts: list[tuple[int, int]] = []  # and the claims of gone replicas that it took over
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -73,6 +77,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reservation = msgspec.msgpack.Decoder(ReservationRecord).decode
 _lease: msgspec.msgpack.Decoder[LeaseState | Ending] = msgspec.msgpack.Decoder(LeaseState | Ending)
+_decode_ended = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 _decode_worker = msgspec.msgpack.Decoder(WorkerState).decode
 
 
@@ -190,10 +195,20 @@ class Reservations:
         bookings = self._desk.bookings
         booking = bookings.live(name)
         if booking is None:
-            return _FREED if bookings.is_remembered(name) else None
+            return self._freed_record(name) if bookings.is_remembered(name) else None
         if booking.reservation.origin != "local":
             return None
         return _encode(record_of(booking))
+
+    def _freed_record(self, name: str) -> bytes:
+        """Say which claims ended with it: their owners may be away, and come back with them."""
+        ended = self._desk.announcer.claims.ended_on(name)
+        return _ENDED + _encode(ended) if ended else _FREED
+
+    def _restore_freed(self, name: str, record: bytes, now: float) -> None:
+        self._desk.bookings.remember(name, now)
+        for key in _decode_ended(record[1:]) if record else ():
+            self._desk.announcer.claims.note_end(name, key, now, by_owner=False)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Book it again, with every fact; its time to live starts anew.
@@ -201,8 +216,8 @@ class Reservations:
         One whose rank or lease is not there any more counts as freed.
         """
         bookings = self._desk.bookings
-        if record == _FREED:
-            bookings.remember(name, now)
+        if record == _FREED or record.startswith(_ENDED):
+            self._restore_freed(name, record, now)
             return self._nothing
         facts = _decode_reservation(record)
         partition = self._partitions.get(Scope(facts.model_name, facts.tenant_id))
@@ -222,7 +237,9 @@ class Reservations:
         announcer = self._desk.announcer
         if announcer.speaks:
             born = facts.born or announcer.claims.stamp().seq
-            announcer.own(partition, booking.reservation, born)
+            announcer.own(partition, booking.reservation, born, facts.adopts)
+            for key in facts.adopts:
+                announcer.claims.note_end(name, key, now, by_owner=False)
         return self._nothing
 
 
@@ -284,6 +301,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         answer if isinstance(answer, ReservationAnswer) else None,
         None if reservation.lease is None else reservation.lease.lease_id,
         0 if reservation.claim is None else reservation.claim.born,
+        [] if reservation.claim is None else reservation.claim.record.adopts,
     )
 
 

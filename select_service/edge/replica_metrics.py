@@ -120,6 +120,7 @@ class ReplicaMetrics(Collector):
                 "claims": counts.claims_refused,
                 "publishers": counts.publishers_refused,
                 "leases": self._service.core.desk.announcer.claims.copies.refused,
+                "our_name": counts.namesakes,
             },
         )
         copies = self._gauge("lease_copies", "Leases known through replicas.")

@@ -160,11 +160,9 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             self.close_file()
             raise StateDirUnusable(f"state directory {self.directory}: {error}") from error
-        if loaded.identity is not None and loaded.identity.format > _FORMAT:
-            raise StateDirUnusable(
-                f"state directory {self.directory} is of format {loaded.identity.format}, "
-                f"this build knows {_FORMAT}"
-            )
+        except _LaterFormat as error:
+            self.close_file()
+            raise StateDirUnusable(f"state directory {self.directory} {error}") from None
         return loaded
 
     def close(self) -> None:
@@ -348,6 +346,10 @@ class Store:
             os.close(directory)
 
 
+class _LaterFormat(Exception):
+    """A later build has written here; what it means by its rows is not known."""
+
+
 class _Reader:
     """Reads all rows of a file that may be damaged anywhere."""
 
@@ -374,13 +376,21 @@ class _Reader:
         for row_id, record, checksum in rows:
             if down_to is not None and row_id <= down_to:
                 return
-            if not isinstance(record, bytes) or _checksum(row_id, record) != checksum:
+            try:
+                self._take_row(row_id, record, checksum)
+            except msgspec.DecodeError:
                 self._bad += 1
-            elif row_id == _META_ID:
-                self._loaded.identity = _decode_identity(record)
-            else:
-                self._keep(row_id, _decode_row(record), checksum & U64_MASK)
             self.last_id = max(self.last_id, row_id)
+
+    def _take_row(self, row_id: int, record: object, written: object) -> None:
+        if not isinstance(record, bytes) or (checksum := _checksum(row_id, record)) != written:
+            self._bad += 1
+        elif row_id == _META_ID:
+            self._loaded.identity = identity = _decode_identity(record)
+            if identity.format > _FORMAT:  # known before any other row is read or written
+                raise _LaterFormat(f"is of format {identity.format}, this build knows {_FORMAT}")
+        else:
+            self._keep(row_id, _decode_row(record), checksum & U64_MASK)
 
     def _keep(self, row_id: int, row: Row, checksum: int) -> None:
         key = (row.kind, row.name)

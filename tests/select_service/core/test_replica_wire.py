@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -171,6 +173,48 @@ def test_either_name_of_the_scope_will_do_and_both_must_agree() -> None:
 def test_what_means_nothing_is_refused(raw: Any) -> None:
     with pytest.raises(MalformedReplicaMessage):
         read(raw)
+
+
+def nonsense() -> Iterator[dict[str, Any]]:
+    """Every number of our own messages out of its range."""
+    claim = msgspec.to_builtins(ClaimRecord("x", 3, "m", "t", 16, 1, 0))
+    for field in ("born", "block_size", "worker_id", "dp_rank", "prefill_tokens", "isl_tokens"):
+        yield said(claim | {field: -1})
+    yield said(claim | {"block_size": 2**32})
+    yield said(claim | {"dp_rank": 2**32})
+    yield said(claim | {"adopts": [[-1, 1]]})
+    grown = {"type": "grown", "reservation_id": "x", "owner": 1, "born": 2}
+    for growth in (
+        {"outputs": {1: -1}},
+        {"outputs": {-1: 1}},
+        {"faded_at": -1},
+        *({"fraction": number} for number in (math.nan, -0.1, 1.1, math.inf)),
+    ):
+        yield said(grown | {"growth": growth})
+    beat = msgspec.to_builtins(Heartbeat(1, 1, 2, 3, 4))
+    for field in ("router_id", "epoch", "seq", "live", "digest", "http_port"):
+        yield beat | {field: -1}
+    yield beat | {"epoch": 0}
+    yield beat | {"epoch": 2**24 + 1}
+    yield beat | {"http_port": 2**16}
+
+
+def said(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "said", "router_id": 1, "epoch": 1, "seq": 1, "items": [item]}
+
+
+@pytest.mark.parametrize("raw", list(nonsense()))
+def test_numbers_of_our_own_that_can_be_none_are_refused(raw: dict[str, Any]) -> None:
+    with pytest.raises(MalformedReplicaMessage):
+        decode_message(OWN_TOPIC, msgspec.msgpack.encode(raw))
+
+
+@pytest.mark.parametrize(
+    "stamp", [{"epoch": 0}, {"seq": -1}, {"of": [[1, -1]]}, {"isl_tokens": -1}]
+)
+def test_a_stamp_with_numbers_that_can_be_none_is_refused(stamp: dict[str, Any]) -> None:
+    with pytest.raises(MalformedReplicaMessage):
+        read(with_data("Free") | {"select_service": {"epoch": 1, "seq": 1} | stamp})
 
 
 @given(st.binary(max_size=60), st.sampled_from([TOPIC, OWN_TOPIC]))

@@ -1,15 +1,18 @@
 import random
 import shutil
+import sqlite3
 import stat
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from select_service.core.changes import StateKey
 from select_service.edge import wal
-from select_service.edge.store import FILE, WAL, Store
+from select_service.edge.store import FILE, WAL, Store, _checksum
 from select_service.errors import StateDirUnusable
 
 Rows = dict[StateKey, bytes]
@@ -106,6 +109,38 @@ def test_a_later_format_is_left_alone(store: Store) -> None:
     with pytest.raises(StateDirUnusable, match="format 99"):
         again.load()
     again.close()
+
+
+def test_rows_of_a_later_format_may_look_like_anything(store: Store) -> None:
+    with closing(alter(store)) as db:
+        put(db, 1, msgspec.msgpack.encode({"later": "rows"}))
+        put(db, 0, msgspec.msgpack.encode([1, 1, 1, 0, 99, "more"]))
+    before = (store.directory / "state.db").read_bytes()
+    again = opened(store.directory)
+    with pytest.raises(StateDirUnusable, match="format 99"):
+        again.load()
+    again.close()
+    assert (store.directory / "state.db").read_bytes() == before
+
+
+def test_a_row_that_means_nothing_is_damage(store: Store) -> None:
+    """Its checksum is right, so it was no disk that did it."""
+    store.commit([(key(1), b"one")])
+    with closing(alter(store)) as db:
+        put(db, 77, msgspec.msgpack.encode({"no": "row"}))
+    rows, damage = contents(opened(store.directory))
+    assert rows == {key(1): b"one"}
+    assert damage
+
+
+def alter(store: Store) -> sqlite3.Connection:
+    store.close()
+    return sqlite3.connect(store.directory / "state.db", isolation_level=None)
+
+
+def put(db: sqlite3.Connection, row_id: int, record: bytes) -> None:
+    row = (row_id, record, _checksum(row_id, record))
+    db.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", row)
 
 
 def test_killed_while_a_file_was_being_saved(store: Store) -> None:
