@@ -209,7 +209,7 @@ def survive(tmp_path: Path, kills: int) -> int:
 
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    assert survive(tmp_path, 4) > 50
+    assert survive(tmp_path, 2) > 20
 
 
 @pytest.mark.heavy
@@ -224,7 +224,16 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     trace, port = tmp_path / "trace", free_port()
-    tracing = ("strace", "-f", "-y", "-e", "trace=fsync,fdatasync,sendto,write", "-o", str(trace))
+    tracing = (
+        "strace",
+        "-I2",
+        "-f",
+        "-y",
+        "-e",
+        "trace=fsync,fdatasync,sendto,write",
+        "-o",
+        str(trace),
+    )
     probe = subprocess.run([*tracing, "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip(f"strace may not trace here: {probe.stderr.decode().strip()[-200:]}")
