@@ -15,7 +15,7 @@ from indexer.types import HASH_BYTES
 from select_service import cli
 from select_service.edge import asgi
 from select_service.edge.codec import encode
-from select_service.edge.http import Api, Request, Response
+from select_service.edge.http import ROUTES, Api, Request, Response
 from select_service.edge.routing import Route
 from select_service.types import ScopeLoads
 
@@ -65,7 +65,7 @@ def look(api: Api, _: Request) -> Response:
 def main() -> int:
     """Run the service with the window open."""
     route = Route("GET", WINDOW, look, None, View, 200, (), (), "", changes=False)
-    vars(asgi)["ROUTES"] = (*asgi.ROUTES, route)
+    vars(asgi)["ROUTES"] = (*ROUTES, route)
     return cli.main()
 
 

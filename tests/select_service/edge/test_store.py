@@ -200,50 +200,53 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
 
 
-def test_undamaged_files_of_a_killed_process(history: History, tmp_path: Path) -> None:
-    assert not history.judge(tmp_path / "s", history.file, history.log)
+def test_undamaged_files_of_a_killed_process(history: History, memory_path: Path) -> None:
+    assert not history.judge(memory_path / "s", history.file, history.log)
     assert len(history.log) > 20 * PAGE
     assert len(history.file) > 3 * PAGE
 
 
-def test_file_cut_anywhere(history: History, tmp_path: Path) -> None:
+def test_file_cut_anywhere(history: History, memory_path: Path) -> None:
     for boundary in boundaries(history.file, 0, PAGE):
         for at in {max(0, boundary - 1), boundary, boundary + 1, boundary + 100}:
             if at < len(history.file):
-                history.judge(tmp_path / "s", history.file[:at], history.log)
-                assert history.judge(tmp_path / "s", history.file[:at], None)
+                history.judge(memory_path / "s", history.file[:at], history.log)
+                assert history.judge(memory_path / "s", history.file[:at], None)
 
 
-def test_log_cut_anywhere(history: History, tmp_path: Path) -> None:
+def test_log_cut_anywhere(history: History, memory_path: Path) -> None:
     frame = wal.FRAME.size + PAGE
     for boundary in boundaries(history.log, wal.HEADER.size, frame):
         for at in {boundary - 1, boundary, boundary + 1, boundary + wal.FRAME.size}:
             if at <= len(history.log):
-                damaged = history.judge(tmp_path / "s", history.file, history.log[:at])
+                damaged = history.judge(memory_path / "s", history.file, history.log[:at])
                 assert not damaged or at != boundary, "an end between frames is an end"
                 assert damaged or at >= wal.HEADER.size or not at
 
 
-def test_log_with_a_turned_byte(history: History, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [None, pytest.param(61, marks=pytest.mark.slow)])
+def test_log_with_a_turned_byte(history: History, memory_path: Path, every: int | None) -> None:
     frame = wal.FRAME.size + PAGE
-    inside = (0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, frame - 1)
+    inside = {0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, frame - 1}
+    inside |= set(range(0, frame, every) if every else ())
     reported = 0
     last = len(history.log) - frame
     for start in boundaries(history.log, wal.HEADER.size, frame)[:-1]:
-        for offset in inside:
+        for offset in sorted(inside):
             damaged = history.judge(
-                tmp_path / "s", history.file, flipped(history.log, start + offset)
+                memory_path / "s", history.file, flipped(history.log, start + offset)
             )
             reported += damaged
             assert damaged or start >= last - 3 * frame, "a loss in the middle is noticed"
     assert reported
     for at in range(wal.HEADER.size):
-        assert history.judge(tmp_path / "s", history.file, flipped(history.log, at))
+        assert history.judge(memory_path / "s", history.file, flipped(history.log, at))
 
 
-def test_file_with_a_turned_byte(history: History, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_file_with_a_turned_byte(history: History, memory_path: Path, every: int) -> None:
     """With an empty log, so that the file's own pages are what is read."""
-    directory = tmp_path / "whole"
+    directory = memory_path / "whole"
     directory.mkdir()
     (directory / FILE).write_bytes(history.file)
     (directory / WAL).write_bytes(history.log)
@@ -253,24 +256,25 @@ def test_file_with_a_turned_byte(history: History, tmp_path: Path) -> None:
     file = (directory / FILE).read_bytes()
     reported = 0
     for start in boundaries(file, 0, PAGE)[:-1]:
-        for offset in (*range(110), 300, 1500, PAGE // 2, PAGE - 200, PAGE - 1):
+        heads, records = range(0, 110, every), range(110, PAGE, 37 * every)
+        for offset in (*heads, *records, PAGE - 1):
             if start + offset < len(file):
-                reported += history.judge(tmp_path / "s", flipped(file, start + offset), None)
-    assert reported > len(file) // PAGE * 10
+                reported += history.judge(memory_path / "s", flipped(file, start + offset), None)
+    assert reported > len(file) // PAGE * 50 // every
 
 
-def test_rows_that_changed_places_or_stayed_behind(history: History, tmp_path: Path) -> None:
+def test_rows_that_changed_places_or_stayed_behind(history: History, memory_path: Path) -> None:
     """An old page in place of a new one has sound sums of its own; the digest tells."""
     frame = wal.FRAME.size + PAGE
     file = bytearray(history.file)
     number, _ = struct.unpack_from(">2I", history.log, wal.HEADER.size + 2 * frame)
     page = history.log[wal.HEADER.size + 2 * frame + wal.FRAME.size :][:PAGE]
     file[(number - 1) * PAGE : number * PAGE] = page
-    history.judge(tmp_path / "s", bytes(file), None)
+    history.judge(memory_path / "s", bytes(file), None)
 
 
-def test_nothing_but_rubbish(history: History, tmp_path: Path) -> None:
-    assert history.judge(tmp_path / "s", b"", None)
-    assert history.judge(tmp_path / "s", b"rubbish" * 5000, b"rubbish" * 500)
-    assert history.judge(tmp_path / "s", None, history.log)
-    assert history.judge(tmp_path / "s", history.file, b"rubbish" * 500)
+def test_nothing_but_rubbish(history: History, memory_path: Path) -> None:
+    assert history.judge(memory_path / "s", b"", None)
+    assert history.judge(memory_path / "s", b"rubbish" * 5000, b"rubbish" * 500)
+    assert history.judge(memory_path / "s", None, history.log)
+    assert history.judge(memory_path / "s", history.file, b"rubbish" * 500)
