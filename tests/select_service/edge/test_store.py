@@ -1,3 +1,5 @@
+import errno
+import os
 import random
 import shutil
 import stat
@@ -14,6 +16,7 @@ from select_service.errors import StateDirUnusable
 
 Rows = dict[StateKey, bytes]
 PAGE = 4096
+FRAME = wal.FRAME.size + PAGE
 
 
 def key(number: int) -> StateKey:
@@ -132,16 +135,49 @@ def test_a_commit_that_fails_leaves_nothing(store: Store) -> None:
     assert reopened(store) == ({key(1): b"one", key(3): b"three"}, [])
 
 
+def test_the_log_has_its_size_before_it_is_needed(store: Store) -> None:
+    store.reserve_log(50 * FRAME)
+    log = store.directory / WAL
+    assert log.stat().st_size == 50 * FRAME
+    for number in range(10):
+        store.commit([(key(number), b"x" * 100)])
+    assert log.stat().st_size == 50 * FRAME, "a sync has nothing to say about its length"
+    killed = store.directory.with_name("killed")
+    shutil.copytree(store.directory, killed)
+    again = opened(killed)
+    assert contents(again) == ({key(number): b"x" * 100 for number in range(10)}, [])
+    again.close()
+
+
+def test_a_disk_without_room_for_the_whole_log(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (store.directory / WAL).stat().st_size
+    genuine = os.pwrite
+
+    def full(file: int, data: bytes, at: int) -> int:
+        if at > before:
+            raise OSError(errno.ENOSPC, "full")
+        return genuine(file, data[:1000], at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store.reserve_log(50 * FRAME)
+    assert (store.directory / WAL).stat().st_size == before, "the room is given back"
+    store.commit([(key(1), b"one")])
+    assert reopened(store) == ({key(1): b"one"}, [])
+
+
 # -- damage --------------------------------------------------------------------------------------
 
 
 class History:
     """What a directory held after each commit, and its files as a killed process leaves them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log_bytes: int) -> None:
         rng = random.Random(7)
         store = opened(directory)
         store.load()
+        store.reserve_log(log_bytes)
         self.states: list[Rows] = [{}]
         self.values: dict[StateKey, set[bytes]] = {}
         for step in range(24):
@@ -152,10 +188,14 @@ class History:
             self._commit(store, list(batch.items()))
             if step == 13:
                 assert store._db is not None
-                store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                mode = "RESTART" if log_bytes > wal.HEADER.size else "TRUNCATE"
+                store._db.execute(f"PRAGMA wal_checkpoint({mode})")
         self.file = (directory / FILE).read_bytes()
         self.log = (directory / WAL).read_bytes()
         store.close()
+        salts = self.log[16:24]
+        starts = range(wal.HEADER.size, len(self.log), FRAME)
+        self.ends_at = FRAME + max(at for at in starts if self.log[at + 8 : at + 16] == salts)
 
     def _commit(self, store: Store, batch: list[tuple[StateKey, bytes | None]]) -> None:
         store.commit(batch)
@@ -187,9 +227,11 @@ class History:
         return bool(damage)
 
 
-@pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> History:
-    return History(tmp_path_factory.mktemp("history") / "state")
+@pytest.fixture(scope="module", params=[0, 50], ids=["as it grew", "reserved"])
+def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """With a log that ends behind its last frame, and with one that was used before and goes on."""
+    log_bytes = wal.HEADER.size + request.param * FRAME
+    return History(tmp_path_factory.mktemp("history") / "state", log_bytes)
 
 
 def boundaries(data: bytes, first: int, step: int) -> list[int]:
@@ -202,7 +244,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 def test_undamaged_files_of_a_killed_process(history: History, memory_path: Path) -> None:
     assert not history.judge(memory_path / "s", history.file, history.log)
-    assert len(history.log) > 20 * PAGE
+    assert history.ends_at > 20 * PAGE
     assert len(history.file) > 3 * PAGE
 
 
@@ -215,8 +257,7 @@ def test_file_cut_anywhere(history: History, memory_path: Path) -> None:
 
 
 def test_log_cut_anywhere(history: History, memory_path: Path) -> None:
-    frame = wal.FRAME.size + PAGE
-    for boundary in boundaries(history.log, wal.HEADER.size, frame):
+    for boundary in boundaries(history.log, wal.HEADER.size, FRAME):
         for at in {boundary - 1, boundary, boundary + 1, boundary + wal.FRAME.size}:
             if at <= len(history.log):
                 damaged = history.judge(memory_path / "s", history.file, history.log[:at])
@@ -226,18 +267,18 @@ def test_log_cut_anywhere(history: History, memory_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [None, pytest.param(61, marks=pytest.mark.slow)])
 def test_log_with_a_turned_byte(history: History, memory_path: Path, every: int | None) -> None:
-    frame = wal.FRAME.size + PAGE
-    inside = {0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, frame - 1}
-    inside |= set(range(0, frame, every) if every else ())
+    inside = {0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, FRAME - 1}
+    inside |= set(range(0, FRAME, every) if every else ())
     reported = 0
-    last = len(history.log) - frame
-    for start in boundaries(history.log, wal.HEADER.size, frame)[:-1]:
+    last = history.ends_at - FRAME
+    for start in range(wal.HEADER.size, len(history.log), FRAME):
         for offset in sorted(inside):
             damaged = history.judge(
                 memory_path / "s", history.file, flipped(history.log, start + offset)
             )
             reported += damaged
-            assert damaged or start >= last - 3 * frame, "a loss in the middle is noticed"
+            assert damaged or start >= last - 3 * FRAME, "a loss in the middle is noticed"
+            assert not damaged or start <= last, "behind the end lies nothing"
     assert reported
     for at in range(wal.HEADER.size):
         assert history.judge(memory_path / "s", history.file, flipped(history.log, at))
@@ -265,10 +306,9 @@ def test_file_with_a_turned_byte(history: History, memory_path: Path, every: int
 
 def test_rows_that_changed_places_or_stayed_behind(history: History, memory_path: Path) -> None:
     """An old page in place of a new one has sound sums of its own; the digest tells."""
-    frame = wal.FRAME.size + PAGE
     file = bytearray(history.file)
-    number, _ = struct.unpack_from(">2I", history.log, wal.HEADER.size + 2 * frame)
-    page = history.log[wal.HEADER.size + 2 * frame + wal.FRAME.size :][:PAGE]
+    number, _ = struct.unpack_from(">2I", history.log, wal.HEADER.size + 2 * FRAME)
+    page = history.log[wal.HEADER.size + 2 * FRAME + wal.FRAME.size :][:PAGE]
     file[(number - 1) * PAGE : number * PAGE] = page
     history.judge(memory_path / "s", bytes(file), None)
 
