@@ -28,6 +28,7 @@ from select_service.edge.descriptors import raise_limit
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane
+from select_service.edge.garbage import early_collections
 from select_service.edge.http import Api
 from select_service.edge.keeper import Keeper
 from select_service.edge.metrics import Metrics
@@ -141,7 +142,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         _log.info("listening", extra={"host": host, "port": port, "version": __version__})
-        await server.serve(sockets=[listener])
+        with early_collections():
+            await server.serve(sockets=[listener])
     except (IndexerError, InvalidReplicaPeer) as error:
         _log.error("cannot start: %s", error)
         return 1

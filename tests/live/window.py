@@ -1,4 +1,4 @@
-"""The service with one more route, for tests: its ledger and its loads, seen at one instant.
+"""The service with two more routes, for tests: ledger and loads of one instant, and garbage.
 
 `python -m tests.live.window …` takes the arguments of `python -m select_service` and is that
 process in everything else. No client needs such a list, and a large one would hold the loop; a test
@@ -7,6 +7,7 @@ that asks what always holds needs both sides of the comparison from the same tur
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from select_service.edge.routing import Route
 from select_service.types import ScopeLoads
 
 WINDOW = "/test/ledger"
+BIN = "/test/garbage"
 WATCHED = (sys.executable, "-m", "tests.live.window")
 
 
@@ -62,10 +64,30 @@ def look(api: Api, _: Request) -> Response:
     return Response(200, encode(View(booked, core.loads())))
 
 
+class Garbage(Struct, frozen=True):
+    """What nobody would have collected, and how many objects are out of the collector's way."""
+
+    found: int
+    frozen: int
+
+
+def empty_bin(_: Api, __: Request) -> Response:
+    """Count what was frozen alive and has become a cycle since; all of it goes now."""
+    gc.collect()
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    found = gc.collect()
+    gc.freeze()
+    return Response(200, encode(Garbage(found, frozen)))
+
+
 def main() -> int:
-    """Run the service with the window open."""
-    route = Route("GET", WINDOW, look, None, View, 200, (), (), "", changes=False)
-    vars(asgi)["ROUTES"] = (*ROUTES, route)
+    """Run the service with the windows open."""
+    vars(asgi)["ROUTES"] = (
+        *ROUTES,
+        Route("GET", WINDOW, look, None, View),
+        Route("GET", BIN, empty_bin, None, Garbage),
+    )
     return cli.main()
 
 
