@@ -53,7 +53,7 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
 
 
 class Order(NamedTuple):
-    """What a caller wants booked, once a rank is known; a claim (`claims.py`) is what comes of it."""
+    """What a caller wants booked, once a rank is known; what comes of it is a claim."""
 
     reservation_id: str
     fingerprint: bytes
