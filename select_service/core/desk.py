@@ -56,8 +56,8 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
     return xxhash.xxh3_128_digest(route + body + unknown)
 
 
-class Claim(NamedTuple):
-    """What is to be booked, once a rank is known."""
+class Order(NamedTuple):
+    """What a caller wants booked, once a rank is known; what comes of it is a claim."""
 
     reservation_id: str
     fingerprint: bytes
@@ -148,22 +148,22 @@ class Desk:
 
     # -- begin ---------------------------------------------------------------------------------
 
-    def book(self, partition: Partition, slot: int, claim: Claim, now: float) -> Reservation:
+    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
         """Put the load of a new reservation on a slot; `confirm` makes it known."""
         reservation = partition.ledger.book(
-            claim.reservation_id,
+            order.reservation_id,
             slot,
-            claim.prompt.sequence_hashes,
-            claim.prefill_tokens,
+            order.prompt.sequence_hashes,
+            order.prefill_tokens,
             now,
-            isl_tokens=claim.prompt.isl_tokens,
-            ttl_s=claim.ttl_s,
+            isl_tokens=order.prompt.isl_tokens,
+            ttl_s=order.ttl_s,
         )
-        if claim.lease is not None:
-            self.leases.join(claim.lease, reservation)
-            self.leases.touch(claim.lease, now)
-        reservation.fingerprint = claim.fingerprint
-        reservation.track_prefill_tokens = claim.track_prefill_tokens
+        if order.lease is not None:
+            self.leases.join(order.lease, reservation)
+            self.leases.touch(order.lease, now)
+        reservation.fingerprint = order.fingerprint
+        reservation.track_prefill_tokens = order.track_prefill_tokens
         return reservation
 
     def confirm(

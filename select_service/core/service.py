@@ -16,7 +16,7 @@ from indexer.core.hashing import unpack_i64
 from select_service.core.catalog import Catalog, reconciliation_failed
 from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER, Changes
 from select_service.core.counters import Counters
-from select_service.core.desk import Claim, Desk, fingerprint_of
+from select_service.core.desk import Desk, Order, fingerprint_of
 from select_service.core.discovery import API
 from select_service.core.effects import NOTHING, Effects, Pull
 from select_service.core.eligibility import check_wishes
@@ -410,7 +410,7 @@ class SelectionCore:
         assert ticket.reservation_id is not None
         assert isinstance(request, SelectAndReserveRequest)
         track = placement.weights.track_prefill_tokens
-        claim = Claim(
+        order = Order(
             ticket.reservation_id,
             ticket.fingerprint,
             prompt,
@@ -418,7 +418,7 @@ class SelectionCore:
             track,
             *self.desk.terms(request),
         )
-        reservation = self.desk.book(partition, placement.slot, claim, now)
+        reservation = self.desk.book(partition, placement.slot, order, now)
         answer = self._answer(partition, request, placement)
         answer.reservation_id = ticket.reservation_id
         answer.isl_tokens = prompt.isl_tokens
@@ -520,8 +520,8 @@ class SelectionCore:
         if known is not None:
             return known, NOTHING
         terms = self.desk.terms(request)
-        claim = Claim(request.reservation_id, fingerprint, prompt, prefill, track, *terms)
-        reservation = self.desk.book(partition, worker.slots[dp_rank], claim, now)
+        order = Order(request.reservation_id, fingerprint, prompt, prefill, track, *terms)
+        reservation = self.desk.book(partition, worker.slots[dp_rank], order, now)
         answer = ReservationAnswer(
             request.reservation_id,
             partition.scope.model_name,

@@ -366,7 +366,7 @@ def live_through(seed: int, steps: int) -> None:
     world.drain()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_replicas_agree(seed: int) -> None:
     live_through(seed, 60)
 
@@ -375,7 +375,7 @@ def test_replicas_agree(seed: int) -> None:
 @pytest.mark.timeout(1500)
 def test_replicas_agree_for_long() -> None:
     """Thousands of worlds, as many at a time as there are processors."""
-    seeds = range(1000, 1000 + int(os.environ.get("REPLICA_SEEDS", "2000")))
+    seeds = range(8, 8 + int(os.environ.get("REPLICA_SEEDS", "2000")))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         failures = [text for text in pool.map(_what_fails, seeds, chunksize=20) if text]
     assert not failures
