@@ -1,0 +1,83 @@
+"""What became of every request that asked, in plain integers; metrics read them at scrape time.
+
+One identity always holds, per class and altogether:
+offered = admitted + refused + withdrawn + waiting.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TENANT_LABELS_MAX: Final = 32
+"""Tenants with a series of their own; the rest is counted under "other"."""
+OTHER: Final = "other"
+_CONTENDERS: Final = 4
+"""Times as many names are remembered, to see who deserves a label."""
+
+
+class TenantTally:
+    """Counts by tenant for the busiest few; the sum over all labels is exact.
+
+    Space-saving (Metwally et al.): who is unknown takes over the smallest count among the
+    contenders. A label changes hands only when a contender has twice the label's count.
+    """
+
+    def __init__(self, labels_max: int = TENANT_LABELS_MAX) -> None:
+        self._labels_max = labels_max
+        self.counts: dict[str, int] = {OTHER: 0}
+        self._contenders: dict[str, int] = {}
+
+    def add(self, tenant_id: str) -> None:
+        """Count one; O(1) for labelled tenants, O(labels) for others."""
+        counts = self.counts
+        if tenant_id in counts and tenant_id != OTHER:
+            counts[tenant_id] += 1
+            return
+        if len(counts) <= self._labels_max:  # "other" is one of them
+            counts[tenant_id] = counts.get(tenant_id, 0) + 1
+            return
+        counts[OTHER] += 1
+        self._contend(tenant_id)
+
+    def _contend(self, tenant_id: str) -> None:
+        some = self._contenders
+        if tenant_id in some or len(some) < _CONTENDERS * self._labels_max:
+            some[tenant_id] = some.get(tenant_id, 0) + 1
+        else:
+            least = min(some, key=some.__getitem__)
+            some[tenant_id] = some.pop(least) + 1
+        weakest = min((one for one in self.counts if one != OTHER), key=self.counts.__getitem__)
+        if some[tenant_id] > 2 * self.counts[weakest] and tenant_id != OTHER:
+            self.counts[OTHER] += self.counts.pop(weakest)
+            self.counts[tenant_id] = 0
+            del some[tenant_id]
+
+
+class Tallies:
+    """The counters of one gate."""
+
+    def __init__(self, class_names: tuple[str, ...]) -> None:
+        self.offered = dict.fromkeys(class_names, 0)
+        self.admitted = dict.fromkeys(class_names, 0)
+        self.refused = dict.fromkeys(class_names, 0)
+        self.withdrawn = dict.fromkeys(class_names, 0)  # their client left while they waited
+        self.waiting = dict.fromkeys(class_names, 0)  # now
+        self.waited = dict.fromkeys(class_names, 0)  # ever
+        self.decisions: dict[tuple[str, str, str, str, str], int] = {}
+        """By (policy, gate, outcome, code, class); codes are few and fixed."""
+        self.refused_by_tenant = TenantTally()
+        self.admitted_by_tenant = TenantTally()
+
+    def note(self, policy: str, gate: str, outcome: str, code: str, slo_class: str) -> None:
+        """Count one decision."""
+        key = (policy, gate, outcome, code, slo_class)
+        self.decisions[key] = self.decisions.get(key, 0) + 1
+
+    def check(self) -> None:
+        """State the identity."""
+        for name, offered in self.offered.items():
+            settled = self.admitted[name] + self.refused[name] + self.withdrawn[name]
+            assert offered == settled + self.waiting[name], name
+            assert self.waiting[name] >= 0
+        assert sum(self.admitted_by_tenant.counts.values()) == sum(self.admitted.values())
+        assert sum(self.refused_by_tenant.counts.values()) == sum(self.refused.values())
