@@ -112,7 +112,7 @@ def _read_config(name: str, config: Mapping[str, object]) -> _Config:
         return _Config(policy, None)
     if not isinstance(given, dict):
         raise ValueError("pool must be an object or null")  # noqa: TRY004 - one kind of refusal
-    checked(given, frozenset(PoolSettings._fields), "pool")
+    checked(given, frozenset(PoolSettings.__struct_fields__), "pool")
     try:
         settings = msgspec.convert(given, PoolSettings)
     except msgspec.ValidationError as error:

@@ -6,8 +6,9 @@ Both keep the very books the live service keeps; neither reads a clock.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from select_service.core.admission.drain import DrainMeter
@@ -55,12 +56,8 @@ class SnapshotPool(PoolLoad):
         return self.in_flight_told.get(tenant_id, 0)
 
 
-class PoolSettings(NamedTuple):
-    """A pool that computes.
-
-    Raises:
-        ValueError: from `check`.
-    """
+class PoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pool that computes; `check` it before use."""
 
     ranks: int = 4
     prefill_tokens_per_s: float = 20_000.0
@@ -70,7 +67,11 @@ class PoolSettings(NamedTuple):
     target_ttft_s: float = 1.0
 
     def check(self) -> None:
-        """Refuse what cannot compute."""
+        """Refuse what cannot compute.
+
+        Raises:
+            ValueError: naming it.
+        """
         for name in ("ranks", "prefill_tokens_per_s", "kv_total_blocks", "block_size"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"pool: {name} must be above 0")

@@ -41,8 +41,11 @@ AT_CAPACITY: Final = Verdict(
 )
 WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
+RETURN_SHARE: Final = 0.5
+"""Of what drains, so much is promised to those who return; the rest is for those who come first.
+All of it would turn an overload into one long queue, in which everybody is late."""
 _SHARE_MIN: Final = 0.05
-"""Of what drains, this much is promised to every band, whatever is above it."""
+"""Of what drains, at least so much counts as left over by the bands above."""
 _MEMORY_S: Final = 10.0
 """How long admitted work counts as traffic of its band."""
 
@@ -188,7 +191,7 @@ class Gate(Generic[T]):
         if gate == "unavailable":
             return NO_ROOM
         if gate == "capacity":
-            return Room("requests", 1.0, self.pool.meter.requests_per_s, 0.0)
+            return Room("requests", 1.0, self.pool.meter.requests_per_s * RETURN_SHARE, 0.0)
         line, rate = self.policy.refill(ask, self.pool)
         if gate == "busy":
             line, rate = "pool", self.pool.prefill_rate * self.pool.instances
@@ -201,6 +204,7 @@ class Gate(Generic[T]):
             rate = max(rate - self._traffic.above(band, now), rate * _SHARE_MIN)
         if earliest_s == math.inf:  # it never fits
             return NO_ROOM
+        rate *= RETURN_SHARE
         return Room(line, ask.work if line == "pool" else ask.tokens, rate, earliest_s)
 
     # -- settling ------------------------------------------------------------------------------
