@@ -136,12 +136,11 @@ class BusyRanks:
         return True
 
     def all_busy(self, rows: Rows) -> bool:
-        """Tell whether every candidate is busy; O(1) while the first one is free."""
-        if not self.count:
+        """Tell whether every candidate is busy; O(1) unless as many are busy as there are."""
+        candidates = rows.stop if isinstance(rows, slice) else len(rows)
+        if self.count < candidates or not candidates:
             return False
-        if isinstance(rows, slice):
-            return rows.stop > 0 and bool(self.busy[0]) and bool(self.busy[rows].all())
-        return len(rows) > 0 and bool(self.busy[rows[0]]) and bool(self.busy[rows].all())
+        return bool(self.busy[rows].all())
 
     def free_rows(self, rows: Rows) -> Rows:
         """Return the candidates that are not busy, ascending; all of them while nobody is."""

@@ -86,7 +86,7 @@ class WorkerCaps:
         self.full: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.room: Slots = np.zeros(0, dtype=np.int64)
         """Waiting places left with the worker of each slot."""
-        self.full_workers = 0
+        self.full_slots = 0
         self.waiting = 0
         self._caps: dict[int, WorkerCap] = {}
         self._owner: list[int] = []  # by slot; meaningless where nobody sits
@@ -145,28 +145,27 @@ class WorkerCaps:
 
     def _clear(self, cap: WorkerCap) -> None:
         if cap.slots and self.full[cap.slots[0]]:
-            self.full_workers -= 1
+            self.full_slots -= len(cap.slots)
         for slot in cap.slots:
             self.full[slot], self.room[slot] = False, 0
 
     def _write(self, cap: WorkerCap) -> None:
         if not cap.slots:
             return
-        self.full_workers += cap.full - int(self.full[cap.slots[0]])
+        self.full_slots += (cap.full - int(self.full[cap.slots[0]])) * len(cap.slots)
         for slot in cap.slots:
             self.full[slot], self.room[slot] = cap.full, cap.room
 
     def all_full(self, rows: Rows) -> bool:
-        """Tell whether every candidate is full; O(1) while no worker or not the first one is."""
-        if not self.full_workers:
+        """Tell whether every candidate is full; O(1) unless as many are full as there are."""
+        candidates = rows.stop if isinstance(rows, slice) else len(rows)
+        if self.full_slots < candidates or not candidates:
             return False
-        if isinstance(rows, slice):
-            return rows.stop > 0 and bool(self.full[0]) and bool(self.full[rows].all())
-        return len(rows) > 0 and bool(self.full[rows[0]]) and bool(self.full[rows].all())
+        return bool(self.full[rows].all())
 
     def open_rows(self, rows: Rows) -> Rows:
         """Return the candidates that may take one more request, ascending."""
-        if not self.full_workers:
+        if not self.full_slots:
             return rows
         full = self.full[rows]
         if not full.any():
@@ -210,7 +209,7 @@ class WorkerCaps:
         assert self.waiting == sum(cap.queued for cap in caps)
         full = {slot for cap in caps if cap.full for slot in cap.slots}
         assert set(np.flatnonzero(self.full).tolist()) == full
-        assert self.full_workers == sum(bool(cap.full and cap.slots) for cap in caps)
+        assert self.full_slots == len(full)
         for worker_id, cap in self._caps.items():
             assert cap.inflight >= 0
             assert cap.queued >= 0

@@ -54,8 +54,8 @@ class SloClasses:
         """The priority of each band, descending."""
         self._band_of = {priority: band for band, priority in enumerate(self.bands)}
         self._standard = priorities[STANDARD]
-        self._band_of_name = {name: self._band_of[at] for name, at in priorities.items()}
-        self._standard_band = self._band_of[self._standard]
+        self._places = {name: (name, self._band_of[at]) for name, at in priorities.items()}
+        self._standard_place = self._places[STANDARD]
         self.names: tuple[str, ...] = tuple(
             sorted(priorities, key=lambda name: (-priorities[name], name))
         )
@@ -71,7 +71,11 @@ class SloClasses:
 
     def band(self, name: str) -> int:
         """Return the band of a class name as sent."""
-        return self._band_of_name.get(name, self._standard_band)
+        return self._places.get(name, self._standard_place)[1]
+
+    def place(self, name: str) -> tuple[str, int]:
+        """Return `known` and `band` in one look."""
+        return self._places.get(name, self._standard_place)
 
     def is_sheddable(self, band: int) -> bool:
         """Tell whether requests of a band may be refused for load alone."""

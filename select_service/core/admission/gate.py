@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.pool_load import PoolLoad
+    from select_service.core.admission.tallies import ClassTally
     from select_service.core.columns import Rows
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ RETURN_SHARE: Final = 0.5
 All of it would turn an overload into one long queue, in which everybody is late."""
 _SHARE_MIN: Final = 0.05
 """Of what drains, at least so much counts as left over by the bands above."""
+_STEP_S: Final = 0.25
 _MEMORY_S: Final = 10.0
 """How long admitted work counts as traffic of its band."""
 
@@ -69,21 +71,25 @@ class Decision(NamedTuple):
 
 
 class _Traffic:
-    """Work admitted per second and band, exponentially weighted. O(1) to add."""
+    """Work admitted per second and band, exponentially weighted; decays in steps. O(1) to add."""
 
     def __init__(self, bands: int) -> None:
         self._sums = [0.0] * bands
-        self._at = [0.0] * bands
+        self._at = 0.0
 
     def add(self, band: int, work: float, now: float) -> None:
-        self._sums[band] = self._fresh(band, now) + work
-        self._at[band] = now
+        if now - self._at > _STEP_S:
+            self._fade(now)
+        self._sums[band] += work
 
-    def _fresh(self, band: int, now: float) -> float:
-        return self._sums[band] * math.exp(min(0.0, self._at[band] - now) / _MEMORY_S)
+    def _fade(self, now: float) -> None:
+        fade = math.exp(-max(0.0, now - self._at) / _MEMORY_S)
+        self._sums = [one * fade for one in self._sums]
+        self._at = max(self._at, now)
 
     def above(self, band: int, now: float) -> float:
-        return sum(self._fresh(one, now) for one in range(band)) / _MEMORY_S
+        self._fade(now)
+        return sum(self._sums[:band]) / _MEMORY_S
 
 
 class Gate(Generic[T]):
@@ -137,10 +143,10 @@ class Gate(Generic[T]):
         """Return the first refusal, else whether and where it has to wait."""
         if not self.pool.instances:
             return "unavailable", UNAVAILABLE
-        if self.busy is not None and self.busy.count and self.busy.all_busy(rows):
+        if self.busy is not None and self.busy.all_busy(rows):
             return "busy", BUSY
         is_full = False
-        if self.caps is not None and self.caps.full_workers and self.caps.all_full(rows):
+        if self.caps is not None and self.caps.all_full(rows):
             if not self.caps.has_place(rows):
                 return "capacity", AT_CAPACITY
             is_full = True
@@ -211,26 +217,28 @@ class Gate(Generic[T]):
 
     def settle(self, decision: Decision, ask: Ask, now: float) -> None:
         """Charge and count what was decided; in the same step as the booking."""
-        name = self.classes.known(ask.slo_class)
-        tallies = self.tallies
-        tallies.offered[name] += 1
-        tallies.note(decision.policy, decision.gate, decision.outcome, decision.code, name)
+        name, band = self.classes.place(ask.slo_class)
+        tally = self.tallies.of[name]
+        tally.offered += 1
         if decision.outcome == "admit":
             self.policy.charge(ask, now)
-            self._admit(ask, name, now)
-        elif decision.outcome == "wait":
-            tallies.waiting[name] += 1
-            tallies.waited[name] += 1
+            self._admit(ask, tally, band, now)
+            return
+        self.tallies.note(decision.policy, decision.gate, decision.outcome, decision.code, name)
+        if decision.outcome == "wait":
+            tally.waiting += 1
+            tally.waited += 1
             self._redeem(ask)
         else:
-            tallies.refused[name] += 1
-            tallies.refused_by_tenant.add(ask.tenant_id)
+            tally.refused += 1
+            self.tallies.refused_by_tenant.add(ask.tenant_id)
 
-    def _admit(self, ask: Ask, name: str, now: float) -> None:
-        self.tallies.admitted[name] += 1
+    def _admit(self, ask: Ask, tally: ClassTally, band: int, now: float) -> None:
+        tally.admitted += 1
         self.tallies.admitted_by_tenant.add(ask.tenant_id)
-        self._traffic.add(self.classes.band(ask.slo_class), ask.work, now)
-        self._redeem(ask)
+        self._traffic.add(band, ask.tokens, now)
+        if self.returns.size:
+            self._redeem(ask)
 
     def _redeem(self, ask: Ask) -> None:
         if self.returns.size and ask.key:
@@ -251,14 +259,16 @@ class Gate(Generic[T]):
         """A request from the policy's queue is placed: charge and count it."""
         assert self.queue is not None
         self.queue.serve(one)
-        self._leave(one.ask, "admit", "")
-        self._admit(one.ask, self.classes.known(one.ask.slo_class), now)
+        self._admit_waiting(one.ask, now)
 
     def placed(self, ask: Ask, now: float) -> None:
         """A request that waited elsewhere (for a worker) is placed: charge and count it."""
         self.policy.charge(ask, now)
-        self._leave(ask, "admit", "")
-        self._admit(ask, self.classes.known(ask.slo_class), now)
+        self._admit_waiting(ask, now)
+
+    def _admit_waiting(self, ask: Ask, now: float) -> None:
+        tally = self._leave(ask, "admit", "")
+        self._admit(ask, tally, self.classes.band(ask.slo_class), now)
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
         """The client of one in the policy's queue left; charged to nobody."""
@@ -269,8 +279,7 @@ class Gate(Generic[T]):
 
     def gone(self, ask: Ask) -> None:
         """The client of one that waited elsewhere left."""
-        self._leave(ask, "withdrawn", "")
-        self.tallies.withdrawn[self.classes.known(ask.slo_class)] += 1
+        self._leave(ask, "withdrawn", "").withdrawn += 1
 
     def expired(self, now: float, limit: int) -> list[tuple[Waiting[T], Decision]]:
         """Refuse up to `limit` of the policy's queue that have waited too long."""
@@ -281,15 +290,16 @@ class Gate(Generic[T]):
     def refuse_waiting(self, ask: Ask, now: float) -> Decision:
         """One has waited too long, wherever it did; charged to nobody."""
         decision = self._refusal(ask, "waiting", EXPIRED_WAITING, now)
-        self._leave(ask, "refuse", decision.code)
-        self.tallies.refused[self.classes.known(ask.slo_class)] += 1
+        self._leave(ask, "refuse", decision.code).refused += 1
         self.tallies.refused_by_tenant.add(ask.tenant_id)
         return decision
 
-    def _leave(self, ask: Ask, outcome: str, code: str) -> None:
+    def _leave(self, ask: Ask, outcome: str, code: str) -> ClassTally:
         name = self.classes.known(ask.slo_class)
-        self.tallies.waiting[name] -= 1
         self.tallies.note(self.policy.name, "waiting", outcome, code, name)
+        tally = self.tallies.of[name]
+        tally.waiting -= 1
+        return tally
 
     def check(self) -> None:
         """State every promise of the gate and its books."""

@@ -116,6 +116,7 @@ class SloShed(Generic[T]):
             name: self.settings.targets_s.get(name, self.settings.default_target_s)
             for name in classes.names
         }
+        self._judged: tuple[Ask | None, int] = (None, 0)
         self.is_open = [True] * bands
         self.flaps = [0] * bands
         """How often each band was closed."""
@@ -131,6 +132,7 @@ class SloShed(Generic[T]):
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Let it in, let it wait, or refuse it; nothing is charged."""
         band = self._band(ask, now)
+        self._judged = (ask, band)
         hopeless = self._hopeless(ask, band, pool)
         if hopeless is not None:
             return hopeless
@@ -155,8 +157,9 @@ class SloShed(Generic[T]):
         band = self._classes.band(ask.slo_class)
         if self._budgets is None:
             return band
-        bucket = self._budgets.of(self._budget_key(ask), round(now * 1e6))
-        if bucket.holds(ask.work, round(now * 1e6)):
+        t_us = round(now * 1e6)
+        bucket = self._budgets.of(self._budget_key(ask), t_us)
+        if bucket.holds(ask.work, t_us):
             return band
         return min(band + 1, len(self.ceilings) - 1)
 
@@ -208,7 +211,9 @@ class SloShed(Generic[T]):
 
     def charge(self, ask: Ask, now: float) -> None:
         """An arrival goes on at once: its tenant pays."""
-        band = self._band(ask, now)
+        judged, band = self._judged
+        if judged is not ask:  # it was judged just before, as a rule
+            band = self._band(ask, now)
         self.queue.serve_directly(band, ask.tenant_id, self.cost(ask))
         self._pay(ask, now)
 

@@ -6,6 +6,7 @@ offered = admitted + refused + withdrawn + waiting.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 TENANT_LABELS_MAX: Final = 32
@@ -53,16 +54,28 @@ class TenantTally:
             del some[tenant_id]
 
 
+@dataclass(slots=True)
+class ClassTally:
+    """What became of the requests of one class."""
+
+    offered: int = 0
+    admitted: int = 0
+    refused: int = 0
+    withdrawn: int = 0  # their client left while they waited
+    waiting: int = 0  # now
+    waited: int = 0  # ever
+
+    def check(self) -> None:
+        """State the identity."""
+        assert self.offered == self.admitted + self.refused + self.withdrawn + self.waiting
+        assert self.waiting >= 0
+
+
 class Tallies:
     """The counters of one gate."""
 
     def __init__(self, class_names: tuple[str, ...]) -> None:
-        self.offered = dict.fromkeys(class_names, 0)
-        self.admitted = dict.fromkeys(class_names, 0)
-        self.refused = dict.fromkeys(class_names, 0)
-        self.withdrawn = dict.fromkeys(class_names, 0)  # their client left while they waited
-        self.waiting = dict.fromkeys(class_names, 0)  # now
-        self.waited = dict.fromkeys(class_names, 0)  # ever
+        self.of = {name: ClassTally() for name in class_names}
         self.decisions: dict[tuple[str, str, str, str, str], int] = {}
         """By (policy, gate, outcome, code, class); codes are few and fixed."""
         self.refused_by_tenant = TenantTally()
@@ -73,11 +86,17 @@ class Tallies:
         key = (policy, gate, outcome, code, slo_class)
         self.decisions[key] = self.decisions.get(key, 0) + 1
 
+    def total(self) -> ClassTally:
+        """Return the sum over classes."""
+        every = self.of.values()
+        return ClassTally(
+            *(sum(getattr(one, name) for one in every) for name in ClassTally.__slots__)
+        )
+
     def check(self) -> None:
-        """State the identity."""
-        for name, offered in self.offered.items():
-            settled = self.admitted[name] + self.refused[name] + self.withdrawn[name]
-            assert offered == settled + self.waiting[name], name
-            assert self.waiting[name] >= 0
-        assert sum(self.admitted_by_tenant.counts.values()) == sum(self.admitted.values())
-        assert sum(self.refused_by_tenant.counts.values()) == sum(self.refused.values())
+        """State the identity, per class and by tenant."""
+        for one in self.of.values():
+            one.check()
+        total = self.total()
+        assert sum(self.admitted_by_tenant.counts.values()) == total.admitted
+        assert sum(self.refused_by_tenant.counts.values()) == total.refused

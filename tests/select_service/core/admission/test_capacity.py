@@ -45,7 +45,7 @@ def test_bad_caps_are_refused(most: int, queue: int) -> None:
         WorkerCap(most, queue)
 
 
-def test_full_workers_are_no_candidates_and_room_is_shared_out() -> None:
+def test_full_slots_are_no_candidates_and_room_is_shared_out() -> None:
     caps = WorkerCaps()
     caps.seat(7, [0, 1], 2, 1)
     caps.seat(8, [2], 1, 2)
@@ -85,7 +85,7 @@ def test_a_changed_record_keeps_what_is_there() -> None:
     caps.seat(1, [0, 1], 3, 4)
     assert caps.all_full(slice(0, 2))
     caps.seat(1, [0, 1], 5, 4)
-    assert not caps.full_workers
+    assert not caps.full_slots
     caps.check()
 
 

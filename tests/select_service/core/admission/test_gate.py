@@ -17,7 +17,7 @@ from select_service.core.admission.fair_queue import Waiting
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
-from select_service.core.admission.tallies import OTHER, TenantTally
+from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy
 
@@ -72,7 +72,7 @@ def test_one_free_candidate_is_enough() -> None:
     assert gate.judge(ask_of(), np.array([0]), 0.0).gate == "busy"
 
 
-def test_full_workers_let_wait_while_there_is_a_place() -> None:
+def test_full_slots_let_wait_while_there_is_a_place() -> None:
     gate = gate_of()
     for slot in (0, 1):
         carry(gate, slot, 0, 2)
@@ -88,9 +88,8 @@ def test_full_workers_let_wait_while_there_is_a_place() -> None:
     gate.gone(ask_of())
     gate.settle(decision, ask_of(), 1.0)
     assert gate.refuse_waiting(ask_of(), 2.0).gate == "waiting"
-    tallies = gate.tallies
-    assert (tallies.offered["standard"], tallies.admitted["standard"]) == (3, 1)
-    assert (tallies.withdrawn["standard"], tallies.refused["standard"]) == (1, 1)
+    assert gate.tallies.of["standard"] == ClassTally(3, 1, 1, 1, 0, 3)
+    assert gate.tallies.total() == ClassTally(3, 1, 1, 1, 0, 3)
     gate.check()
 
 
@@ -247,7 +246,7 @@ def test_everybody_is_accounted_for(
         if waiting and what == 5:
             assert gate.withdraw(waiting.pop(), now)
         gate.check()
-        assert sum(gate.tallies.waiting.values()) == len(waiting)
+        assert gate.tallies.total().waiting == len(waiting)
 
 
 def test_tenant_labels_are_few_and_follow_the_busiest() -> None:

@@ -54,6 +54,16 @@ def test_a_promise_ends() -> None:
     book.check()
 
 
+def test_a_later_promise_outlives_an_earlier_one_that_was_kept() -> None:
+    book = ReturnBook(1)
+    book.grant(key(1), 0, room(earliest_s=1.0), 0.0)
+    book.redeem(key(1))
+    book.grant(key(1), 0, room(earliest_s=7.0), 1.0)
+    assert not book.is_due(key(1), 7.5), "the first one's time is over"
+    assert book.is_due(key(1), 8.0)
+    assert book.broken == 0
+
+
 def test_who_comes_early_is_told_the_same_time() -> None:
     book = ReturnBook(1)
     book.grant(key(1), 0, room(earliest_s=5.0), 0.0)
