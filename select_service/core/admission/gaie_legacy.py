@@ -32,7 +32,7 @@ def utilization(
     worse = np.maximum(pool.queue_depth / queue_depth, pool.kv_utilization / kv_utilization)
     # cumsum adds one after another, as the genuine loop does; sum() adds in pairs and may land on
     # the other side of 1.
-    return float(np.cumsum(worse)[-1]) / pool.instances
+    return float(worse.cumsum()[-1]) / pool.instances
 
 
 def concurrency(pool: Pool, per_instance: int = CONCURRENCY_PER_INSTANCE) -> float:

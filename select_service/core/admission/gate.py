@@ -78,14 +78,15 @@ class _Traffic:
         self._at = 0.0
 
     def add(self, band: int, work: float, now: float) -> None:
-        if now - self._at > _STEP_S:
-            self._fade(now)
+        self._fade(now)
         self._sums[band] += work
 
     def _fade(self, now: float) -> None:
-        fade = math.exp(-max(0.0, now - self._at) / _MEMORY_S)
-        self._sums = [one * fade for one in self._sums]
-        self._at = max(self._at, now)
+        passed = now - self._at
+        if passed > _STEP_S:
+            fade = math.exp(-passed / _MEMORY_S)
+            self._sums = [one * fade for one in self._sums]
+            self._at = now
 
     def above(self, band: int, now: float) -> float:
         self._fade(now)

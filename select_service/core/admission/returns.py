@@ -10,7 +10,7 @@ for. What is promised is bounded in number and time; nobody is promised what can
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -83,7 +83,7 @@ class ReturnBook:
         self._slots_max = slots_max
         self._horizon_s = horizon_s
         self._lines: OrderedDict[str, _Line] = OrderedDict()  # least recently used first
-        self._by_key: dict[bytes, deque[tuple[float, float]]] = {}  # (at, until), in order given
+        self._by_key: dict[bytes, list[tuple[float, float]]] = {}  # (at, until), in order given
         self._expiries: list[tuple[float, bytes]] = []  # a heap of what was given
         self._given = 0  # draws the spread of those without a rate
         self.size = 0
@@ -118,13 +118,18 @@ class ReturnBook:
         at = max(now + earliest_s, free_at[band])
         if at - now > self._horizon_s:
             return Promise(self._horizon_s * (0.5 + 0.5 * spread), is_kept=False)
-        after = at + work / rate
+        takes = work / rate
+        after = at + takes
         for lower in range(band, self._bands):
-            free_at[lower] = max(free_at[lower] + work / rate, after)
+            moved = free_at[lower] + takes
+            free_at[lower] = max(after, moved)
         if not key or self.size >= self._slots_max:
             return Promise(at - now, is_kept=False)
         until = at + 1.0 + GRACE_S + GRACE_SHARE * (at - now)
-        self._by_key.setdefault(key, deque()).append((at, until))
+        if held is None:
+            self._by_key[key] = [(at, until)]
+        else:
+            held.append((at, until))
         heappush(self._expiries, (until, key))
         self.size += 1
         return Promise(at - now, is_kept=True)
@@ -154,7 +159,7 @@ class ReturnBook:
         held = self._by_key.get(key)
         if held is None:
             return
-        held.popleft()
+        held.pop(0)
         self.size -= 1
         self.kept += 1
         if not held:
@@ -174,7 +179,7 @@ class ReturnBook:
             held = self._by_key.get(key)
             if held is None or held[0][1] > now:
                 continue
-            held.popleft()
+            held.pop(0)
             self.size -= 1
             self.broken += 1
             if not held:
