@@ -33,23 +33,26 @@ class BadArrival(ValueError):
     """A line that cannot be read; the text names it."""
 
 
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
+class _Snapshot(msgspec.Struct):
     queue_depth: float = 0
     batch_size: float = 0
     in_flight: float = 0
     kv_utilization: float = 0.0
 
 
-class Arrival(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One line of input; the first four fields are all that most policies look at."""
+class Arrival(msgspec.Struct, kw_only=True):
+    """One line of input; the first four fields are all that most policies look at.
+
+    Fields nobody knows are skipped: recorded traces carry more than an admission needs.
+    """
 
     t_us: int
     tokens: int
-    slo_class: str = ""
-    tenant: str = "default"
+    slo_class: str | None = None
+    tenant: str | None = None
     output_tokens: int = 0
     slo_ttft_ms: float | None = None
-    instances: list[_Snapshot] | None = None
+    snapshots: list[_Snapshot] | None = None
     """What every instance carries from now on, for a pool that does not compute."""
     tenant_in_flight: int | None = None
     """What this tenant has in flight from now on, likewise."""
@@ -128,7 +131,7 @@ class Trial:
         name: of the policy.
         config: the policy's keys, and optionally `pool`, the PoolSettings of a pool that computes
             what is admitted (the default of slo-shed); null: the pool is what arrivals say in
-            `instances` (the default of all others).
+            `snapshots` (the default of all others).
 
     Raises:
         ValueError: naming what is wrong with the configuration.
@@ -161,18 +164,19 @@ class Trial:
 
     def _arrive(self, arrival: Arrival) -> None:
         now = arrival.t_us / 1e6
-        if arrival.instances is not None:
+        if arrival.snapshots is not None:
             self._told.tell(
-                [InstanceSnapshot(*msgspec.structs.astuple(one)) for one in arrival.instances]
+                [InstanceSnapshot(*msgspec.structs.astuple(one)) for one in arrival.snapshots]
             )
+        tenant_id = arrival.tenant or "default"
         if arrival.tenant_in_flight is not None:
-            self._told.in_flight_told[arrival.tenant] = arrival.tenant_in_flight
+            self._told.in_flight_told[tenant_id] = arrival.tenant_in_flight
         self._advance(max(now, self._last))
         target_ms = arrival.slo_ttft_ms
         ask = Ask(
             arrival.tokens,
-            arrival.slo_class,
-            arrival.tenant,
+            arrival.slo_class or "",
+            tenant_id,
             output_tokens=arrival.output_tokens,
             target_s=math.inf if target_ms is None else target_ms / 1e3,
         )

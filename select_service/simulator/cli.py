@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "admit",
         help="decide about arrivals",
         description="Reads arrivals as JSON lines (t_us, tokens, slo_class, tenant, and optionally "
-        "output_tokens, slo_ttft_ms, instances, tenant_in_flight) from standard input and writes "
+        "output_tokens, slo_ttft_ms, snapshots, tenant_in_flight) from standard input and writes "
         'one line {"admitted": bool, "reason": str} for each, in the same order.',
         allow_abbrev=False,
     )

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.columns import Floats
@@ -140,8 +140,12 @@ class QueueingPolicy(Policy, Protocol[T]):
         """Let one wait of which `judge` said so, or which must not be refused."""
         ...
 
-    def next_waiting(self, pool: Pool) -> Waiting[T] | None:
-        """Return who may go now; `serve` or `withdraw` it before asking again."""
+    def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
+        """Yield up to `limit` of those who may go now; `serve` one, then ask again."""
+        ...
+
+    def clear(self, now: float) -> list[Waiting[T]]:
+        """Take everybody out; charged to nobody."""
         ...
 
     def serve(self, one: Waiting[T]) -> None:

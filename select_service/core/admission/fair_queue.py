@@ -174,6 +174,12 @@ class FairQueue(Generic[T]):
                     return number
         return len(self._bands)
 
+    def bands_waiting(self) -> list[int]:
+        """Return the bands of which somebody waits, most important first."""
+        if not self._expiries:
+            return []
+        return [number for number, band in enumerate(self._bands) if band.size]
+
     def work_ahead(self, band: int) -> int:
         """Return the prefill tokens that wait in this band and those above it."""
         if not self._expiries:
@@ -200,14 +206,17 @@ class FairQueue(Generic[T]):
         band.add(flow, one)
         self._expiries.add(one)
 
+    def in_order(self, band: int) -> Iterator[Waiting[T]]:
+        """Yield who of a band is next: tenants by what they got, each one's by deadline.
+
+        The queue must not change meanwhile.
+        """
+        for flow in self._bands[band].active:
+            yield from flow.waiting or ()
+
     def head(self, band: int) -> Waiting[T] | None:
         """Return who of a band is next, without taking it."""
-        active = self._bands[band].active
-        if not active:
-            return None
-        waiting = active[0].waiting
-        assert waiting is not None
-        return waiting[0]
+        return next(self.in_order(band), None)
 
     def serve(self, one: Waiting[T]) -> None:
         """Take a waiting request out and charge its tenant."""

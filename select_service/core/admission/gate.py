@@ -21,12 +21,15 @@ from select_service.core.admission.returns import NO_ROOM, ReturnBook, Room
 from select_service.core.admission.tallies import Tallies
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from select_service.core.admission.asks import Ask, Facts, Policy, QueueingPolicy
     from select_service.core.admission.busy import BusyRanks
     from select_service.core.admission.cache_hit import Hits, Threshold
     from select_service.core.admission.capacity import WorkerCaps
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.fair_queue import Waiting
+    from select_service.core.admission.policies import Built
     from select_service.core.admission.pool_load import PoolLoad
     from select_service.core.admission.tallies import ClassTally
     from select_service.core.columns import Rows
@@ -214,6 +217,10 @@ class Gate(Generic[T]):
         rate *= RETURN_SHARE
         return Room(line, ask.work if line == "pool" else ask.tokens, rate, earliest_s)
 
+    def refusal(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
+        """Put a refusal that was found elsewhere (a full queue, say) into the gate's words."""
+        return self._refusal(ask, gate, Verdict("refuse", reason, code), now)
+
     # -- settling ------------------------------------------------------------------------------
 
     def settle(self, decision: Decision, ask: Ask, now: float) -> None:
@@ -237,7 +244,7 @@ class Gate(Generic[T]):
     def _admit(self, ask: Ask, tally: ClassTally, band: int, now: float) -> None:
         tally.admitted += 1
         self.tallies.admitted_by_tenant.add(ask.tenant_id)
-        self._traffic.add(band, ask.tokens, now)
+        self._traffic.add(band, ask.work, now)
         if self.returns.size:
             self._redeem(ask)
 
@@ -254,7 +261,14 @@ class Gate(Generic[T]):
 
     def next_waiting(self) -> Waiting[T] | None:
         """Return who may go now, if anybody; `serve` or `withdraw` it before asking again."""
-        return None if self.queue is None else self.queue.next_waiting(self.pool)
+        return next(self.may_go(1), None)
+
+    def may_go(self, limit: int) -> Iterator[Waiting[T]]:
+        """Yield up to `limit` of those who may go now, who is first first.
+
+        For a caller that must find one with a free worker: serve at most one, then ask again.
+        """
+        return iter(()) if self.queue is None else self.queue.may_go(self.pool, limit)
 
     def serve(self, one: Waiting[T], now: float) -> None:
         """A request from the policy's queue is placed: charge and count it."""
@@ -296,11 +310,29 @@ class Gate(Generic[T]):
         return decision
 
     def _leave(self, ask: Ask, outcome: str, code: str) -> ClassTally:
-        name = self.classes.known(ask.slo_class)
+        name = self.tallies.name_of(ask.slo_class)
         self.tallies.note(self.policy.name, "waiting", outcome, code, name)
         tally = self.tallies.of[name]
         tally.waiting -= 1
         return tally
+
+    # -- another policy ------------------------------------------------------------------------
+
+    def change(self, built: Built[T], now: float) -> list[Waiting[T]]:
+        """Put another policy in force at once; counters stay.
+
+        Returns:
+            Who waited in the old policy's queue and does no more: `enqueue` each again, or place
+            it and say `placed`. They still count as waiting.
+        """
+        waiting = [] if self.queue is None else self.queue.clear(now)
+        if built.classes.bands != self.classes.bands:
+            self.returns = ReturnBook(len(built.classes.bands))
+            self._traffic = _Traffic(len(built.classes.bands))
+        self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
+        self.tallies.know(built.classes.names)
+        self._admitted = Decision("admit", "", "", built.policy.name, "")
+        return waiting
 
     def check(self) -> None:
         """State every promise of the gate and its books."""

@@ -83,6 +83,8 @@ class Built(NamedTuple, Generic[T]):
     policy: Policy
     queue: QueueingPolicy[T] | None  # where its requests wait, if they do
     classes: SloClasses
+    name: str
+    config: dict[str, object]  # as given, under our names: enough to build it again
 
 
 class _Reader:
@@ -164,7 +166,8 @@ def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
     Raises:
         ValueError: naming what is wrong.
     """
-    read = _Reader(name, read_config(name, config or {}))
+    own = read_config(name, config or {})
+    read = _Reader(name, own)
     classes = SloClasses(read.wholes("slo_priorities"))
     queue: SloShed[T] | None = None
     policy: Policy
@@ -176,7 +179,7 @@ def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
     if budgets:
         seats = read.whole("seats_per_instance", DEFAULT_SEATS_PER_INSTANCE)
         policy = TenantBudgets(classes, policy, budgets, seats_per_instance=seats)
-    return Built(policy, queue, classes)
+    return Built(policy, queue, classes, name, own)
 
 
 def _plain(name: str, read: _Reader, classes: SloClasses) -> Policy:

@@ -9,8 +9,8 @@ What it promises, and tests hold it to:
 * Critical and standard requests are never refused for saturation; they wait.
 * What is refused, or waits in vain, is charged to nobody.
 
-The queue is part of the policy: `judge` says "wait", the caller `enqueue`s, and takes with
-`next_item` whatever may go when load has gone.
+The queue is part of the policy: `judge` says "wait", the caller `enqueue`s, and finds with
+`may_go` who may go when load has gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from select_service.core.admission.flow_queue import ceilings
 from select_service.core.admission.token_bucket import TenantBuckets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from select_service.core.admission.asks import Ask, Pool
     from select_service.core.admission.classes import SloClasses
@@ -244,12 +244,20 @@ class SloShed(Generic[T]):
         self.queue.push(one)
         return one
 
-    def next_waiting(self, pool: Pool) -> Waiting[T] | None:
-        """Return who may go now, if anybody; `serve` it, or `withdraw` it, before asking again."""
-        band = self.queue.first_band()
-        if band == len(self.ceilings) or not self._opens(band, pool.saturation):
-            return None
-        return self.queue.head(band)
+    def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
+        """Yield up to `limit` of those who may go now; `serve` one, then ask again.
+
+        A band must be open, and a closed one lets nobody below it pass.
+        """
+        saturation = pool.saturation
+        for band in self.queue.bands_waiting():
+            if not self._opens(band, saturation):
+                return
+            for one in self.queue.in_order(band):
+                if limit <= 0:
+                    return
+                limit -= 1
+                yield one
 
     def serve(self, one: Waiting[T]) -> None:
         """It goes: its tenant pays."""
@@ -276,6 +284,15 @@ class SloShed(Generic[T]):
         for one in gone:
             self._refund(one.ask, now)
         return gone
+
+    def clear(self, now: float) -> list[Waiting[T]]:
+        """Take everybody out, the most important first. Charged to nobody."""
+        everybody = [
+            one for band in self.queue.bands_waiting() for one in self.queue.in_order(band)
+        ]
+        for one in everybody:
+            self.withdraw(one, now)
+        return everybody
 
     def check(self) -> None:
         """State every promise of the queue."""

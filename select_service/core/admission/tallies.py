@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from select_service.core.admission.classes import STANDARD
+
 TENANT_LABELS_MAX: Final = 32
 """Tenants with a series of their own; the rest is counted under "other"."""
 OTHER: Final = "other"
@@ -75,7 +77,7 @@ class ClassTally:
 
 
 class Tallies:
-    """The counters of one gate."""
+    """The counters of one gate; a class, once known, stays."""
 
     def __init__(self, class_names: tuple[str, ...]) -> None:
         self.of = {name: ClassTally() for name in class_names}
@@ -83,6 +85,15 @@ class Tallies:
         """By (policy, gate, outcome, code, class); codes are few and fixed."""
         self.refused_by_tenant = TenantTally()
         self.admitted_by_tenant = TenantTally()
+
+    def know(self, class_names: tuple[str, ...]) -> None:
+        """Classes may come; those that were are kept, with what was counted."""
+        for name in class_names:
+            self.of.setdefault(name, ClassTally())
+
+    def name_of(self, slo_class: str) -> str:
+        """Return the class a request is counted under, whatever classes are in force now."""
+        return slo_class if slo_class in self.of else STANDARD
 
     def note(self, policy: str, gate: str, outcome: str, code: str, slo_class: str) -> None:
         """Count one decision."""

@@ -192,6 +192,43 @@ def test_details_of_a_refusal_are_facts() -> None:
     assert decision.details == {"load": 2, "limit": 0}
 
 
+def test_another_policy_is_in_force_at_once_and_nobody_is_lost() -> None:
+    gate = gate_of("slo-shed")
+    for slot in (0, 1):
+        carry(gate, slot, 4000, 1)
+    for name in ("batch", "standard"):
+        ask = ask_of(name)
+        decision = gate.judge(ask, RANKS, 0.0)
+        assert decision.outcome == "wait"
+        gate.settle(decision, ask, 0.0)
+        gate.enqueue(ask, name, 0.0)
+    assert [one.item for one in gate.change(build("reject-all"), 1.0)] == ["standard", "batch"]
+    gate.placed(ask_of("standard"), 1.0)
+    assert gate.judge(ask_of(), RANKS, 1.0).policy == "reject-all"
+    waiting = gate.change(build("slo-shed", {"slo_priorities": {"gold": 9}}), 2.0)
+    assert waiting == []
+    gate.enqueue(ask_of("batch"), "batch", 2.0)
+    carry(gate, 0, 0)
+    carry(gate, 1, 0)
+    one = gate.next_waiting()
+    assert one is not None
+    gate.serve(one, 3.0)
+    gate.settle(gate.judge(ask_of("gold"), RANKS, 3.0), ask_of("gold"), 3.0)
+    assert gate.tallies.of["gold"].admitted == 1
+    assert gate.tallies.total() == ClassTally(3, 3, 0, 0, 0, 2)
+    gate.check()
+
+
+def test_a_refusal_from_elsewhere_gets_a_time_too() -> None:
+    gate = gate_of()
+    carry(gate, 0, 4000, 1)
+    decision = gate.refusal(ask_of(key=b"k"), "capacity", "queue is full", "queue-full", 0.0)
+    gate.settle(decision, ask_of(), 0.0)
+    assert (decision.gate, decision.code) == ("capacity", "queue-full")
+    assert decision.retry_after_s > 0.0
+    gate.check()
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["critical", "standard", "batch", "background", ""]),

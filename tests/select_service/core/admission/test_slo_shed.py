@@ -14,12 +14,18 @@ from tests.select_service.core.admission.pools import FixedPool
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from select_service.core.admission.fair_queue import Waiting
+
 CLASSES = SloClasses()
 SHEDDABLE = ("batch", "sheddable", "background")
 
 
 def policy_of(**settings: Any) -> SloShed[str]:
     return SloShed(CLASSES, SloShedSettings(**settings))
+
+
+def next_of(policy: SloShed[str], pool: FixedPool) -> Waiting[str] | None:
+    return next(policy.may_go(pool, 1), None)
 
 
 def outcomes(policy: SloShed[str], pool: FixedPool, names: Iterable[str]) -> list[str]:
@@ -47,7 +53,7 @@ def test_nobody_passes_who_waits_above_or_in_the_same_band() -> None:
     policy.enqueue(Ask(100, "standard"), "s", 0.0)
     idle = FixedPool(0.0)
     assert outcomes(policy, idle, ["critical", "standard", "batch"]) == ["admit", "wait", "wait"]
-    one = policy.next_waiting(idle)
+    one = next_of(policy, idle)
     assert one is not None
     assert one.item == "s"
     policy.serve(one)
@@ -143,7 +149,7 @@ def test_what_waits_in_vain_gets_its_budget_back() -> None:
     assert [one.item for one in policy.expired(5.0, 9)] == ["late"]
     assert policy.enqueue(ask, "again", 5.0).band == 1
     assert policy.queue.counter(1, "a") == 0, "nothing was served, nothing is charged"
-    assert policy.next_waiting(pool) is None
+    assert next_of(policy, pool) is None
 
 
 def test_waiting_ends_with_the_target() -> None:
@@ -153,6 +159,16 @@ def test_waiting_ends_with_the_target() -> None:
     assert policy.next_expiry() == 1.5
     assert [one.item for one in policy.expired(1.5, 9)] == ["b"]
     assert policy.next_expiry() == 6.0
+
+
+def test_who_cannot_go_lets_others_try() -> None:
+    policy = policy_of()
+    for name, slo_class in (("b", "batch"), ("s1", "standard"), ("s2", "standard")):
+        policy.enqueue(Ask(10, slo_class, name), name, 0.0)
+    assert [one.item for one in policy.may_go(FixedPool(0.0), 9)] == ["s1", "s2", "b"]
+    assert [one.item for one in policy.may_go(FixedPool(0.0), 2)] == ["s1", "s2"]
+    assert [one.item for one in policy.may_go(FixedPool(0.85), 9)] == ["s1", "s2"]
+    assert [one.item for one in policy.may_go(FixedPool(0.95), 9)] == []
 
 
 # -- what it promises, whatever comes --------------------------------------------------------------
@@ -193,7 +209,7 @@ def test_promises(steps: list[tuple[str, str, int, float, float]]) -> None:
         now += gap
         pool.level = level
         refused += len(policy.expired(now, 99))
-        while (one := policy.next_waiting(pool)) is not None:
+        while (one := next_of(policy, pool)) is not None:
             policy.serve(one)
             let_in(one.item, one.cost)
         ask = Ask(tokens, name, tenant)
@@ -232,7 +248,7 @@ def test_whoever_waits_is_served_once_load_is_gone(
             policy.enqueue(ask, name, 0.0)
             waiting += 1
     served = []
-    while (one := policy.next_waiting(FixedPool(0.0))) is not None:
+    while (one := next_of(policy, FixedPool(0.0))) is not None:
         policy.serve(one)
         served.append(one.band)
     assert len(served) == waiting
