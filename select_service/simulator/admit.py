@@ -46,11 +46,11 @@ class Arrival(msgspec.Struct, kw_only=True):
     Fields nobody knows are skipped: recorded traces carry more than an admission needs.
     """
 
-    t_us: int
-    tokens: int
+    t_us: int | float
+    tokens: int | float
     slo_class: str | None = None
     tenant: str | None = None
-    output_tokens: int = 0
+    output_tokens: int | float = 0
     slo_ttft_ms: float | None = None
     snapshots: list[_Snapshot] | None = None
     """What every instance carries from now on, for a pool that does not compute."""
@@ -84,11 +84,12 @@ def read_arrivals(lines: Iterable[bytes]) -> Iterator[Arrival]:
 
 
 def _check(arrival: Arrival) -> None:
-    if abs(arrival.t_us) > _US_MAX:
-        raise ValueError(f"t_us must be at most {_US_MAX}")
-    for name in ("tokens", "output_tokens"):
-        if not 0 <= getattr(arrival, name) <= _US_MAX:
-            raise ValueError(f"{name} must be in 0..{_US_MAX}")
+    """Refuse numbers one cannot count with; 5.0 is as whole as 5."""
+    for name, least in (("t_us", -_US_MAX), ("tokens", 0), ("output_tokens", 0)):
+        value = getattr(arrival, name)
+        if not (least <= value <= _US_MAX and value == int(value)):
+            raise ValueError(f"{name} must be a whole number in {least}..{_US_MAX}")
+        setattr(arrival, name, int(value))
     target_ms = arrival.slo_ttft_ms
     if target_ms is not None and not (math.isfinite(target_ms) and target_ms > 0):
         raise ValueError("slo_ttft_ms must be above 0")
@@ -174,10 +175,10 @@ class Trial:
         self._advance(max(now, self._last))
         target_ms = arrival.slo_ttft_ms
         ask = Ask(
-            arrival.tokens,
+            int(arrival.tokens),
             arrival.slo_class or "",
             tenant_id,
-            output_tokens=arrival.output_tokens,
+            output_tokens=int(arrival.output_tokens),
             target_s=math.inf if target_ms is None else target_ms / 1e3,
         )
         line = _Open()

@@ -7,6 +7,7 @@ configuration.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def _admit(trial: Trial) -> int:
         out.flush()
         print(f"select-sim admit: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # who reads us has seen enough
-        sys.stderr.close()
+    except BrokenPipeError:  # who reads us has seen enough; let nothing be flushed at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
