@@ -1,0 +1,195 @@
+"""What a policy sees of a request and of the pool, and what it answers; nothing else.
+
+The live service and the simulator fill the same records, so that both run the very same policies.
+Times are monotonic seconds, except where a name says `t_us`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from select_service.core.admission.fair_queue import Waiting
+    from select_service.core.columns import Floats
+
+Outcome = Literal["admit", "wait", "refuse"]
+Facts = dict[str, float | int | str]
+
+
+class Ask(NamedTuple):
+    """One request that asks to be let in."""
+
+    tokens: int  # input tokens, what a token bucket charges
+    slo_class: str = ""  # as sent; unknown is standard
+    tenant_id: str = "default"
+    prefill_tokens: int = -1  # still to compute on the best candidate; -1: all of `tokens`
+    output_tokens: int = 0  # expected
+    target_s: float = math.inf  # time to first token that is asked for
+    key: bytes = b""  # who asks for what: equal for a request that comes again; b"": unknown
+    is_unique: bool = True  # whether nobody else has that key
+
+    @property
+    def work(self) -> int:
+        """Tokens to prefill if nobody says otherwise."""
+        return self.tokens if self.prefill_tokens < 0 else self.prefill_tokens
+
+
+class Verdict(NamedTuple):
+    """What one policy or gate says; `reason` is the genuine text, `code` the stable short one."""
+
+    outcome: Outcome
+    reason: str = ""
+    code: str = ""
+    retry_in_s: float = 0.0  # when asking again may help, as far as the policy itself knows
+    facts: Facts | None = None
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the request may go on now."""
+        return self.outcome == "admit"
+
+
+ADMIT: Final = Verdict("admit")
+
+
+class Pool(Protocol):
+    """The state of the schedulable instances (worker ranks).
+
+    Columns may have rows of nobody, which hold 0; `instances` is how many there really are.
+    """
+
+    @property
+    def instances(self) -> int:
+        """How many instances there are."""
+        ...
+
+    @property
+    def queue_depth(self) -> Floats:
+        """Requests that wait inside each instance."""
+        ...
+
+    @property
+    def batch_size(self) -> Floats:
+        """Requests in each running batch."""
+        ...
+
+    @property
+    def in_flight(self) -> Floats:
+        """Requests sent to each instance and not ended."""
+        ...
+
+    @property
+    def kv_utilization(self) -> Floats:
+        """Share of KV blocks in use, 0..1 or a little more."""
+        ...
+
+    @property
+    def saturation(self) -> float:
+        """`slo_shed`'s measure of the whole pool; 1 means full. See `saturation.py`."""
+        ...
+
+    @property
+    def prefill_backlog(self) -> float:
+        """Prefill tokens booked and not computed yet."""
+        ...
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prefill tokens per second of one instance, as measured; 0: not known."""
+        ...
+
+    def tenant_in_flight(self, tenant_id: str) -> int:
+        """Requests of the tenant that were admitted and have not ended."""
+        ...
+
+
+class Policy(Protocol):
+    """Decides on arrival. `judge` charges nothing; `charge` follows iff the request goes on."""
+
+    @property
+    def name(self) -> str:
+        """As typed in `--admission-policy`."""
+        ...
+
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+        """Say whether it may go on; the answer holds until anything else happens."""
+        ...
+
+    def charge(self, ask: Ask, now: float) -> None:
+        """Take what an admitted request costs."""
+        ...
+
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+        """Return whose allowance such a request needs, and the tokens per second it gains.
+
+        What is refused comes back at that rate; 0: nobody knows.
+        """
+        ...
+
+
+T = TypeVar("T")
+
+
+class QueueingPolicy(Policy, Protocol[T]):
+    """A policy that lets requests wait and keeps them itself."""
+
+    def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
+        """Let one wait of which `judge` said so, or which must not be refused."""
+        ...
+
+    def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
+        """Yield up to `limit` of those who may go now; `serve` one, then ask again."""
+        ...
+
+    def clear(self, now: float) -> list[Waiting[T]]:
+        """Take everybody out; charged to nobody."""
+        ...
+
+    def serve(self, one: Waiting[T]) -> None:
+        """It goes: charge it."""
+        ...
+
+    def withdraw(self, one: Waiting[T], now: float) -> bool:
+        """It does not go; False when it does not wait any more."""
+        ...
+
+    def work_ahead(self, band: int) -> int:
+        """Return the prefill tokens that wait in this band and those above it."""
+        ...
+
+    def next_expiry(self) -> float:
+        """When `expired` will have something to do; infinity while nobody waits."""
+        ...
+
+    def expired(self, now: float, limit: int) -> list[Waiting[T]]:
+        """Take out up to `limit` that have waited too long."""
+        ...
+
+
+class InstanceSnapshot(NamedTuple):
+    """One instance as a router sees it; the names of the simulator's golden records."""
+
+    queue_depth: int = 0
+    batch_size: int = 0
+    in_flight: int = 0
+    kv_utilization: float = 0.0
+
+
+def is_finite_number(value: object) -> bool:
+    """Tell whether a configured value is a number one can count with; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def checked(config: Mapping[str, object], known: frozenset[str], where: str) -> None:
+    """Refuse keys nobody knows.
+
+    Raises:
+        ValueError: naming them and those that are known.
+    """
+    unknown = sorted(set(config) - known)
+    if unknown:
+        names = ", ".join(sorted(known)) or "-"
+        raise ValueError(f"{where}: unknown key {', '.join(unknown)}; known are {names}")

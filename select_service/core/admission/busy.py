@@ -1,0 +1,198 @@
+"""Which ranks are busy, as one bit per slot, kept up in O(1) with every change of load.
+
+A rank is busy when any configured check is exceeded, a worker when all its declared ranks are.
+The field's newer routers latch the decode check: set when either signal is over, cleared when the
+latest reports of both are not. With both latest values at hand that is their OR, and no latch can
+be forgotten when thresholds change: everything is recomputed from what is known.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from select_service.core.admission.thresholds import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from select_service.core.admission.thresholds import Thresholds
+    from select_service.core.columns import Rows
+
+UNREPORTED: Final = -math.inf
+"""What a worker that never told its used blocks counts as: never over."""
+
+
+class RankReport(NamedTuple):
+    """What is known of one rank."""
+
+    active_prefill_tokens: float = 0.0
+    active_decode_blocks: float = 0.0  # by our ledger
+    kv_used_blocks: float | None = None  # as the worker says
+    kv_total_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+def rank_busy(thresholds: Thresholds, load: RankReport) -> bool:
+    """Tell whether any check is exceeded, strictly."""
+    if load.active_prefill_tokens > thresholds.prefill_limit(load.max_num_batched_tokens):
+        return True
+    limit = thresholds.decode_limit(load.kv_total_blocks)
+    used = UNREPORTED if load.kv_used_blocks is None else load.kv_used_blocks
+    return load.active_decode_blocks > limit or used > limit
+
+
+def worker_busy(thresholds: Thresholds, loads: Iterable[RankReport]) -> bool:
+    """Tell whether there is at least one rank and every one is busy."""
+    busy = [rank_busy(thresholds, load) for load in loads]
+    return bool(busy) and all(busy)
+
+
+class BusyRanks:
+    """The busy bit of every slot of a partition.
+
+    Slots without a worker are never busy. `note` must be called with every change of a slot's
+    load; it costs a few comparisons of Python numbers and touches the column only when the bit
+    flips.
+    """
+
+    def __init__(self) -> None:
+        self.busy: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.count = 0
+        """Busy slots."""
+        self.thresholds = NOTHING
+        self._seated: list[bool] = []
+        self._batch_tokens: list[int | None] = []
+        self._total_blocks: list[int | None] = []
+        self._prefill_limit: list[float] = []
+        self._decode_limit: list[float] = []
+        self._prefill: list[float] = []
+        self._decode: list[float] = []
+        self._used: list[float] = []
+
+    @property
+    def watches(self) -> bool:
+        """Whether any threshold is set; without, nothing is ever busy."""
+        return self.thresholds.any
+
+    def ensure(self, capacity: int) -> None:
+        """Make room for slots below `capacity`; never shrinks."""
+        missing = capacity - len(self._seated)
+        if missing <= 0:
+            return
+        self.busy = np.concatenate([self.busy, np.zeros(missing, dtype=np.bool_)])
+        self._seated += [False] * missing
+        self._batch_tokens += [None] * missing
+        self._total_blocks += [None] * missing
+        self._prefill_limit += [math.inf] * missing
+        self._decode_limit += [math.inf] * missing
+        self._prefill += [0.0] * missing
+        self._decode += [0.0] * missing
+        self._used += [UNREPORTED] * missing
+
+    def seat(
+        self, slot: int, max_num_batched_tokens: int | None, kv_total_blocks: int | None
+    ) -> None:
+        """A declared rank takes the slot, or its worker's record changed; its load stays."""
+        self.ensure(slot + 1)
+        self._seated[slot] = True
+        self._batch_tokens[slot] = max_num_batched_tokens
+        self._total_blocks[slot] = kv_total_blocks
+        self._compile(slot)
+
+    def unseat(self, slot: int) -> None:
+        """The rank is gone: load, report and bit with it."""
+        if slot >= len(self._seated):
+            return
+        self._seated[slot] = False
+        self._prefill[slot] = self._decode[slot] = 0.0
+        self._used[slot] = UNREPORTED
+        self._prefill_limit[slot] = self._decode_limit[slot] = math.inf
+        self._judge(slot)
+
+    def set_thresholds(self, thresholds: Thresholds) -> None:
+        """Put thresholds in force at once, for every slot."""
+        self.thresholds = thresholds
+        for slot, seated in enumerate(self._seated):
+            if seated:
+                self._compile(slot)
+
+    def note(self, slot: int, prefill_tokens: float, decode_blocks: float) -> None:
+        """The ledger changed the load of a slot."""
+        self._prefill[slot] = prefill_tokens
+        self._decode[slot] = decode_blocks
+        self._judge(slot)
+
+    def report(self, slot: int, kv_used_blocks: float | None) -> bool:
+        """A worker told its used blocks; False for a rank it has not declared: dropped."""
+        if slot >= len(self._seated) or not self._seated[slot]:
+            return False
+        self._used[slot] = UNREPORTED if kv_used_blocks is None else float(kv_used_blocks)
+        self._judge(slot)
+        return True
+
+    def all_busy(self, rows: Rows) -> bool:
+        """Tell whether every candidate is busy; O(1) unless as many are busy as there are."""
+        candidates = rows.stop if isinstance(rows, slice) else len(rows)
+        if self.count < candidates or not candidates:
+            return False
+        return bool(self.busy[rows].all())
+
+    def free_rows(self, rows: Rows) -> Rows:
+        """Return the candidates that are not busy, ascending; all of them while nobody is."""
+        if not self.count:
+            return rows
+        busy = self.busy[rows]
+        if not busy.any():
+            return rows
+        if isinstance(rows, slice):
+            return np.flatnonzero(~busy)
+        return rows[~busy]
+
+    def exceeded(self, slot: int) -> tuple[str, float, float] | None:
+        """Return (knob, value, limit) of the first check a slot exceeds, for the answer."""
+        decode, used = self._decode[slot], self._used[slot]
+        if self._prefill[slot] > self._prefill_limit[slot]:
+            knob = "active_prefill_tokens_threshold"
+            absolute = self.thresholds.active_prefill_tokens_threshold
+            if absolute is None or absolute != self._prefill_limit[slot]:
+                knob = "active_prefill_tokens_threshold_frac"
+            return knob, self._prefill[slot], self._prefill_limit[slot]
+        limit = self._decode_limit[slot]
+        if decode > limit or used > limit:
+            return "active_decode_blocks_threshold", max(decode, used), limit
+        return None
+
+    def _compile(self, slot: int) -> None:
+        self._prefill_limit[slot] = self.thresholds.prefill_limit(self._batch_tokens[slot])
+        self._decode_limit[slot] = self.thresholds.decode_limit(self._total_blocks[slot])
+        self._judge(slot)
+
+    def _judge(self, slot: int) -> None:
+        limit = self._decode_limit[slot]
+        busy = (
+            self._prefill[slot] > self._prefill_limit[slot]
+            or self._decode[slot] > limit
+            or self._used[slot] > limit
+        )
+        if busy != self.busy[slot]:
+            self.busy[slot] = busy
+            self.count += 1 if busy else -1
+
+    def check(self) -> None:
+        """State every promise: bits and their number follow from what is known."""
+        assert self.count == int(self.busy.sum())
+        for slot, seated in enumerate(self._seated):
+            used = self._used[slot]
+            load = RankReport(
+                self._prefill[slot],
+                self._decode[slot],
+                None if used == UNREPORTED else used,
+                self._total_blocks[slot],
+                self._batch_tokens[slot],
+            )
+            assert self.busy[slot] == (seated and rank_busy(self.thresholds, load))

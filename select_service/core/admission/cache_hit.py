@@ -1,0 +1,128 @@
+"""The cache-hit threshold: candidates that hold too little of the prompt are none.
+
+The request's threshold, even 0, wins over the process-wide one. A request that comes again after
+such a refusal must end somewhere: from an attempt on, its threshold counts as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from select_service.core.columns import Floats
+
+Scope = Literal["gpu", "cpu", "disk", "any"]
+Basis = Literal["prompt", "cacheable"]
+Source = Literal["request", "global", "loop_guard"]
+
+SCOPES: Final[tuple[Scope, ...]] = ("gpu", "cpu", "disk", "any")
+BASES: Final[tuple[Basis, ...]] = ("prompt", "cacheable")
+DEFAULT_ATTEMPTS_MAX: Final = 3
+"""Refusals one request may get before it is placed regardless."""
+
+
+class Threshold(NamedTuple):
+    """The threshold in force for one request, and who set it."""
+
+    value: float
+    source: Source
+
+
+def check_threshold(value: object) -> float:
+    """Return a threshold as a number.
+
+    Raises:
+        ValueError: it is no finite number in 0..1; a bool or a text is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("cache_hit_threshold must be a number")  # noqa: TRY004 - one kind of refusal
+    if not (math.isfinite(value) and 0.0 <= value <= 1.0):
+        raise ValueError(f"cache_hit_threshold must be in 0..1, got {value:g}")
+    return float(value)
+
+
+def threshold_in_force(
+    requested: float | None,
+    process_wide: float,
+    *,
+    attempt: int = 0,
+    attempts_max: int = DEFAULT_ATTEMPTS_MAX,
+) -> Threshold:
+    """Return what a request is held to.
+
+    Args:
+        requested: its own threshold, if it has one.
+        process_wide: the flag's.
+        attempt: how often it was refused or preempted before, as it says.
+        attempts_max: from here on it is let through.
+    """
+    asked = Threshold(process_wide, "global") if requested is None else None
+    asked = asked or Threshold(requested or 0.0, "request")
+    if asked.value > 0.0 and attempt >= attempts_max:
+        return Threshold(0.0, "loop_guard")
+    return asked
+
+
+def base_tokens(isl_tokens: int, block_size: int, basis: Basis) -> int:
+    """Return the tokens a hit rate is measured against.
+
+    "cacheable": whole blocks of all but the last token, which an engine always computes itself.
+    """
+    if basis == "prompt":
+        return isl_tokens
+    return max(0, isl_tokens - 1) // block_size * block_size
+
+
+def hit_rate(cached_tokens: float, base: int) -> float | None:
+    """Return cached by base tokens, at most 1 for the cacheable basis; None for an empty base."""
+    return cached_tokens / base if base else None
+
+
+def cached_blocks(device: Floats, host: Floats, disk: Floats, scope: Scope) -> Floats:
+    """Return the blocks found per row down to a tier; `host` and `disk` are extensions."""
+    if scope == "gpu":
+        return device
+    if scope == "cpu":
+        return device + host
+    return device + host + disk
+
+
+class Hits(NamedTuple):
+    """What the filter found: which rows pass, and who came nearest."""
+
+    passes: NDArray[np.bool_] | None  # None: all
+    best_row: int  # -1: there was nothing to measure
+    best_rate: float | None
+
+    @property
+    def refused(self) -> bool:
+        """Whether nobody is left."""
+        return self.passes is not None and not self.passes.any()
+
+
+def filter_rows(
+    blocks: Floats, block_size: int, isl_tokens: int, threshold: float, basis: Basis = "prompt"
+) -> Hits:
+    """Keep the rows whose hit rate reaches the threshold; equal passes.
+
+    Args:
+        blocks: cached blocks by candidate row.
+        block_size: tokens of a block.
+        isl_tokens: tokens of the prompt; 0 refuses nobody.
+        threshold: in 0..1.
+        basis: what to measure against.
+    """
+    base = base_tokens(isl_tokens, block_size, basis)
+    if not base or not len(blocks):
+        return Hits(None, -1, None)
+    cached = np.minimum(blocks * block_size, base)
+    best = int(cached.argmax())
+    rate = float(cached[best]) / base
+    if threshold <= 0.0:
+        return Hits(None, best, rate)
+    return Hits(cached / base >= threshold, best, rate)

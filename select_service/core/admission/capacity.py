@@ -1,0 +1,218 @@
+"""The cap N + Q of each worker: so many requests on it, so many waiting for it, not one more.
+
+N is hard: a worker with N requests in flight is no candidate. Q is room to wait: a request that
+finds all its candidates full takes a place with one of them, and the caller lets it wait. Neither
+a clock nor a queue is kept here; columns by slot let routing skip full workers at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from select_service.core.columns import Rows, Slots
+
+DEFAULT_MAX_QUEUED: Final = 16
+UNLIMITED: Final = 1 << 62
+
+Arrival = Literal["engine", "queued", "rejected"]
+
+
+class WorkerCap:
+    """One worker: requests in flight, requests waiting, and the most of each.
+
+    Args:
+        max_inflight: N, at least 1; None: no cap, nobody ever waits for this worker.
+        max_queued: Q, at least 0; means nothing without N.
+
+    Raises:
+        ValueError: a number below that.
+    """
+
+    __slots__ = ("inflight", "max_inflight", "max_queued", "queued", "slots")
+
+    def __init__(
+        self, max_inflight: int | None = None, max_queued: int = DEFAULT_MAX_QUEUED
+    ) -> None:
+        if max_inflight is not None and max_inflight < 1:
+            raise ValueError("max_inflight must be at least 1")
+        if max_queued < 0:
+            raise ValueError("max_queued must be at least 0")
+        self.max_inflight = UNLIMITED if max_inflight is None else max_inflight
+        self.max_queued = max_queued
+        self.inflight = 0
+        self.queued = 0
+        self.slots: tuple[int, ...] = ()
+
+    @property
+    def full(self) -> bool:
+        """Whether no further request may be sent to it."""
+        return self.inflight >= self.max_inflight
+
+    @property
+    def room(self) -> int:
+        """How many more may wait for it."""
+        return self.max_queued - self.queued
+
+    def arrive(self) -> Arrival:
+        """Take one request in: onto the engine, into the queue, or not at all."""
+        if not self.full and not self.queued:
+            self.inflight += 1
+            return "engine"
+        if self.room > 0:
+            self.queued += 1
+            return "queued"
+        return "rejected"
+
+    def finish(self) -> None:
+        """One request on the engine ended; the first that waits takes its place."""
+        assert self.inflight > 0
+        self.inflight -= 1
+        if self.queued and not self.full:
+            self.queued -= 1
+            self.inflight += 1
+
+
+class WorkerCaps:
+    """The caps of all workers of a partition; which slots are full, and who has room to wait."""
+
+    def __init__(self) -> None:
+        self.full: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.room: Slots = np.zeros(0, dtype=np.int64)
+        """Waiting places left with the worker of each slot."""
+        self.full_slots = 0
+        self.waiting = 0
+        self._caps: dict[int, WorkerCap] = {}
+        self._owner: list[int] = []  # by slot; meaningless where nobody sits
+
+    def ensure(self, capacity: int) -> None:
+        """Make room for slots below `capacity`; never shrinks."""
+        missing = capacity - len(self.full)
+        if missing > 0:
+            self.full = np.concatenate([self.full, np.zeros(missing, dtype=np.bool_)])
+            self.room = np.concatenate([self.room, np.zeros(missing, dtype=np.int64)])
+            self._owner += [-1] * missing
+
+    def __getitem__(self, worker_id: int) -> WorkerCap:
+        return self._caps[worker_id]
+
+    def seat(
+        self,
+        worker_id: int,
+        slots: Collection[int],
+        max_inflight: int | None,
+        max_queued: int = DEFAULT_MAX_QUEUED,
+    ) -> None:
+        """A worker comes, or its record changed; what is in flight and waits stays as it is.
+
+        Raises:
+            ValueError: as `WorkerCap`.
+        """
+        fresh = WorkerCap(max_inflight, max_queued)
+        known = self._caps.get(worker_id)
+        if known is not None:
+            fresh.inflight, fresh.queued = known.inflight, known.queued
+            self._clear(known)
+        fresh.slots = tuple(slots)
+        self.ensure(max(fresh.slots, default=-1) + 1)
+        self._caps[worker_id] = fresh
+        for slot in fresh.slots:
+            self._owner[slot] = worker_id
+        self._write(fresh)
+
+    def unseat(self, worker_id: int) -> int:
+        """A worker goes; returns how many held a waiting place with it: give them another."""
+        cap = self._caps.pop(worker_id, None)
+        if cap is None:
+            return 0
+        self._clear(cap)
+        self.waiting -= cap.queued
+        return cap.queued
+
+    def note(self, worker_id: int, inflight: int) -> None:
+        """The ledger changed how many requests a worker carries."""
+        cap = self._caps[worker_id]
+        was = cap.full
+        cap.inflight = inflight
+        if cap.full != was:
+            self._write(cap)
+
+    def _clear(self, cap: WorkerCap) -> None:
+        if cap.slots and self.full[cap.slots[0]]:
+            self.full_slots -= len(cap.slots)
+        for slot in cap.slots:
+            self.full[slot], self.room[slot] = False, 0
+
+    def _write(self, cap: WorkerCap) -> None:
+        if not cap.slots:
+            return
+        self.full_slots += (cap.full - int(self.full[cap.slots[0]])) * len(cap.slots)
+        for slot in cap.slots:
+            self.full[slot], self.room[slot] = cap.full, cap.room
+
+    def all_full(self, rows: Rows) -> bool:
+        """Tell whether every candidate is full; O(1) unless as many are full as there are."""
+        candidates = rows.stop if isinstance(rows, slice) else len(rows)
+        if self.full_slots < candidates or not candidates:
+            return False
+        return bool(self.full[rows].all())
+
+    def open_rows(self, rows: Rows) -> Rows:
+        """Return the candidates that may take one more request, ascending."""
+        if not self.full_slots:
+            return rows
+        full = self.full[rows]
+        if not full.any():
+            return rows
+        return np.flatnonzero(~full) if isinstance(rows, slice) else rows[~full]
+
+    def has_place(self, rows: Rows) -> bool:
+        """Tell whether one more may wait for any of these rows."""
+        return bool((self.room[rows] > 0).any())
+
+    def take_place(self, rows: Rows) -> int | None:
+        """Take a waiting place with the candidate that has most room; None: there is none.
+
+        Returns:
+            The worker's id, for `leave_place`.
+        """
+        room = self.room[rows]
+        if not len(room):
+            return None
+        best = int(room.argmax())
+        if room[best] <= 0:
+            return None
+        worker_id = self._owner[best if isinstance(rows, slice) else int(rows[best])]
+        cap = self._caps[worker_id]
+        cap.queued += 1
+        self.waiting += 1
+        self._write(cap)
+        return worker_id
+
+    def leave_place(self, worker_id: int) -> None:
+        """Give a waiting place back: the request was placed, refused, or its client left."""
+        cap = self._caps.get(worker_id)
+        if cap is not None and cap.queued:
+            cap.queued -= 1
+            self.waiting -= 1
+            self._write(cap)
+
+    def check(self) -> None:
+        """State every promise: columns and counts follow from the caps."""
+        caps = self._caps.values()
+        assert self.waiting == sum(cap.queued for cap in caps)
+        full = {slot for cap in caps if cap.full for slot in cap.slots}
+        assert set(np.flatnonzero(self.full).tolist()) == full
+        assert self.full_slots == len(full)
+        for worker_id, cap in self._caps.items():
+            assert cap.inflight >= 0
+            assert cap.queued >= 0
+            for slot in cap.slots:
+                assert self._owner[slot] == worker_id
+                assert self.room[slot] == cap.room

@@ -1,0 +1,87 @@
+"""SLO classes: names, priorities, and the bands they fall into.
+
+A band is one distinct priority; bands are numbered from the most important, 0. A negative
+priority means sheddable, as in the Gateway API inference extension. Knows no load and no time.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PRIORITY_MIN: Final = -100
+PRIORITY_MAX: Final = 100
+CLASSES_MAX: Final = 64
+"""Names one may configure: each is a label of metrics."""
+NAME_CHARS_MAX: Final = 64
+
+STANDARD: Final = "standard"
+DEFAULT_PRIORITIES: Final[Mapping[str, int]] = MappingProxyType(
+    {"critical": 4, STANDARD: 3, "batch": -1, "sheddable": -2, "background": -3}
+)
+
+
+class SloClasses:
+    """The configured classes; an empty or unknown name is the standard one.
+
+    Args:
+        overrides: name → priority, on top of the five defaults; may add names.
+
+    Raises:
+        ValueError: a priority outside -100..100, a name that is empty or too long, too many.
+    """
+
+    def __init__(self, overrides: Mapping[str, int] | None = None) -> None:
+        priorities = dict(DEFAULT_PRIORITIES)
+        for name, priority in (overrides or {}).items():
+            if not name or len(name) > NAME_CHARS_MAX:
+                raise ValueError(f"SLO class name must have 1 to {NAME_CHARS_MAX} characters")
+            if isinstance(priority, bool) or not isinstance(priority, int):
+                raise ValueError(f"priority of SLO class {name!r} must be a whole number")  # noqa: TRY004 - a refusal of values
+            if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+                raise ValueError(
+                    f"priority of SLO class {name!r} must be in {PRIORITY_MIN}..{PRIORITY_MAX},"
+                    f" got {priority}"
+                )
+            priorities[name] = priority
+        if len(priorities) > CLASSES_MAX:
+            raise ValueError(f"at most {CLASSES_MAX} SLO classes")
+        self.priorities: Mapping[str, int] = MappingProxyType(priorities)
+        self.bands: tuple[int, ...] = tuple(sorted(set(priorities.values()), reverse=True))
+        """The priority of each band, descending."""
+        self._band_of = {priority: band for band, priority in enumerate(self.bands)}
+        self._standard = priorities[STANDARD]
+        self._places = {name: (name, self._band_of[at]) for name, at in priorities.items()}
+        self._standard_place = self._places[STANDARD]
+        self.names: tuple[str, ...] = tuple(
+            sorted(priorities, key=lambda name: (-priorities[name], name))
+        )
+        """By descending priority."""
+
+    def known(self, name: str) -> str:
+        """Return the name it is counted under: itself, or the standard class."""
+        return name if name in self.priorities else STANDARD
+
+    def priority(self, name: str) -> int:
+        """Return the priority of a class name as sent."""
+        return self.priorities.get(name, self._standard)
+
+    def band(self, name: str) -> int:
+        """Return the band of a class name as sent."""
+        return self._places.get(name, self._standard_place)[1]
+
+    def place(self, name: str) -> tuple[str, int]:
+        """Return `known` and `band` in one look."""
+        return self._places.get(name, self._standard_place)
+
+    def is_sheddable(self, band: int) -> bool:
+        """Tell whether requests of a band may be refused for load alone."""
+        return self.bands[band] < 0
+
+    def name_of(self, band: int) -> str:
+        """Return one name of the band, for people."""
+        priority = self.bands[band]
+        return next(name for name in self.names if self.priorities[name] == priority)

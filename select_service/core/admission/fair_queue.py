@@ -1,0 +1,266 @@
+"""Requests that wait for a saturated pool: a quota per band, fair over tenants, earliest first.
+
+Inside a band the tenant that got least is next (virtual token counters, arXiv 2401.00588), inside
+a tenant's flow the earliest deadline. A tenant that returns is lifted to the level of those who
+stayed: absence earns no credit. Bands never share their quotas. Who may leave, and when, is
+decided in `slo_shed.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from sortedcontainers import SortedKeyList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from select_service.core.admission.asks import Ask
+
+T = TypeVar("T")
+
+TENANTS_MAX: Final = 4096
+"""Counters kept per band; about 400 bytes each. Beyond, the longest idle are forgotten."""
+
+
+class Waiting(Generic[T]):
+    """One waiting request; compared by identity."""
+
+    __slots__ = ("arrival", "ask", "band", "cost", "deadline", "flow", "item", "work")
+
+    def __init__(self, item: T, ask: Ask, band: int, cost: int, deadline: float) -> None:
+        self.item = item
+        self.ask = ask
+        self.band = band
+        self.work = ask.work  # prefill tokens
+        self.cost = cost  # what its tenant is charged when it is served
+        self.deadline = deadline  # then it has waited too long
+        self.arrival = 0
+        self.flow: Flow[T] | None = None  # while it waits
+
+
+class Flow(Generic[T]):
+    """One tenant of one band: what it got, and what of it waits."""
+
+    __slots__ = ("counter", "tenant_id", "turn", "waiting")
+
+    def __init__(self, tenant_id: str) -> None:
+        self.tenant_id = tenant_id
+        self.counter = 0
+        self.turn = 0  # of equals, who asked first
+        self.waiting: SortedKeyList[Waiting[T], tuple[float, int]] | None = None
+
+
+def _by_deadline(one: Waiting[T]) -> tuple[float, int]:
+    return one.deadline, one.arrival
+
+
+def _by_counter(flow: Flow[T]) -> tuple[int, int]:
+    return flow.counter, flow.turn
+
+
+class _Band(Generic[T]):
+    def __init__(self, quota: int, tenants_max: int) -> None:
+        self.quota = quota
+        self.size = 0
+        self.work = 0  # prefill tokens that wait
+        self.level = 0  # the counter of whoever was served last
+        self.flows: OrderedDict[str, Flow[T]] = OrderedDict()  # least recently seen first
+        self.active: SortedKeyList[Flow[T], tuple[int, int]] = SortedKeyList(key=_by_counter)
+        self._tenants_max = tenants_max
+        self._turns = 0
+
+    def flow_of(self, tenant_id: str) -> Flow[T]:
+        """Return the tenant's flow, lifted if nothing of it waits."""
+        flow = self.flows.get(tenant_id)
+        if flow is None:
+            flow = self.flows[tenant_id] = Flow(tenant_id)
+            self._forget_one()
+        else:
+            self.flows.move_to_end(tenant_id)
+        if flow.waiting is None:
+            least = self.active[0].counter if self.active else self.level
+            flow.counter = max(flow.counter, least)
+        return flow
+
+    def _forget_one(self) -> None:
+        """Let the longest idle tenant go; at most two are looked at, as only one came."""
+        if len(self.flows) <= self._tenants_max:
+            return
+        for tenant_id, flow in list(_first(self.flows, 2)):
+            if flow.waiting is None:
+                del self.flows[tenant_id]
+                return
+            self.flows.move_to_end(tenant_id)  # it waits, it is not idle
+
+    def charge(self, flow: Flow[T], cost: int) -> None:
+        if flow.waiting is not None:
+            self.active.remove(flow)
+        self.level = flow.counter
+        flow.counter += cost
+        if flow.waiting is not None:
+            self._join(flow)
+
+    def add(self, flow: Flow[T], one: Waiting[T]) -> None:
+        if flow.waiting is None:
+            flow.waiting = SortedKeyList(key=_by_deadline)
+            self._join(flow)
+        flow.waiting.add(one)
+        self.size += 1
+        self.work += one.work
+
+    def _join(self, flow: Flow[T]) -> None:
+        self._turns += 1
+        flow.turn = self._turns
+        self.active.add(flow)
+
+    def remove(self, flow: Flow[T], one: Waiting[T]) -> None:
+        assert flow.waiting is not None
+        flow.waiting.remove(one)
+        self.size -= 1
+        self.work -= one.work
+        if not flow.waiting:
+            flow.waiting = None
+            self.active.remove(flow)
+
+
+def _first(flows: OrderedDict[str, Flow[T]], count: int) -> Iterator[tuple[str, Flow[T]]]:
+    for number, item in enumerate(flows.items()):
+        if number == count:
+            return
+        yield item
+
+
+class FairQueue(Generic[T]):
+    """Waiting requests of all bands; every operation O(log n).
+
+    Args:
+        quotas: most waiting requests of each band, most important first.
+        tenants_max: counters kept per band.
+    """
+
+    def __init__(self, quotas: Sequence[int], *, tenants_max: int = TENANTS_MAX) -> None:
+        if any(quota < 0 for quota in quotas):
+            raise ValueError("queue quotas must be at least 0")
+        self._bands: list[_Band[T]] = [_Band(quota, tenants_max) for quota in quotas]
+        self._expiries: SortedKeyList[Waiting[T], tuple[float, int]] = SortedKeyList(
+            key=_by_deadline
+        )
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._expiries)
+
+    def size(self, band: int) -> int:
+        """How many of a band wait."""
+        return self._bands[band].size
+
+    def has_room(self, band: int) -> bool:
+        """Whether one more of this band may wait."""
+        one = self._bands[band]
+        return one.size < one.quota
+
+    def quota(self, band: int) -> int:
+        """How many of a band may wait."""
+        return self._bands[band].quota
+
+    def first_band(self) -> int:
+        """Return the most important band of which somebody waits; the number of bands if none."""
+        if self._expiries:
+            for number, band in enumerate(self._bands):
+                if band.size:
+                    return number
+        return len(self._bands)
+
+    def bands_waiting(self) -> list[int]:
+        """Return the bands of which somebody waits, most important first."""
+        if not self._expiries:
+            return []
+        return [number for number, band in enumerate(self._bands) if band.size]
+
+    def work_ahead(self, band: int) -> int:
+        """Return the prefill tokens that wait in this band and those above it."""
+        if not self._expiries:
+            return 0
+        return sum(one.work for one in self._bands[: band + 1])
+
+    def counter(self, band: int, tenant_id: str) -> int:
+        """Return what a tenant has been charged in a band; 0 when nobody remembers it."""
+        flow = self._bands[band].flows.get(tenant_id)
+        return 0 if flow is None else flow.counter
+
+    def serve_directly(self, band: int, tenant_id: str, cost: int) -> None:
+        """Charge a tenant whose request did not have to wait."""
+        one = self._bands[band]
+        one.charge(one.flow_of(tenant_id), cost)
+
+    def push(self, one: Waiting[T]) -> None:
+        """Let a request wait. Whether the quota has room is for the caller to ask."""
+        band = self._bands[one.band]
+        flow = band.flow_of(one.ask.tenant_id)
+        self._arrivals += 1
+        one.arrival = self._arrivals
+        one.flow = flow
+        band.add(flow, one)
+        self._expiries.add(one)
+
+    def in_order(self, band: int) -> Iterator[Waiting[T]]:
+        """Yield who of a band is next: tenants by what they got, each one's by deadline.
+
+        The queue must not change meanwhile.
+        """
+        for flow in self._bands[band].active:
+            yield from flow.waiting or ()
+
+    def head(self, band: int) -> Waiting[T] | None:
+        """Return who of a band is next, without taking it."""
+        return next(self.in_order(band), None)
+
+    def serve(self, one: Waiting[T]) -> None:
+        """Take a waiting request out and charge its tenant."""
+        flow = one.flow
+        assert flow is not None, "it waits no more"
+        self._bands[one.band].charge(flow, one.cost)
+        self.remove(one)
+
+    def remove(self, one: Waiting[T]) -> bool:
+        """Take a request out, charging nothing; False when it does not wait."""
+        flow = one.flow
+        if flow is None:
+            return False
+        one.flow = None
+        self._bands[one.band].remove(flow, one)
+        self._expiries.remove(one)
+        return True
+
+    def next_expiry(self) -> float:
+        """When the first waiting request will have waited too long; infinity if nobody waits."""
+        return self._expiries[0].deadline if self._expiries else math.inf
+
+    def expired(self, now: float, limit: int) -> list[Waiting[T]]:
+        """Take out up to `limit` requests that have waited too long."""
+        gone: list[Waiting[T]] = []
+        while self._expiries and self._expiries[0].deadline <= now and len(gone) < limit:
+            one = self._expiries[0]
+            self.remove(one)
+            gone.append(one)
+        return gone
+
+    def __iter__(self) -> Iterator[Waiting[T]]:
+        return iter(self._expiries)
+
+    def check(self) -> None:
+        """State every promise of the queue."""
+        total = 0
+        for number, band in enumerate(self._bands):
+            waiting = [one for flow in band.flows.values() for one in flow.waiting or ()]
+            assert band.size == len(waiting)
+            assert band.work == sum(one.work for one in waiting)
+            assert all(one.band == number for one in waiting)
+            active = {flow.tenant_id for flow in band.flows.values() if flow.waiting is not None}
+            assert {flow.tenant_id for flow in band.active} == active, "who waits is not forgotten"
+            assert all(flow.waiting for flow in band.active), "an idle flow is not active"
+            total += band.size
+        assert total == len(self._expiries)

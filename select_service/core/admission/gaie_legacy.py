@@ -1,0 +1,79 @@
+"""gaie-legacy: sheddable work is refused while the pool is saturated; text for text the field's.
+
+The saturation is a mean over instances of the worse of queue depth and KV use, each against its
+own limit; no instances count as saturated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from select_service.core.admission.asks import ADMIT, Verdict
+
+if TYPE_CHECKING:
+    from select_service.core.admission.asks import Ask, Pool
+    from select_service.core.admission.classes import SloClasses
+
+DEFAULT_QUEUE_DEPTH: Final = 5.0
+DEFAULT_KV_UTILIZATION: Final = 0.8
+CONCURRENCY_PER_INSTANCE: Final = 64
+
+
+def utilization(
+    pool: Pool,
+    queue_depth: float = DEFAULT_QUEUE_DEPTH,
+    kv_utilization: float = DEFAULT_KV_UTILIZATION,
+) -> float:
+    """Return the mean over instances of max(queue / limit, kv / limit); 1 for an empty pool."""
+    if not pool.instances:
+        return 1.0
+    worse = np.maximum(pool.queue_depth / queue_depth, pool.kv_utilization / kv_utilization)
+    # cumsum adds one after another, as the genuine loop does; sum() adds in pairs and may land on
+    # the other side of 1.
+    return float(worse.cumsum()[-1]) / pool.instances
+
+
+def concurrency(pool: Pool, per_instance: int = CONCURRENCY_PER_INSTANCE) -> float:
+    """Return requests in flight by room for them; 1 for an empty pool."""
+    if not pool.instances:
+        return 1.0
+    return float(pool.in_flight.sum()) / (pool.instances * per_instance)
+
+
+class GaieLegacy:
+    """Refuses sheddable requests while the pool's utilization reaches 1."""
+
+    name: Final = "gaie-legacy"
+
+    def __init__(
+        self,
+        classes: SloClasses,
+        queue_depth: float = DEFAULT_QUEUE_DEPTH,
+        kv_utilization: float = DEFAULT_KV_UTILIZATION,
+    ) -> None:
+        if not (queue_depth > 0 and kv_utilization > 0):
+            raise ValueError("gaie-legacy: queue_depth and kv_utilization must be above 0")
+        self._classes = classes
+        self._queue_depth = queue_depth
+        self._kv_utilization = kv_utilization
+
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+        """Refuse sheddable requests of a saturated pool."""
+        if self._classes.priority(ask.slo_class) >= 0:
+            return ADMIT
+        saturation = utilization(pool, self._queue_depth, self._kv_utilization)
+        if saturation < 1.0:
+            return ADMIT
+        reason = f"gaie-saturated: class={ask.slo_class} saturation={saturation:.2f}"
+        return Verdict(
+            "refuse", reason, "gaie-saturated", facts={"saturation": saturation, "limit": 1.0}
+        )
+
+    def charge(self, ask: Ask, now: float) -> None:
+        """Nothing costs anything."""
+
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+        """What the pool computes is room again."""
+        return "pool", pool.prefill_rate * pool.instances

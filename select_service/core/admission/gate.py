@@ -1,0 +1,345 @@
+"""The gate: every check in one fixed order; the first refusal wins and is named.
+
+    1 unavailable  no schedulable worker      nothing else means anything then
+    2 busy         every candidate is busy    one bit per rank, nearly always one look
+    3 capacity     N + Q of every candidate   the same
+    4 policy       budgets, then the policy   O(1), or one vector expression
+    5 cache_hit    no candidate holds enough  needs what the index matched, so it comes last
+
+Cheap and certain first. Nothing is charged before everything has passed: `judge` and `judge_hits`
+only look, `settle` charges and counts. A request that was told to come about now is not refused
+for load (2 to 4): what it may not have at once, it waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
+
+from select_service.core.admission.asks import ADMIT, Outcome, Verdict
+from select_service.core.admission.returns import NO_ROOM, ReturnBook, Room
+from select_service.core.admission.tallies import Tallies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.admission.asks import Ask, Facts, Policy, QueueingPolicy
+    from select_service.core.admission.busy import BusyRanks
+    from select_service.core.admission.cache_hit import Hits, Threshold
+    from select_service.core.admission.capacity import WorkerCaps
+    from select_service.core.admission.classes import SloClasses
+    from select_service.core.admission.fair_queue import Waiting
+    from select_service.core.admission.policies import Built
+    from select_service.core.admission.pool_load import PoolLoad
+    from select_service.core.admission.tallies import ClassTally
+    from select_service.core.columns import Rows
+
+T = TypeVar("T")
+GateName = Literal["", "unavailable", "busy", "capacity", "policy", "cache_hit", "waiting"]
+
+UNAVAILABLE: Final = Verdict("refuse", "no schedulable workers", "unavailable")
+BUSY: Final = Verdict("refuse", "All workers are busy, please retry later", "all-workers-busy")
+EXPIRED_WAITING: Final = Verdict("refuse", "expired-waiting", "expired-waiting")
+AT_CAPACITY: Final = Verdict(
+    "refuse", "Server overloaded: worker at capacity", "workers-at-capacity"
+)
+WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
+PROMISED: Final = "promised"
+RETURN_SHARE: Final = 0.5
+"""Of what drains, so much is promised to those who return; the rest is for those who come first.
+All of it would turn an overload into one long queue, in which everybody is late."""
+_SHARE_MIN: Final = 0.05
+"""Of what drains, at least so much counts as left over by the bands above."""
+_STEP_S: Final = 0.25
+_MEMORY_S: Final = 10.0
+"""How long admitted work counts as traffic of its band."""
+
+
+class Decision(NamedTuple):
+    """What the gate says of one request, and why."""
+
+    outcome: Outcome
+    reason: str  # the text for people, as the field writes it
+    code: str  # stable and short
+    policy: str
+    gate: GateName  # who refused; "" when nobody did
+    retry_after_s: float = 0.0
+    promised: bool = False  # whether a place is held for its return
+    details: Facts | None = None
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it may be placed now."""
+        return self.outcome == "admit"
+
+
+class _Traffic:
+    """Work admitted per second and band, exponentially weighted; decays in steps. O(1) to add."""
+
+    def __init__(self, bands: int) -> None:
+        self._sums = [0.0] * bands
+        self._at = 0.0
+
+    def add(self, band: int, work: float, now: float) -> None:
+        self._fade(now)
+        self._sums[band] += work
+
+    def _fade(self, now: float) -> None:
+        passed = now - self._at
+        if passed > _STEP_S:
+            fade = math.exp(-passed / _MEMORY_S)
+            self._sums = [one * fade for one in self._sums]
+            self._at = now
+
+    def above(self, band: int, now: float) -> float:
+        self._fade(now)
+        return sum(self._sums[:band]) / _MEMORY_S
+
+
+class Gate(Generic[T]):
+    """All checks of one partition; `T` is what waits in a policy's queue.
+
+    The books it is given are kept by others (`partition.py`, or the simulator's pool) with every
+    change of load; the gate only reads them.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it looks at
+        self,
+        classes: SloClasses,
+        policy: Policy,
+        pool: PoolLoad,
+        *,
+        queue: QueueingPolicy[T] | None = None,
+        busy: BusyRanks | None = None,
+        caps: WorkerCaps | None = None,
+        returns: ReturnBook | None = None,
+    ) -> None:
+        self.classes = classes
+        self.policy = policy
+        self.pool = pool
+        self.queue = queue
+        """Where requests wait when the policy says so; the policy, or what it wraps."""
+        self.busy = busy
+        self.caps = caps
+        self.returns = returns or ReturnBook(len(classes.bands))
+        self.tallies = Tallies(classes.names)
+        self._traffic = _Traffic(len(classes.bands))
+        self._admitted = Decision("admit", "", "", policy.name, "")
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def judge(self, ask: Ask, rows: Rows, now: float) -> Decision:
+        """Say whether a request may be placed on one of these rows now; charges nothing."""
+        gate, verdict = self._first_word(ask, rows, now)
+        return self.decide(ask, gate, verdict, now)
+
+    def decide(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
+        """Turn what one check said into a decision; a refusal gets its time to return."""
+        if verdict is ADMIT:
+            return self._admitted
+        if verdict.outcome == "wait":
+            return Decision("wait", verdict.reason, verdict.code, self.policy.name, gate)
+        if gate != "unavailable" and self.returns.is_due(ask.key, now):
+            return self._honour(gate)
+        return self._refusal(ask, gate, verdict, now)
+
+    def _first_word(self, ask: Ask, rows: Rows, now: float) -> tuple[GateName, Verdict]:
+        """Return the first refusal, else whether and where it has to wait."""
+        if not self.pool.instances:
+            return "unavailable", UNAVAILABLE
+        if self.busy is not None and self.busy.all_busy(rows):
+            return "busy", BUSY
+        is_full = False
+        if self.caps is not None and self.caps.all_full(rows):
+            if not self.caps.has_place(rows):
+                return "capacity", AT_CAPACITY
+            is_full = True
+        verdict = self.policy.judge(ask, self.pool, now)
+        if is_full and verdict.outcome == "admit":
+            return "capacity", WAITS_FOR_WORKER
+        return "policy", verdict
+
+    def _honour(self, gate: GateName) -> Decision:
+        """It was told to come: a queue takes it whatever its quota; without one, it goes."""
+        if gate == "policy" and self.queue is None:
+            return self._admitted
+        return Decision("wait", "", PROMISED, self.policy.name, gate)
+
+    def judge_hits(self, hits: Hits, threshold: Threshold) -> Decision:
+        """Say whether any candidate holds enough of the prompt; time does not help, so no time."""
+        if not hits.refused:
+            return self._admitted
+        details: Facts = {
+            "threshold": threshold.value,
+            "source": threshold.source,
+            "best_hit_rate": hits.best_rate or 0.0,
+        }
+        reason = "no candidate reaches the cache hit threshold"
+        return Decision(
+            "refuse", reason, "cache_threshold", self.policy.name, "cache_hit", details=details
+        )
+
+    # -- refusing ------------------------------------------------------------------------------
+
+    def _refusal(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
+        band = self.classes.band(ask.slo_class)
+        room = self._room(ask, gate, verdict, band, now)
+        promise = self.returns.grant(ask.key, band, room, now, is_unique=ask.is_unique)
+        return Decision(
+            "refuse",
+            verdict.reason,
+            verdict.code,
+            self.policy.name,
+            gate,
+            promise.retry_after_s,
+            promise.is_kept,
+            verdict.facts,
+        )
+
+    def _room(self, ask: Ask, gate: GateName, verdict: Verdict, band: int, now: float) -> Room:
+        """Return what the refused request waits for."""
+        if gate == "unavailable":
+            return NO_ROOM
+        if gate == "capacity":
+            return Room("requests", 1.0, self.pool.meter.requests_per_s * RETURN_SHARE, 0.0)
+        line, rate = self.policy.refill(ask, self.pool)
+        if gate == "busy":
+            line, rate = "pool", self.pool.prefill_rate * self.pool.instances
+        earliest_s = verdict.retry_in_s
+        if line == "pool" and rate > 0.0:
+            ahead = self.pool.prefill_backlog
+            if self.queue is not None:
+                ahead += self.queue.work_ahead(band)
+            earliest_s = max(earliest_s, ahead / rate)
+            rate = max(rate - self._traffic.above(band, now), rate * _SHARE_MIN)
+        if earliest_s == math.inf:  # it never fits
+            return NO_ROOM
+        rate *= RETURN_SHARE
+        return Room(line, ask.work if line == "pool" else ask.tokens, rate, earliest_s)
+
+    def refusal(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
+        """Put a refusal that was found elsewhere (a full queue, say) into the gate's words."""
+        return self._refusal(ask, gate, Verdict("refuse", reason, code), now)
+
+    # -- settling ------------------------------------------------------------------------------
+
+    def settle(self, decision: Decision, ask: Ask, now: float) -> None:
+        """Charge and count what was decided; in the same step as the booking."""
+        name, band = self.classes.place(ask.slo_class)
+        tally = self.tallies.of[name]
+        tally.offered += 1
+        if decision.outcome == "admit":
+            self.policy.charge(ask, now)
+            self._admit(ask, tally, band, now)
+            return
+        self.tallies.note(decision.policy, decision.gate, decision.outcome, decision.code, name)
+        if decision.outcome == "wait":
+            tally.waiting += 1
+            tally.waited += 1
+            self._redeem(ask)
+        else:
+            tally.refused += 1
+            self.tallies.refused_by_tenant.add(ask.tenant_id)
+
+    def _admit(self, ask: Ask, tally: ClassTally, band: int, now: float) -> None:
+        tally.admitted += 1
+        self.tallies.admitted_by_tenant.add(ask.tenant_id)
+        self._traffic.add(band, ask.work, now)
+        if self.returns.size:
+            self._redeem(ask)
+
+    def _redeem(self, ask: Ask) -> None:
+        if self.returns.size and ask.key:
+            self.returns.redeem(ask.key)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
+        """Let an item wait in the policy's queue, as a settled decision said."""
+        assert self.queue is not None
+        return self.queue.enqueue(ask, item, now)
+
+    def next_waiting(self) -> Waiting[T] | None:
+        """Return who may go now, if anybody; `serve` or `withdraw` it before asking again."""
+        return next(self.may_go(1), None)
+
+    def may_go(self, limit: int) -> Iterator[Waiting[T]]:
+        """Yield up to `limit` of those who may go now, who is first first.
+
+        For a caller that must find one with a free worker: serve at most one, then ask again.
+        """
+        return iter(()) if self.queue is None else self.queue.may_go(self.pool, limit)
+
+    def serve(self, one: Waiting[T], now: float) -> None:
+        """A request from the policy's queue is placed: charge and count it."""
+        assert self.queue is not None
+        self.queue.serve(one)
+        self._admit_waiting(one.ask, now)
+
+    def placed(self, ask: Ask, now: float) -> None:
+        """A request that waited elsewhere (for a worker) is placed: charge and count it."""
+        self.policy.charge(ask, now)
+        self._admit_waiting(ask, now)
+
+    def _admit_waiting(self, ask: Ask, now: float) -> None:
+        tally = self._leave(ask, "admit", "")
+        self._admit(ask, tally, self.classes.band(ask.slo_class), now)
+
+    def withdraw(self, one: Waiting[T], now: float) -> bool:
+        """The client of one in the policy's queue left; charged to nobody."""
+        if self.queue is None or not self.queue.withdraw(one, now):
+            return False
+        self.gone(one.ask)
+        return True
+
+    def gone(self, ask: Ask) -> None:
+        """The client of one that waited elsewhere left."""
+        self._leave(ask, "withdrawn", "").withdrawn += 1
+
+    def expired(self, now: float, limit: int) -> list[tuple[Waiting[T], Decision]]:
+        """Refuse up to `limit` of the policy's queue that have waited too long."""
+        if self.queue is None or self.queue.next_expiry() > now:
+            return []
+        return [(one, self.refuse_waiting(one.ask, now)) for one in self.queue.expired(now, limit)]
+
+    def refuse_waiting(self, ask: Ask, now: float) -> Decision:
+        """One has waited too long, wherever it did; charged to nobody."""
+        decision = self._refusal(ask, "waiting", EXPIRED_WAITING, now)
+        self._leave(ask, "refuse", decision.code).refused += 1
+        self.tallies.refused_by_tenant.add(ask.tenant_id)
+        return decision
+
+    def _leave(self, ask: Ask, outcome: str, code: str) -> ClassTally:
+        name = self.tallies.name_of(ask.slo_class)
+        self.tallies.note(self.policy.name, "waiting", outcome, code, name)
+        tally = self.tallies.of[name]
+        tally.waiting -= 1
+        return tally
+
+    # -- another policy ------------------------------------------------------------------------
+
+    def change(self, built: Built[T], now: float) -> list[Waiting[T]]:
+        """Put another policy in force at once; counters stay.
+
+        Returns:
+            Who waited in the old policy's queue and does no more: `enqueue` each again, or place
+            it and say `placed`. They still count as waiting.
+        """
+        waiting = [] if self.queue is None else self.queue.clear(now)
+        if built.classes.bands != self.classes.bands:
+            self.returns = ReturnBook(len(built.classes.bands))
+            self._traffic = _Traffic(len(built.classes.bands))
+        self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
+        self.tallies.know(built.classes.names)
+        self._admitted = Decision("admit", "", "", built.policy.name, "")
+        return waiting
+
+    def check(self) -> None:
+        """State every promise of the gate and its books."""
+        self.tallies.check()
+        self.returns.check()
+        self.pool.check()
+        if self.busy is not None:
+            self.busy.check()
+        if self.caps is not None:
+            self.caps.check()

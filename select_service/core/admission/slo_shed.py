@@ -1,0 +1,299 @@
+"""slo-shed: ceilings per band, early refusal of the hopeless, quotas, fairness. Our own policy.
+
+What it promises, and tests hold it to:
+
+* A band's quota is its own: a request is refused as `band-full` only when so many of its own band
+  wait. Nobody below is let in while anybody above waits.
+* Hence no inversion: between the admission of a sheddable request and the refusal of a critical
+  one, more criticals than their quota arrive, or the critical one's own deadline passes.
+* Critical and standard requests are never refused for saturation; they wait.
+* What is refused, or waits in vain, is charged to nobody.
+
+The queue is part of the policy: `judge` says "wait", the caller `enqueue`s, and finds with
+`may_go` who may go when load has gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from select_service.core.admission.asks import ADMIT, Verdict
+from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
+from select_service.core.admission.flow_queue import ceilings
+from select_service.core.admission.token_bucket import TenantBuckets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from select_service.core.admission.asks import Ask, Pool
+    from select_service.core.admission.classes import SloClasses
+
+T = TypeVar("T")
+
+BAND_FULL: Final = "band-full"
+HOPELESS: Final = "infeasible-deadline"
+SATURATED: Final = "saturated"
+_WAIT: Final = Verdict("wait", "", "waits")
+
+DEFAULT_TARGETS_S: Final[Mapping[str, float]] = MappingProxyType(
+    {"critical": 2.0, "standard": 5.0, "batch": 20.0, "sheddable": 20.0, "background": 60.0}
+)
+DEFAULT_QUOTAS: Final[Mapping[str, int]] = MappingProxyType(
+    {"critical": 1024, "standard": 1024, "batch": 512, "sheddable": 256, "background": 256}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SloShedSettings:
+    """The numbers of the policy; see the README for how they were chosen.
+
+    Raises:
+        ValueError: one that makes no sense.
+    """
+
+    usage_limit: float = 0.6  # the lowest band's ceiling
+    hysteresis: float = 0.05  # a closed band opens so far below its ceiling
+    feasibility_slack: float = 1.2  # of the target; 0: nothing is refused early
+    feasibility_critical: bool = False  # whether the highest band is refused early, too
+    output_weight: float = 2.0  # of one expected output token, against one prefill token
+    targets_s: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS_S)
+    quotas: Mapping[str, int] = field(default_factory=lambda: DEFAULT_QUOTAS)
+    default_target_s: float = 20.0  # of classes without one
+    default_quota: int = 256
+    budget_tokens: float | None = None  # allowance per tenant and class; None: none
+    budget_tokens_per_s: float = 1_000.0
+    tenants_max: int = TENANTS_MAX
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        if not 0.0 < self.usage_limit <= 1.0:
+            raise ValueError("slo-shed: usage_limit must be above 0 and at most 1")
+        if not 0.0 <= self.hysteresis < self.usage_limit:
+            raise ValueError("slo-shed: hysteresis must be at least 0 and below usage_limit")
+        if not (math.isfinite(self.feasibility_slack) and self.feasibility_slack >= 0.0):
+            raise ValueError("slo-shed: feasibility_slack must be at least 0")
+        if not (math.isfinite(self.output_weight) and self.output_weight >= 0.0):
+            raise ValueError("slo-shed: output_weight must be at least 0")
+        for name, target_s in (*self.targets_s.items(), ("default", self.default_target_s)):
+            if not target_s > 0.0:
+                raise ValueError(f"slo-shed: the target of {name} must be above 0")
+        for name, quota in (*self.quotas.items(), ("default", self.default_quota)):
+            if quota < 0:
+                raise ValueError(f"slo-shed: the quota of {name} must be at least 0")
+        if self.tenants_max < 1:
+            raise ValueError("slo-shed: tenants_max must be at least 1")
+
+
+class SloShed(Generic[T]):
+    """The policy with its queue of waiting items.
+
+    `judge` costs O(bands); everything else O(log n) of what waits.
+    """
+
+    name: Final = "slo-shed"
+
+    def __init__(self, classes: SloClasses, settings: SloShedSettings | None = None) -> None:
+        self.settings = settings or SloShedSettings()
+        self._classes = classes
+        bands = len(classes.bands)
+        self.ceilings = ceilings(bands, self.settings.usage_limit)
+        self._reopen_below = tuple(one - self.settings.hysteresis for one in self.ceilings)
+        names = [
+            [name for name in classes.names if classes.band(name) == band] for band in range(bands)
+        ]
+        quotas = self.settings.quotas
+        self.queue: FairQueue[T] = FairQueue(
+            [
+                max(quotas.get(name, self.settings.default_quota) for name in of_band)
+                for of_band in names
+            ],
+            tenants_max=self.settings.tenants_max,
+        )
+        self._targets_s = {
+            name: self.settings.targets_s.get(name, self.settings.default_target_s)
+            for name in classes.names
+        }
+        self._judged: tuple[Ask | None, int] = (None, 0)
+        self.is_open = [True] * bands
+        self.flaps = [0] * bands
+        """How often each band was closed."""
+        capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
+        self._budgets = (
+            None
+            if capacity is None
+            else TenantBuckets(capacity, rate, tenants_max=self.settings.tenants_max)
+        )
+
+    # -- on arrival ----------------------------------------------------------------------------
+
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+        """Let it in, let it wait, or refuse it; nothing is charged."""
+        band = self._band(ask, now)
+        self._judged = (ask, band)
+        hopeless = self._hopeless(ask, band, pool)
+        if hopeless is not None:
+            return hopeless
+        saturation = pool.saturation
+        if self._opens(band, saturation) and self.queue.first_band() > band:
+            return ADMIT
+        if self.queue.has_room(band):
+            return _WAIT
+        quota = self.queue.quota(band)
+        if not quota:
+            facts = {"saturation": saturation, "limit": self.ceilings[band]}
+            return Verdict("refuse", SATURATED, SATURATED, facts=dict(facts))
+        return Verdict(
+            "refuse",
+            BAND_FULL,
+            BAND_FULL,
+            facts={"waiting": self.queue.size(band), "limit": quota, "saturation": saturation},
+        )
+
+    def _band(self, ask: Ask, now: float) -> int:
+        """Return the band it is judged in: one lower when its tenant is over budget."""
+        band = self._classes.band(ask.slo_class)
+        if self._budgets is None:
+            return band
+        t_us = round(now * 1e6)
+        bucket = self._budgets.of(self._budget_key(ask), t_us)
+        if bucket.holds(ask.work, t_us):
+            return band
+        return min(band + 1, len(self.ceilings) - 1)
+
+    def _budget_key(self, ask: Ask) -> str:
+        return f"{ask.tenant_id}\0{self._classes.known(ask.slo_class)}"
+
+    def target_s(self, ask: Ask) -> float:
+        """Return the time to first token a request is held to: its own, else its class's."""
+        if ask.target_s != math.inf:
+            return ask.target_s
+        return self._targets_s[self._classes.known(ask.slo_class)]
+
+    def predicted_s(self, ask: Ask, band: int, pool: Pool) -> float:
+        """Return the predicted time to first token; 0 while nobody knows how fast the pool is.
+
+        All that is booked goes first, and of what waits this band and those above it.
+        """
+        rate = pool.prefill_rate
+        if not (rate and pool.instances):
+            return 0.0
+        ahead = pool.prefill_backlog + self.queue.work_ahead(band)
+        return ahead / (rate * pool.instances) + ask.work / rate
+
+    def _hopeless(self, ask: Ask, band: int, pool: Pool) -> Verdict | None:
+        slack = self.settings.feasibility_slack
+        if not slack or (band == 0 and not self.settings.feasibility_critical):
+            return None
+        limit_s = self.target_s(ask) * slack
+        predicted_s = self.predicted_s(ask, band, pool)
+        if predicted_s <= limit_s:
+            return None
+        return Verdict(
+            "refuse",
+            HOPELESS,
+            HOPELESS,
+            retry_in_s=predicted_s - limit_s,
+            facts={"predicted_ttft_s": predicted_s, "limit": limit_s},
+        )
+
+    def _opens(self, band: int, saturation: float) -> bool:
+        """Tell whether a band is open, following the saturation with hysteresis."""
+        if self.is_open[band]:
+            if saturation >= self.ceilings[band]:
+                self.is_open[band] = False
+                self.flaps[band] += 1
+        elif saturation < self._reopen_below[band]:
+            self.is_open[band] = True
+        return self.is_open[band]
+
+    def charge(self, ask: Ask, now: float) -> None:
+        """An arrival goes on at once: its tenant pays."""
+        judged, band = self._judged
+        if judged is not ask:  # it was judged just before, as a rule
+            band = self._band(ask, now)
+        self.queue.serve_directly(band, ask.tenant_id, self.cost(ask))
+        self._pay(ask, now)
+
+    def cost(self, ask: Ask) -> int:
+        """Return what a request counts for in its tenant's fairness."""
+        return ask.work + int(self.settings.output_weight * ask.output_tokens)
+
+    def _pay(self, ask: Ask, now: float) -> None:
+        if self._budgets is not None:
+            self._budgets.of(self._budget_key(ask), round(now * 1e6)).take(ask.work)
+
+    def _refund(self, ask: Ask, now: float) -> None:
+        if self._budgets is not None:
+            bucket = self._budgets.of(self._budget_key(ask), round(now * 1e6))
+            bucket.tokens = min(bucket.capacity, bucket.tokens + ask.work)
+
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+        """What the pool computes is room again."""
+        return "pool", pool.prefill_rate * pool.instances
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
+        """Let an item wait until its target has passed; its tenant's allowance is held for it."""
+        until = now + self.target_s(ask)
+        one = Waiting(item, ask, self._band(ask, now), self.cost(ask), until)
+        self._pay(ask, now)
+        self.queue.push(one)
+        return one
+
+    def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
+        """Yield up to `limit` of those who may go now; `serve` one, then ask again.
+
+        A band must be open, and a closed one lets nobody below it pass.
+        """
+        saturation = pool.saturation
+        for band in self.queue.bands_waiting():
+            if not self._opens(band, saturation):
+                return
+            for one in self.queue.in_order(band):
+                if limit <= 0:
+                    return
+                limit -= 1
+                yield one
+
+    def serve(self, one: Waiting[T]) -> None:
+        """It goes: its tenant pays."""
+        self.queue.serve(one)
+
+    def withdraw(self, one: Waiting[T], now: float) -> bool:
+        """It waits no longer and does not go: its client left. Charged to nobody."""
+        if not self.queue.remove(one):
+            return False
+        self._refund(one.ask, now)
+        return True
+
+    def work_ahead(self, band: int) -> int:
+        """Return the prefill tokens that wait in this band and those above it."""
+        return self.queue.work_ahead(band)
+
+    def next_expiry(self) -> float:
+        """When `expired` will have something to do; infinity while nobody waits."""
+        return self.queue.next_expiry()
+
+    def expired(self, now: float, limit: int) -> list[Waiting[T]]:
+        """Take out up to `limit` that have waited too long. Charged to nobody."""
+        gone = self.queue.expired(now, limit)
+        for one in gone:
+            self._refund(one.ask, now)
+        return gone
+
+    def clear(self, now: float) -> list[Waiting[T]]:
+        """Take everybody out, the most important first. Charged to nobody."""
+        everybody = [
+            one for band in self.queue.bands_waiting() for one in self.queue.in_order(band)
+        ]
+        for one in everybody:
+            self.withdraw(one, now)
+        return everybody
+
+    def check(self) -> None:
+        """State every promise of the queue."""
+        self.queue.check()

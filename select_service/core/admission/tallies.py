@@ -1,0 +1,116 @@
+"""What became of every request that asked, in plain integers; metrics read them at scrape time.
+
+One identity always holds, per class and altogether:
+offered = admitted + refused + withdrawn + waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from select_service.core.admission.classes import STANDARD
+
+TENANT_LABELS_MAX: Final = 32
+"""Tenants with a series of their own; the rest is counted under "other"."""
+OTHER: Final = "other"
+_CONTENDERS: Final = 4
+"""Times as many names are remembered, to see who deserves a label."""
+_SAMPLED: Final = 16
+"""Of so many requests without a label, one is looked at: that costs some µs."""
+
+
+class TenantTally:
+    """Counts by tenant for the busiest few; the sum over all labels is exact.
+
+    Space-saving (Metwally et al.): who is unknown takes over the smallest count among the
+    contenders. A label changes hands only when a contender has twice the label's count.
+    """
+
+    def __init__(self, labels_max: int = TENANT_LABELS_MAX) -> None:
+        self._labels_max = labels_max
+        self.counts: dict[str, int] = {OTHER: 0}
+        self._contenders: dict[str, int] = {}
+
+    def add(self, tenant_id: str) -> None:
+        """Count one; O(1), but for one in some of those without a label."""
+        counts = self.counts
+        if tenant_id in counts and tenant_id != OTHER:
+            counts[tenant_id] += 1
+            return
+        if len(counts) <= self._labels_max:  # "other" is one of them
+            counts[tenant_id] = counts.get(tenant_id, 0) + 1
+            return
+        counts[OTHER] += 1
+        if counts[OTHER] % _SAMPLED == 0:
+            self._contend(tenant_id)
+
+    def _contend(self, tenant_id: str) -> None:
+        some = self._contenders
+        if tenant_id in some or len(some) < _CONTENDERS * self._labels_max:
+            some[tenant_id] = some.get(tenant_id, 0) + _SAMPLED
+        else:
+            least = min(some, key=some.__getitem__)
+            some[tenant_id] = some.pop(least) + _SAMPLED
+        weakest = min((one for one in self.counts if one != OTHER), key=self.counts.__getitem__)
+        if some[tenant_id] > 2 * self.counts[weakest] and tenant_id != OTHER:
+            self.counts[OTHER] += self.counts.pop(weakest)
+            self.counts[tenant_id] = 0
+            del some[tenant_id]
+
+
+@dataclass(slots=True)
+class ClassTally:
+    """What became of the requests of one class."""
+
+    offered: int = 0
+    admitted: int = 0
+    refused: int = 0
+    withdrawn: int = 0  # their client left while they waited
+    waiting: int = 0  # now
+    waited: int = 0  # ever
+
+    def check(self) -> None:
+        """State the identity."""
+        assert self.offered == self.admitted + self.refused + self.withdrawn + self.waiting
+        assert self.waiting >= 0
+
+
+class Tallies:
+    """The counters of one gate; a class, once known, stays."""
+
+    def __init__(self, class_names: tuple[str, ...]) -> None:
+        self.of = {name: ClassTally() for name in class_names}
+        self.decisions: dict[tuple[str, str, str, str, str], int] = {}
+        """By (policy, gate, outcome, code, class); codes are few and fixed."""
+        self.refused_by_tenant = TenantTally()
+        self.admitted_by_tenant = TenantTally()
+
+    def know(self, class_names: tuple[str, ...]) -> None:
+        """Classes may come; those that were are kept, with what was counted."""
+        for name in class_names:
+            self.of.setdefault(name, ClassTally())
+
+    def name_of(self, slo_class: str) -> str:
+        """Return the class a request is counted under, whatever classes are in force now."""
+        return slo_class if slo_class in self.of else STANDARD
+
+    def note(self, policy: str, gate: str, outcome: str, code: str, slo_class: str) -> None:
+        """Count one decision."""
+        key = (policy, gate, outcome, code, slo_class)
+        self.decisions[key] = self.decisions.get(key, 0) + 1
+
+    def total(self) -> ClassTally:
+        """Return the sum over classes."""
+        every = self.of.values()
+        return ClassTally(
+            *(sum(getattr(one, name) for one in every) for name in ClassTally.__slots__)
+        )
+
+    def check(self) -> None:
+        """State the identity, per class and by tenant."""
+        for one in self.of.values():
+            one.check()
+        total = self.total()
+        assert sum(self.admitted_by_tenant.counts.values()) == total.admitted
+        assert sum(self.refused_by_tenant.counts.values()) == total.refused

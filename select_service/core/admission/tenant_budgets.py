@@ -1,0 +1,79 @@
+"""Tenant budgets around another policy: a tenant beyond its share loses its sheddable work.
+
+The budget is judged before the inner policy, so that what it refuses costs the inner one nothing.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.admission.asks import Verdict, is_finite_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from select_service.core.admission.asks import Ask, Policy, Pool
+    from select_service.core.admission.classes import SloClasses
+
+_OVER: Final = Verdict("refuse", "tenant-budget-shed", "tenant-budget-shed")
+
+
+class TenantBudgets:
+    """Wraps a policy; `budgets` are shares of the pool's room for requests.
+
+    Args:
+        classes: which work is sheddable.
+        inner: asked when the tenant is within its budget.
+        budgets: tenant → share; others have no budget.
+        seats_per_instance: requests one instance runs at once (its max_num_seqs).
+
+    Raises:
+        ValueError: a share that is no finite number of at least 0, or no seats.
+    """
+
+    def __init__(
+        self,
+        classes: SloClasses,
+        inner: Policy,
+        budgets: Mapping[str, float],
+        *,
+        seats_per_instance: int,
+    ) -> None:
+        if seats_per_instance < 1:
+            raise ValueError("tenant budgets: seats_per_instance must be at least 1")
+        for tenant_id, share in budgets.items():
+            if not is_finite_number(share) or share < 0:
+                raise ValueError(f"tenant budgets: the share of {tenant_id!r} must be at least 0")
+        self._classes = classes
+        self.inner = inner
+        self._budgets = MappingProxyType(dict(budgets))
+        self._seats_per_instance = seats_per_instance
+
+    @property
+    def name(self) -> str:
+        """The inner policy's: budgets are an addition to it."""
+        return self.inner.name
+
+    def is_over(self, tenant_id: str, in_flight: int, instances: int) -> bool:
+        """Tell whether a tenant has strictly more in flight than its share of all seats."""
+        share = self._budgets.get(tenant_id)
+        if share is None:
+            return False
+        return in_flight > share * (instances * self._seats_per_instance)
+
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+        """Refuse sheddable work of a tenant over budget; else ask the inner policy."""
+        if ask.tenant_id in self._budgets and self._classes.priority(ask.slo_class) < 0:
+            in_flight = pool.tenant_in_flight(ask.tenant_id)
+            if self.is_over(ask.tenant_id, in_flight, pool.instances):
+                return _OVER
+        return self.inner.judge(ask, pool, now)
+
+    def charge(self, ask: Ask, now: float) -> None:
+        """Let the inner policy take what it takes."""
+        self.inner.charge(ask, now)
+
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+        """As the inner policy says."""
+        return self.inner.refill(ask, pool)

@@ -1,0 +1,171 @@
+"""Busy thresholds and the book that keeps them per model and, optionally, tenant.
+
+A book entry is merged field by field, never replaced: what a change leaves out stays. What a
+scope gets is its tenant's entry, else its model's, else the process-wide one, field by field.
+`busy.py` turns thresholds into limits; nothing here knows a load.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+UNKNOWN_BATCH_TOKENS: Final = 10_000_000
+"""What an unknown max_num_batched_tokens counts as."""
+ENTRIES_MAX: Final = 4096
+"""Entries of one book; each names a model that exists, or a tenant of one."""
+
+
+class Thresholds(NamedTuple):
+    """The three checks; None is off. All are strict: equal is free."""
+
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is checked at all."""
+        return self != NOTHING
+
+    def prefill_limit(self, max_num_batched_tokens: int | None) -> float:
+        """Return the prefill tokens above which a rank is busy; infinity: never."""
+        limit = math.inf
+        if self.active_prefill_tokens_threshold is not None:
+            limit = float(self.active_prefill_tokens_threshold)
+        frac = self.active_prefill_tokens_threshold_frac
+        if frac is not None:
+            batch = (
+                UNKNOWN_BATCH_TOKENS if max_num_batched_tokens is None else max_num_batched_tokens
+            )
+            limit = min(limit, float(math.floor(min(frac * batch, 1e300))))
+        return limit
+
+    def decode_limit(self, kv_total_blocks: int | None) -> float:
+        """Return the blocks above which a rank is busy; infinity: never, or total unknown."""
+        if self.active_decode_blocks_threshold is None or not kv_total_blocks:
+            return math.inf
+        return self.active_decode_blocks_threshold * kv_total_blocks
+
+
+NOTHING: Final = Thresholds()
+FIELDS: Final = Thresholds._fields
+
+
+def check_threshold(field: str, value: object) -> float | int | None:
+    """Return a threshold in its normal form.
+
+    Raises:
+        ValueError: wrong type or out of range; the text names the range.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{field} must be a number")  # noqa: TRY004 - one kind of refusal
+    if not math.isfinite(value):
+        raise ValueError(f"{field} must be finite")
+    if field == "active_decode_blocks_threshold":
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{field} must be in 0..1, got {value:g}")
+        return float(value)
+    if value < 0:
+        raise ValueError(f"{field} must be at least 0, got {value:g}")
+    if field == "active_prefill_tokens_threshold":
+        if value != int(value):
+            raise ValueError(f"{field} must be a whole number")
+        return int(value)
+    return float(value)
+
+
+def read_thresholds(values: Mapping[str, object]) -> Thresholds:
+    """Check a mapping of the three fields; those left out are None.
+
+    Raises:
+        ValueError: as `check_threshold`, and for a field nobody knows.
+    """
+    unknown = sorted(set(values) - set(FIELDS))
+    if unknown:
+        raise ValueError(f"unknown threshold {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+    return _of({field: check_threshold(field, value) for field, value in values.items()})
+
+
+def _of(values: Mapping[str, float | int | None]) -> Thresholds:
+    prefill = values.get(FIELDS[1])
+    return Thresholds(
+        values.get(FIELDS[0]), None if prefill is None else int(prefill), values.get(FIELDS[2])
+    )
+
+
+class ThresholdBook:
+    """Thresholds by (model, tenant); tenant None is the whole model.
+
+    Args:
+        defaults: what holds for every model that says nothing.
+    """
+
+    def __init__(self, defaults: Thresholds = NOTHING) -> None:
+        self.defaults = defaults
+        self._entries: dict[tuple[str, str | None], dict[str, float | int | None]] = {}
+
+    def merge(
+        self,
+        model_name: str,
+        tenant_id: str | None,
+        given: Thresholds,
+        clear: Iterable[str] = (),
+    ) -> Thresholds:
+        """Set the thresholds given, switch off those to clear, keep the rest.
+
+        Returns:
+            What now holds for this model or tenant.
+
+        Raises:
+            ValueError: a name in `clear` that is no threshold, or one both set and cleared; the
+                book is full.
+        """
+        key = (model_name, tenant_id)
+        entry = dict(self._entries.get(key, {}))
+        cleared = set(clear)
+        if unknown := sorted(cleared - set(FIELDS)):
+            raise ValueError(f"cannot clear {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+        for field, value in zip(FIELDS, given, strict=True):
+            if value is not None and field in cleared:
+                raise ValueError(f"{field} is both set and cleared")
+            if value is not None or field in cleared:
+                entry[field] = value
+        if entry:
+            if key not in self._entries and len(self._entries) >= ENTRIES_MAX:
+                raise ValueError(f"at most {ENTRIES_MAX} busy-threshold entries")
+            self._entries[key] = entry
+        return self.of(model_name, tenant_id)
+
+    def forget(self, model_name: str, tenant_id: str | None) -> bool:
+        """Drop an entry, so that what is above it holds again; False when there was none."""
+        return self._entries.pop((model_name, tenant_id), None) is not None
+
+    def of(self, model_name: str, tenant_id: str | None) -> Thresholds:
+        """Return what holds: the tenant's word, else the model's, else the process's."""
+        values = dict(zip(FIELDS, self.defaults, strict=True))
+        values |= self._entries.get((model_name, None), {})
+        if tenant_id is not None:
+            values |= self._entries.get((model_name, tenant_id), {})
+        return _of(values)
+
+    def entries(self) -> list[tuple[str, str | None, dict[str, float | int | None]]]:
+        """Return every entry as it was made, in order of names; None in one means switched off."""
+        ordered = sorted(self._entries.items(), key=lambda item: (item[0][0], item[0][1] or ""))
+        return [(model, tenant, dict(entry)) for (model, tenant), entry in ordered]
+
+    def restore(self, model_name: str, tenant_id: str | None, entry: Mapping[str, object]) -> None:
+        """Take back an entry of `entries`.
+
+        Raises:
+            ValueError: it cannot be one.
+        """
+        read_thresholds(entry)
+        self._entries[model_name, tenant_id] = {
+            field: check_threshold(field, value) for field, value in entry.items()
+        }

@@ -1,0 +1,59 @@
+"""tier-shed: above a load, only classes from a priority on; the field's simulator, text for text.
+
+Its load counts what runs and waits twice (in-flight contains both) and one hot instance sheds for
+the whole pool; it is here to be compared with, `slo_shed.py` does it differently.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.admission.asks import ADMIT, Verdict
+
+if TYPE_CHECKING:
+    from select_service.core.admission.asks import Ask, Pool
+    from select_service.core.admission.classes import SloClasses
+
+DEFAULT_THRESHOLD: Final = 0
+DEFAULT_MIN_PRIORITY: Final = 3
+
+
+class TierShed:
+    """Sheds below a priority while the fullest instance carries more than the threshold."""
+
+    name: Final = "tier-shed"
+
+    def __init__(
+        self,
+        classes: SloClasses,
+        threshold: int = DEFAULT_THRESHOLD,
+        min_priority: int = DEFAULT_MIN_PRIORITY,
+    ) -> None:
+        self._classes = classes
+        self._threshold = threshold
+        self._min_priority = min_priority
+
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+        """Refuse low priorities under load; an empty pool has none."""
+        priority = self._classes.priority(ask.slo_class)
+        if priority >= self._min_priority:
+            return ADMIT
+        if not pool.instances:
+            return ADMIT
+        load = int((pool.queue_depth + pool.batch_size + pool.in_flight).max())
+        if load <= self._threshold:
+            return ADMIT
+        reason = (
+            f"tier-shed: class={ask.slo_class} priority={priority}"
+            f" < min={self._min_priority} load={load}"
+        )
+        return Verdict(
+            "refuse", reason, "tier-shed", facts={"load": load, "limit": self._threshold}
+        )
+
+    def charge(self, ask: Ask, now: float) -> None:
+        """Nothing costs anything."""
+
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+        """What the pool computes is room again."""
+        return "pool", pool.prefill_rate * pool.instances

@@ -1,0 +1,161 @@
+"""Token buckets: an allowance in input tokens that refills with time.
+
+Bit for bit the arithmetic of the field's simulator: microseconds, doubles, one multiplication and
+one division in that order. One bucket for everybody, or one per tenant, of a bounded number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.admission.asks import ADMIT, Verdict
+
+if TYPE_CHECKING:
+    from select_service.core.admission.asks import Ask, Pool
+
+DEFAULT_CAPACITY: Final = 10_000.0
+DEFAULT_REFILL_RATE: Final = 1_000.0
+TENANTS_MAX: Final = 4096
+"""Buckets at once; about 300 bytes each."""
+
+REASON: Final = "insufficient tokens"
+CODE: Final = "insufficient-tokens"
+
+
+def _as_printed(value: float) -> str:
+    """Return a number as the genuine messages print it: 0, -1, 0.5."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
+
+
+class TokenBucket:
+    """One allowance; starts full at t = 0.
+
+    Args:
+        capacity: most tokens it holds.
+        refill_rate: tokens per second.
+
+    Raises:
+        ValueError: either is not a finite number above 0; the genuine text.
+    """
+
+    __slots__ = ("capacity", "last_us", "refill_rate", "tokens")
+
+    def __init__(
+        self, capacity: float = DEFAULT_CAPACITY, refill_rate: float = DEFAULT_REFILL_RATE
+    ) -> None:
+        for name, value in (("capacity", capacity), ("refillRate", refill_rate)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(
+                    f"NewTokenBucket: {name} must be a finite value > 0, got {_as_printed(value)}"
+                )
+        self.capacity = float(capacity)
+        self.refill_rate = float(refill_rate)
+        self.tokens = self.capacity
+        self.last_us = 0
+
+    def refill(self, t_us: int) -> None:
+        """Credit the time since the last decision; time that goes backwards changes nothing."""
+        if t_us > self.last_us:
+            grown = self.tokens + float(t_us - self.last_us) * self.refill_rate / 1e6
+            self.tokens = min(self.capacity, grown)
+            self.last_us = t_us
+
+    def holds(self, tokens: int, t_us: int) -> bool:
+        """Tell whether so many are there now; takes none."""
+        self.refill(t_us)
+        return self.tokens >= tokens
+
+    def take(self, tokens: int) -> None:
+        """Take them; below zero if they were promised without being there."""
+        self.tokens -= tokens
+
+    def filled_in_s(self, tokens: int) -> float:
+        """Return in how many seconds so many will be there; infinity if they never fit."""
+        if tokens > self.capacity:
+            return math.inf
+        return max(0.0, (tokens - self.tokens) / self.refill_rate)
+
+
+class TenantBuckets:
+    """A bucket per tenant, of a bounded number.
+
+    A tenant whose bucket is full again is forgotten without loss. When nobody can be, newcomers
+    share one bucket: a crowd of invented names gains nothing.
+    """
+
+    def __init__(
+        self, capacity: float, refill_rate: float, *, tenants_max: int = TENANTS_MAX
+    ) -> None:
+        self._capacity, self._refill_rate = capacity, refill_rate
+        self._tenants_max = tenants_max
+        self.shared = TokenBucket(capacity, refill_rate)
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def of(self, tenant_id: str, t_us: int) -> TokenBucket:
+        """Return the tenant's bucket."""
+        bucket = self._buckets.get(tenant_id)
+        if bucket is not None:
+            self._buckets.move_to_end(tenant_id)
+            return bucket
+        if len(self._buckets) >= self._tenants_max:
+            oldest, one = next(iter(self._buckets.items()))
+            one.refill(t_us)
+            if one.tokens < one.capacity:
+                return self.shared
+            del self._buckets[oldest]
+        bucket = self._buckets[tenant_id] = TokenBucket(self._capacity, self._refill_rate)
+        bucket.last_us = max(0, t_us)
+        return bucket
+
+
+class TokenBucketPolicy:
+    """Admits while the bucket holds a request's input tokens."""
+
+    name: Final = "token-bucket"
+
+    def __init__(
+        self,
+        capacity: float = DEFAULT_CAPACITY,
+        refill_rate: float = DEFAULT_REFILL_RATE,
+        *,
+        per_tenant: bool = False,
+        tenants_max: int = TENANTS_MAX,
+    ) -> None:
+        self._only = TokenBucket(capacity, refill_rate)
+        self._tenants = (
+            TenantBuckets(capacity, refill_rate, tenants_max=tenants_max) if per_tenant else None
+        )
+        self._refusal = Verdict("refuse", REASON, CODE)
+
+    def bucket_of(self, tenant_id: str, t_us: int) -> TokenBucket:
+        """Return the bucket that a tenant's requests are charged to."""
+        return self._only if self._tenants is None else self._tenants.of(tenant_id, t_us)
+
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+        """Refuse what the bucket does not hold; nothing is charged yet."""
+        return self.judge_at(ask, round(now * 1e6))
+
+    def judge_at(self, ask: Ask, t_us: int) -> Verdict:
+        """Judge at an exact time in microseconds."""
+        bucket = self.bucket_of(ask.tenant_id, t_us)
+        if bucket.holds(ask.tokens, t_us):
+            return ADMIT
+        return self._refusal._replace(retry_in_s=bucket.filled_in_s(ask.tokens))
+
+    def charge(self, ask: Ask, now: float) -> None:
+        """Take a request's input tokens."""
+        self.charge_at(ask, round(now * 1e6))
+
+    def charge_at(self, ask: Ask, t_us: int) -> None:
+        """Take them at an exact time in microseconds."""
+        self.bucket_of(ask.tenant_id, t_us).take(ask.tokens)
+
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+        """The bucket's own rate."""
+        line = "" if self._tenants is None else ask.tenant_id
+        return f"bucket {line}", self._only.refill_rate

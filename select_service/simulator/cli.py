@@ -1,0 +1,67 @@
+"""`select-sim`: try a policy before it decides about anybody.
+
+Exit codes: 0 done, 1 a line of input that cannot be read (its number is told), 2 wrong usage or
+configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.core.admission.policies import NAMES
+from select_service.simulator.admit import BadArrival, Trial, read_arrivals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="select-sim", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    admit = commands.add_parser(
+        "admit",
+        help="decide about arrivals",
+        description="Reads arrivals as JSON lines (t_us, tokens, slo_class, tenant, and optionally "
+        "output_tokens, slo_ttft_ms, snapshots, tenant_in_flight) from standard input and writes "
+        'one line {"admitted": bool, "reason": str} for each, in the same order.',
+        allow_abbrev=False,
+    )
+    admit.add_argument("--policy", required=True, choices=NAMES, help="which policy decides")
+    admit.add_argument(
+        "--config", default="{}", metavar="JSON", help="its configuration (default: %(default)s)"
+    )
+    admit.add_argument(
+        "--json", action="store_true", help="JSON lines; the only format there is, and the default"
+    )
+    args = parser.parse_args(argv)
+    try:
+        config = msgspec.json.decode(args.config.encode(), type=dict[str, object])
+        trial = Trial(args.policy, config)
+    except (msgspec.DecodeError, ValueError) as error:
+        admit.error(f"--config: {error}")
+    return _admit(trial)
+
+
+def _admit(trial: Trial) -> int:
+    encode = msgspec.json.Encoder().encode
+    out = sys.stdout.buffer
+    try:
+        for outcome in trial.decide(read_arrivals(sys.stdin.buffer)):
+            out.write(encode(outcome) + b"\n")
+            out.flush()
+    except BadArrival as error:
+        out.flush()
+        print(f"select-sim admit: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # who reads us has seen enough; let nothing be flushed at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0

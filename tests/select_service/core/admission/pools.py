@@ -1,0 +1,36 @@
+"""Pools for tests: told, not computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from select_service.core.admission.asks import InstanceSnapshot
+from select_service.simulator.pool import SnapshotPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def told(snapshots: Iterable[dict[str, Any]]) -> SnapshotPool:
+    pool = SnapshotPool()
+    pool.tell([InstanceSnapshot(**one) for one in snapshots])
+    return pool
+
+
+class FixedPool(SnapshotPool):
+    """A pool with the saturation, backlog and rate a test wants."""
+
+    def __init__(self, saturation: float = 0.0, backlog: float = 0.0, rate: float = 0.0) -> None:
+        super().__init__()
+        self.level = saturation
+        self.prefill_backlog = backlog
+        self.rate = rate
+        self.instances = 1
+
+    @property
+    def saturation(self) -> float:
+        return self.level
+
+    @property
+    def prefill_rate(self) -> float:
+        return self.rate

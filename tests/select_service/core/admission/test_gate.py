@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.core.admission.asks import Ask
+from select_service.core.admission.busy import BusyRanks
+from select_service.core.admission.cache_hit import Threshold, filter_rows
+from select_service.core.admission.capacity import WorkerCaps
+from select_service.core.admission.drain import DrainMeter
+from select_service.core.admission.fair_queue import Waiting
+from select_service.core.admission.gate import Gate
+from select_service.core.admission.policies import Built, build
+from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
+from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
+from select_service.core.admission.thresholds import Thresholds
+from select_service.core.admission.token_bucket import TokenBucketPolicy
+
+RANKS = slice(0, 2)
+
+
+def gate_of(policy: str = "always-admit", ranks: int = 2, **config: Any) -> Gate[str]:
+    built: Built[str] = build(policy, config)
+    pool = PoolLoad(SaturationLimits(), DrainMeter(prior_tokens_per_s=1000))
+    busy, caps = BusyRanks(), WorkerCaps()
+    busy.set_thresholds(Thresholds(active_prefill_tokens_threshold=5000))
+    for slot in range(ranks):
+        pool.seat(slot, 100)
+        busy.seat(slot, None, 100)
+        caps.seat(slot, [slot], 2, 1)
+    return Gate(built.classes, built.policy, pool, queue=built.queue, busy=busy, caps=caps)
+
+
+def carry(gate: Gate[str], slot: int, tokens: int = 0, inflight: int = 0, now: float = 0.0) -> None:
+    assert gate.busy is not None
+    assert gate.caps is not None
+    gate.pool.note(slot, RankLoad(tokens, 0, inflight, inflight), now)
+    gate.busy.note(slot, tokens, 0)
+    gate.caps.note(slot, inflight)
+
+
+def ask_of(slo_class: str = "standard", tokens: int = 100, key: bytes = b"") -> Ask:
+    return Ask(tokens, slo_class, "t", key=key)
+
+
+def test_the_order_is_fixed_and_the_first_refusal_is_named() -> None:
+    gate = gate_of("reject-all")
+    gates = []
+    for tokens, inflight in ((9000, 3), (0, 3), (0, 0)):
+        for slot in (0, 1):
+            carry(gate, slot, tokens, inflight)
+            assert gate.caps is not None
+            while gate.caps[slot].room:
+                gate.caps.take_place(np.array([slot]))
+        gates.append(gate.judge(ask_of(), RANKS, 0.0).gate)
+    assert gates == ["busy", "capacity", "policy"]
+    for slot in (0, 1):
+        gate.pool.unseat(slot, 0.0)
+    decision = gate.judge(ask_of(), RANKS, 0.0)
+    assert (decision.gate, decision.code) == ("unavailable", "unavailable")
+
+
+def test_one_free_candidate_is_enough() -> None:
+    gate = gate_of()
+    carry(gate, 0, 9000, 2)
+    assert gate.judge(ask_of(), RANKS, 0.0).admitted
+    assert gate.judge(ask_of(), np.array([0]), 0.0).gate == "busy"
+
+
+def test_full_slots_let_wait_while_there_is_a_place() -> None:
+    gate = gate_of()
+    for slot in (0, 1):
+        carry(gate, slot, 0, 2)
+    decision = gate.judge(ask_of(), RANKS, 0.0)
+    assert (decision.outcome, decision.code, decision.gate) == (
+        "wait",
+        "waits-for-worker",
+        "capacity",
+    )
+    gate.settle(decision, ask_of(), 0.0)
+    gate.placed(ask_of(), 1.0)
+    gate.settle(decision, ask_of(), 1.0)
+    gate.gone(ask_of())
+    gate.settle(decision, ask_of(), 1.0)
+    assert gate.refuse_waiting(ask_of(), 2.0).gate == "waiting"
+    assert gate.tallies.of["standard"] == ClassTally(3, 1, 1, 1, 0, 3)
+    assert gate.tallies.total() == ClassTally(3, 1, 1, 1, 0, 3)
+    gate.check()
+
+
+def test_the_policy_speaks_before_anybody_waits_for_a_worker() -> None:
+    gate = gate_of("reject-all")
+    for slot in (0, 1):
+        carry(gate, slot, 0, 2)
+    assert gate.judge(ask_of(), RANKS, 0.0).gate == "policy"
+
+
+def test_looking_charges_nothing() -> None:
+    gate = gate_of("token-bucket", capacity=150, refill_rate=1)
+    for _ in range(5):
+        assert gate.judge(ask_of(), RANKS, 0.0).admitted
+    decision = gate.judge(ask_of(), RANKS, 0.0)
+    gate.settle(decision, ask_of(), 0.0)
+    refused = gate.judge(ask_of(), RANKS, 0.0)
+    assert (refused.reason, refused.code) == ("insufficient tokens", "insufficient-tokens")
+    assert isinstance(gate.policy, TokenBucketPolicy)
+    assert gate.policy.bucket_of("", 0).tokens == 50
+    gate.settle(refused, ask_of(), 0.0)
+    assert gate.policy.bucket_of("", 0).tokens == 50
+
+
+def test_cache_hits_are_judged_last_and_cost_nothing() -> None:
+    gate = gate_of("token-bucket", capacity=150, refill_rate=1)
+    threshold = Threshold(0.5, "request")
+    assert gate.judge_hits(filter_rows(np.array([4.0, 0.0]), 16, 100, 0.5), threshold).admitted
+    decision = gate.judge_hits(filter_rows(np.array([1.0, 0.0]), 16, 100, 0.5), threshold)
+    assert (decision.outcome, decision.code) == ("refuse", "cache_threshold")
+    assert decision.details == {"threshold": 0.5, "source": "request", "best_hit_rate": 0.16}
+    assert decision.retry_after_s == 0.0
+    gate.settle(decision, ask_of(), 0.0)
+    assert gate.judge(ask_of(), RANKS, 0.0).admitted
+    gate.check()
+
+
+def test_retry_after_is_when_the_backlog_has_drained() -> None:
+    gate = gate_of("gaie-legacy")
+    for slot in (0, 1):
+        carry(gate, slot, 4000, 30)
+    assert gate.caps is not None
+    gate.caps = None
+    decision = gate.judge(ask_of("batch", key=b"1"), RANKS, 0.0)
+    assert decision.code == "gaie-saturated"
+    assert decision.retry_after_s == pytest.approx(8000 / (2 * 1000))
+    assert decision.promised
+    second = gate.judge(ask_of("batch", key=b"2"), RANKS, 0.0)
+    assert second.retry_after_s == pytest.approx(4.0 + 100 / (0.5 * 2 * 1000))
+
+
+def test_retry_after_of_a_bucket_is_exact() -> None:
+    gate = gate_of("token-bucket", capacity=100, refill_rate=10)
+    gate.settle(gate.judge(ask_of(), RANKS, 0.0), ask_of(), 0.0)
+    assert gate.judge(ask_of(tokens=50), RANKS, 0.0).retry_after_s == 5.0
+    never = gate.judge(ask_of(tokens=500), RANKS, 0.0)
+    assert math.isfinite(never.retry_after_s)
+    assert not never.promised
+
+
+def test_a_promise_is_kept_once_even_when_the_bucket_is_empty() -> None:
+    gate = gate_of("token-bucket", capacity=100, refill_rate=10)
+    gate.settle(gate.judge(ask_of(), RANKS, 0.0), ask_of(), 0.0)
+    promised = ask_of(key=b"p")
+    told = gate.judge(promised, RANKS, 0.0)
+    gate.settle(told, promised, 0.0)
+    assert told.retry_after_s == 10.0
+    early = gate.judge(promised, RANKS, 5.0)
+    assert (early.outcome, early.retry_after_s) == ("refuse", 5.0)
+    stolen = gate.judge(ask_of(), RANKS, 10.0)
+    assert stolen.admitted, "newcomers go by the bucket alone"
+    gate.settle(stolen, ask_of(), 10.0)
+    back = gate.judge(promised, RANKS, 10.5)
+    assert back.admitted
+    gate.settle(back, promised, 10.5)
+    assert isinstance(gate.policy, TokenBucketPolicy)
+    assert gate.policy.bucket_of("", 0).tokens == -95, "what was promised is paid by who comes next"
+    assert not gate.judge(promised, RANKS, 10.6).admitted
+    assert (gate.returns.kept, gate.returns.size) == (1, 1)
+    gate.check()
+
+
+def test_a_promise_does_not_open_a_full_worker_but_lets_wait() -> None:
+    gate = gate_of()
+    promised = ask_of(key=b"p")
+    for slot in (0, 1):
+        carry(gate, slot, 9000, 2)
+    told = gate.judge(promised, RANKS, 0.0)
+    assert told.gate == "busy"
+    gate.settle(told, promised, 0.0)
+    again = gate.judge(promised, RANKS, told.retry_after_s)
+    assert (again.outcome, again.code, again.gate) == ("wait", "promised", "busy")
+
+
+def test_details_of_a_refusal_are_facts() -> None:
+    gate = gate_of("tier-shed")
+    carry(gate, 0, 100, 1)
+    decision = gate.judge(ask_of("batch"), RANKS, 0.0)
+    assert decision.reason == "tier-shed: class=batch priority=-1 < min=3 load=2"
+    assert decision.details == {"load": 2, "limit": 0}
+
+
+def test_another_policy_is_in_force_at_once_and_nobody_is_lost() -> None:
+    gate = gate_of("slo-shed")
+    for slot in (0, 1):
+        carry(gate, slot, 4000, 1)
+    for name in ("batch", "standard"):
+        ask = ask_of(name)
+        decision = gate.judge(ask, RANKS, 0.0)
+        assert decision.outcome == "wait"
+        gate.settle(decision, ask, 0.0)
+        gate.enqueue(ask, name, 0.0)
+    assert [one.item for one in gate.change(build("reject-all"), 1.0)] == ["standard", "batch"]
+    gate.placed(ask_of("standard"), 1.0)
+    assert gate.judge(ask_of(), RANKS, 1.0).policy == "reject-all"
+    waiting = gate.change(build("slo-shed", {"slo_priorities": {"gold": 9}}), 2.0)
+    assert waiting == []
+    gate.enqueue(ask_of("batch"), "batch", 2.0)
+    carry(gate, 0, 0)
+    carry(gate, 1, 0)
+    one = gate.next_waiting()
+    assert one is not None
+    gate.serve(one, 3.0)
+    gate.settle(gate.judge(ask_of("gold"), RANKS, 3.0), ask_of("gold"), 3.0)
+    assert gate.tallies.of["gold"].admitted == 1
+    assert gate.tallies.total() == ClassTally(3, 3, 0, 0, 0, 2)
+    gate.check()
+
+
+def test_a_refusal_from_elsewhere_gets_a_time_too() -> None:
+    gate = gate_of()
+    carry(gate, 0, 4000, 1)
+    decision = gate.refusal(ask_of(key=b"k"), "capacity", "queue is full", "queue-full", 0.0)
+    gate.settle(decision, ask_of(), 0.0)
+    assert (decision.gate, decision.code) == ("capacity", "queue-full")
+    assert decision.retry_after_s > 0.0
+    gate.check()
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["critical", "standard", "batch", "background", ""]),
+        st.integers(0, 3000),
+        st.floats(0, 2),
+        st.integers(0, 20),
+    ),
+    max_size=60,
+)
+
+
+@given(
+    steps,
+    st.sampled_from(
+        [
+            ("always-admit", {}),
+            ("reject-all", {}),
+            ("token-bucket", {"capacity": 4000, "refill_rate": 500}),
+            ("gaie-legacy", {}),
+            ("tier-shed", {"threshold": 3}),
+            ("slo-shed", {"quotas": dict.fromkeys(("critical", "standard", "batch"), 2)}),
+        ]
+    ),
+)
+def test_everybody_is_accounted_for(
+    some: list[tuple[str, int, float, int]], policy: tuple[str, dict[str, Any]]
+) -> None:
+    """Offered = admitted + refused + withdrawn + waiting, per class, after every step."""
+    gate = gate_of(policy[0], **policy[1])
+    now = 0.0
+    waiting: list[Waiting[str]] = []
+    for slo_class, tokens, gap, what in some:
+        now += gap
+        carry(gate, what % 2, tokens * (what % 5), what % 4, now)
+        for late, decision in gate.expired(now, 10):
+            waiting.remove(late)
+            assert decision.outcome == "refuse"
+        while (one := gate.next_waiting()) is not None and what % 3:
+            gate.serve(one, now)
+            waiting.remove(one)
+        ask = Ask(tokens, slo_class, f"t{what % 3}", key=bytes([what % 7]))
+        decision = gate.judge(ask, RANKS, now)
+        gate.settle(decision, ask, now)
+        if decision.outcome == "wait":
+            if gate.queue is None or decision.gate == "capacity":
+                gate.gone(ask)
+            else:
+                waiting.append(gate.enqueue(ask, slo_class, now))
+        if decision.outcome == "refuse":
+            assert decision.code
+            assert decision.retry_after_s >= 0.0
+        if waiting and what == 5:
+            assert gate.withdraw(waiting.pop(), now)
+        gate.check()
+        assert gate.tallies.total().waiting == len(waiting)
+
+
+def test_tenant_labels_are_few_and_follow_the_busiest() -> None:
+    tally = TenantTally(labels_max=3)
+    total = 0
+    for number in range(3):
+        tally.add(f"old{number}")
+        total += 1
+    for number in range(500):
+        tally.add(f"crowd{number}")
+        total += 1
+    for _ in range(500):
+        tally.add("big")
+        total += 1
+    assert len(tally.counts) <= 4
+    assert sum(tally.counts.values()) == total
+    assert tally.counts["big"] > 100
+    assert OTHER in tally.counts
+    tally.add(OTHER)
+    assert sum(tally.counts.values()) == total + 1

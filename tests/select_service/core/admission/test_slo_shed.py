@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.core.admission.asks import Ask
+from select_service.core.admission.classes import SloClasses
+from select_service.core.admission.slo_shed import SloShed, SloShedSettings
+from tests.select_service.core.admission.pools import FixedPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.core.admission.fair_queue import Waiting
+
+CLASSES = SloClasses()
+SHEDDABLE = ("batch", "sheddable", "background")
+
+
+def policy_of(**settings: Any) -> SloShed[str]:
+    return SloShed(CLASSES, SloShedSettings(**settings))
+
+
+def next_of(policy: SloShed[str], pool: FixedPool) -> Waiting[str] | None:
+    return next(policy.may_go(pool, 1), None)
+
+
+def outcomes(policy: SloShed[str], pool: FixedPool, names: Iterable[str]) -> list[str]:
+    return [policy.judge(Ask(100, name), pool, 0.0).outcome for name in names]
+
+
+@pytest.mark.parametrize(
+    ("saturation", "waits"),
+    [(0.59, 0), (0.6, 1), (0.7, 2), (0.8, 3), (0.9, 4), (0.99, 4), (1.0, 5), (9.0, 5)],
+)
+def test_bands_close_from_below(saturation: float, waits: int) -> None:
+    got = outcomes(policy_of(), FixedPool(saturation), CLASSES.names)
+    assert got == ["admit"] * (5 - waits) + ["wait"] * waits
+
+
+def test_a_band_without_room_to_wait_is_shed() -> None:
+    policy = policy_of(quotas={"batch": 0})
+    verdict = policy.judge(Ask(100, "batch"), FixedPool(0.85), 0.0)
+    assert (verdict.outcome, verdict.code) == ("refuse", "saturated")
+    assert verdict.facts == {"saturation": 0.85, "limit": policy.ceilings[2]}
+
+
+def test_nobody_passes_who_waits_above_or_in_the_same_band() -> None:
+    policy = policy_of()
+    policy.enqueue(Ask(100, "standard"), "s", 0.0)
+    idle = FixedPool(0.0)
+    assert outcomes(policy, idle, ["critical", "standard", "batch"]) == ["admit", "wait", "wait"]
+    one = next_of(policy, idle)
+    assert one is not None
+    assert one.item == "s"
+    policy.serve(one)
+    assert outcomes(policy, idle, ["batch"]) == ["admit"]
+
+
+def test_a_full_band_refuses_and_others_do_not() -> None:
+    policy = policy_of(quotas={"critical": 1, "standard": 2, "batch": 1})
+    pool = FixedPool(2.0)
+    policy.enqueue(Ask(1, "critical"), "c", 0.0)
+    verdict = policy.judge(Ask(1, "critical"), pool, 0.0)
+    assert (verdict.outcome, verdict.reason) == ("refuse", "band-full")
+    assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "wait"]
+
+
+def test_hysteresis() -> None:
+    policy = policy_of()
+    pool = FixedPool(0.79)
+    assert outcomes(policy, pool, ["batch"]) == ["admit"]
+    pool.level = 0.8
+    assert outcomes(policy, pool, ["batch"]) == ["wait"]
+    pool.level = 0.76
+    assert outcomes(policy, pool, ["batch"]) == ["wait"], "not open before 0.75"
+    pool.level = 0.7499
+    assert outcomes(policy, pool, ["batch"]) == ["admit"]
+    pool.level = 0.79
+    assert outcomes(policy, pool, ["batch"]) == ["admit"]
+    assert policy.flaps == [0, 0, 1, 0, 0]
+
+
+@given(st.lists(st.floats(0.7501, 0.7999), max_size=50), st.booleans())
+def test_saturation_that_swings_inside_the_margin_closes_and_opens_nothing(
+    levels: list[float], begins_open: bool
+) -> None:
+    policy = policy_of()
+    pool = FixedPool(0.0 if begins_open else 0.9)
+    outcomes(policy, pool, ["batch"])
+    flaps = policy.flaps[2]
+    for level in levels:
+        pool.level = level
+        assert outcomes(policy, pool, ["batch"]) == ["admit" if begins_open else "wait"]
+    assert policy.flaps[2] == flaps
+
+
+def test_the_hopeless_are_refused_early_but_not_the_critical() -> None:
+    policy = policy_of()
+    pool = FixedPool(0.0, backlog=6_500, rate=1_000)
+    verdict = policy.judge(Ask(100, "standard"), pool, 0.0)
+    assert (verdict.outcome, verdict.code) == ("refuse", "infeasible-deadline")
+    assert verdict.facts == {"predicted_ttft_s": 6.6, "limit": 6.0}
+    assert verdict.retry_in_s == pytest.approx(0.6)
+    assert outcomes(policy, pool, ["critical", "batch"]) == ["admit", "admit"]
+    asks = policy.judge(Ask(100, "batch", target_s=5.0), pool, 0.0)
+    assert asks.code == "infeasible-deadline", "a request's own target goes first"
+    strict = policy_of(feasibility_critical=True)
+    assert outcomes(strict, pool, ["critical"]) == ["refuse"]
+    assert outcomes(policy_of(feasibility_slack=0.0), pool, ["standard"]) == ["admit"]
+
+
+def test_only_equal_or_more_important_work_makes_hopeless() -> None:
+    policy = policy_of()
+    pool = FixedPool(2.0, backlog=0, rate=1_000)
+    policy.enqueue(Ask(50_000, "batch"), "b", 0.0)
+    assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "refuse"]
+
+
+def test_nobody_is_hopeless_while_the_rate_is_unknown() -> None:
+    assert outcomes(policy_of(), FixedPool(0.0, backlog=10**9), ["batch"]) == ["admit"]
+
+
+def test_over_budget_drops_a_band_instead_of_being_refused() -> None:
+    policy = policy_of(budget_tokens=100, budget_tokens_per_s=10)
+    pool = FixedPool(0.85)
+    ask = Ask(100, "standard", "a")
+    assert policy.judge(ask, pool, 0.0).admitted
+    policy.charge(ask, 0.0)
+    assert policy.judge(ask, pool, 0.0).outcome == "wait", "judged as batch now"
+    assert policy.judge(Ask(100, "standard", "b"), pool, 0.0).admitted
+    assert policy.judge(Ask(100, "critical", "a"), pool, 0.0).admitted, "a budget per class"
+    assert policy.judge(ask, pool, 10.0).admitted
+
+
+def test_what_waits_in_vain_gets_its_budget_back() -> None:
+    policy = policy_of(budget_tokens=100, budget_tokens_per_s=1e-9)
+    pool = FixedPool(2.0)
+    ask = Ask(100, "standard", "a")
+    left = policy.enqueue(ask, "left", 0.0)
+    assert policy.judge(ask, FixedPool(0.85), 0.0).outcome == "wait"
+    assert policy.withdraw(left, 0.0)
+    assert not policy.withdraw(left, 0.0)
+    late = policy.enqueue(ask, "late", 0.0)
+    assert late.band == 1, "the budget is there again"
+    assert [one.item for one in policy.expired(5.0, 9)] == ["late"]
+    assert policy.enqueue(ask, "again", 5.0).band == 1
+    assert policy.queue.counter(1, "a") == 0, "nothing was served, nothing is charged"
+    assert next_of(policy, pool) is None
+
+
+def test_waiting_ends_with_the_target() -> None:
+    policy = policy_of()
+    policy.enqueue(Ask(1, "standard"), "s", 1.0)
+    policy.enqueue(Ask(1, "batch", target_s=0.5), "b", 1.0)
+    assert policy.next_expiry() == 1.5
+    assert [one.item for one in policy.expired(1.5, 9)] == ["b"]
+    assert policy.next_expiry() == 6.0
+
+
+def test_who_cannot_go_lets_others_try() -> None:
+    policy = policy_of()
+    for name, slo_class in (("b", "batch"), ("s1", "standard"), ("s2", "standard")):
+        policy.enqueue(Ask(10, slo_class, name), name, 0.0)
+    assert [one.item for one in policy.may_go(FixedPool(0.0), 9)] == ["s1", "s2", "b"]
+    assert [one.item for one in policy.may_go(FixedPool(0.0), 2)] == ["s1", "s2"]
+    assert [one.item for one in policy.may_go(FixedPool(0.85), 9)] == ["s1", "s2"]
+    assert [one.item for one in policy.may_go(FixedPool(0.95), 9)] == []
+
+
+# -- what it promises, whatever comes --------------------------------------------------------------
+
+arrivals = st.lists(
+    st.tuples(
+        st.sampled_from([*CLASSES.names, ""]),
+        st.sampled_from("abc"),
+        st.integers(0, 2000),
+        st.floats(0.0, 0.08),
+        st.sampled_from([0.0, 0.55, 0.65, 0.75, 0.85, 0.95, 1.0, 3.0]),
+    ),
+    max_size=120,
+)
+QUOTAS = dict.fromkeys(CLASSES.names, 4)
+
+
+@given(arrivals)
+def test_promises(steps: list[tuple[str, str, int, float, float]]) -> None:
+    """Conservation, own room, no inversion, strict bands, and nothing for nothing."""
+    policy = policy_of(quotas=QUOTAS, targets_s={"critical": 1.0, "standard": 0.3})
+    pool = FixedPool()
+    now = 0.0
+    admitted = refused = 0
+    sheddable_at = -1.0  # when one was let in last
+    criticals: list[float] = []  # when they arrived
+    served: dict[str, int] = {}
+
+    def let_in(name: str, cost: int) -> None:
+        nonlocal admitted, sheddable_at
+        admitted += 1
+        served[name] = served.get(name, 0) + cost
+        assert all(not policy.queue.size(band) for band in range(CLASSES.band(name)))
+        if name in SHEDDABLE:
+            sheddable_at = now
+
+    for offered, (name, tenant, tokens, gap, level) in enumerate(steps, 1):
+        now += gap
+        pool.level = level
+        refused += len(policy.expired(now, 99))
+        while (one := next_of(policy, pool)) is not None:
+            policy.serve(one)
+            let_in(one.item, one.cost)
+        ask = Ask(tokens, name, tenant)
+        band = CLASSES.band(name)
+        if band == 0:
+            criticals.append(now)
+        waiting = policy.queue.size(band)
+        counters = {one: policy.queue.counter(band, one) for one in "abc"}
+        verdict = policy.judge(ask, pool, now)
+        assert {one: policy.queue.counter(band, one) for one in "abc"} == counters, "only looks"
+        if verdict.outcome == "admit":
+            policy.charge(ask, now)
+            let_in(name, policy.cost(ask))
+        elif verdict.outcome == "wait":
+            policy.enqueue(ask, name, now)
+        else:
+            refused += 1
+            assert verdict.code == "band-full"
+            assert waiting == 4, "its room is its own"
+            if band == 0:
+                lately = sum(at >= now - 0.1 for at in criticals)
+                assert sheddable_at < now - 0.1 or lately > 4, "an inversion"
+        policy.check()
+        assert offered == admitted + refused + len(policy.queue)
+
+
+@given(arrivals)
+def test_whoever_waits_is_served_once_load_is_gone(
+    steps: list[tuple[str, str, int, float, float]],
+) -> None:
+    policy = policy_of(quotas=QUOTAS)
+    waiting = 0
+    for name, tenant, tokens, _, _ in steps:
+        ask = Ask(tokens, name, tenant)
+        if policy.judge(ask, FixedPool(2.0), 0.0).outcome == "wait":
+            policy.enqueue(ask, name, 0.0)
+            waiting += 1
+    served = []
+    while (one := next_of(policy, FixedPool(0.0))) is not None:
+        policy.serve(one)
+        served.append(one.band)
+    assert len(served) == waiting
+    assert served == sorted(served), "band by band"
