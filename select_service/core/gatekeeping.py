@@ -11,8 +11,6 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
@@ -21,7 +19,9 @@ from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Ga
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
+from select_service.core.asking import busy_facts, cap_facts, key_of, policy_facts
 from select_service.core.load_changes import LoadChanges
+from select_service.core.wait_times import WaitTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,24 +43,6 @@ WAITS_FOR_PREFILL: Final = "waits-for-prefill"
 """The code of a request that the policy file lets wait (contract 3.6)."""
 
 _READ_COLUMNS: Final = frozenset({"tier-shed", "gaie-legacy"})
-_LAST_HASH: Final = 8
-_WAIT_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-class WaitTimes:
-    """How long the requests of a class waited, as a histogram."""
-
-    bounds: Final = _WAIT_BUCKETS_S
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_WAIT_BUCKETS_S) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One has waited so long, whatever became of it."""
-        at = sum(seconds > bound for bound in _WAIT_BUCKETS_S)
-        self.counts[at] += 1
-        self.seconds += seconds
 
 
 class Gatekeeper:
@@ -407,22 +389,11 @@ class Gatekeeper:
     def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
         """Return knob, value and limit behind a refusal, as far as there are such."""
         first = 0 if isinstance(rows, slice) else int(rows[0]) if len(rows) else -1
-        if decision.gate == "busy":
-            found = self.busy.exceeded(first) if first >= 0 else None
-            return (
-                {} if found is None else dict(zip(("knob", "value", "limit"), found, strict=True))
-            )
+        if decision.gate == "busy" and first >= 0:
+            return busy_facts(self.busy.exceeded(first))
         if decision.gate == "capacity":
-            cap = self.caps[self._seats[first][0]]
-            return {"knob": "max_inflight", "value": cap.inflight, "limit": cap.max_inflight} | {
-                "queued": cap.queued,
-                "max_queued": cap.max_queued,
-            }
-        facts = dict(decision.details or {})
-        knob, value = _KNOBS.get(decision.code, (None, None))
-        if knob is None or value not in facts:
-            return dict(facts)
-        return {**facts, "knob": knob, "value": facts[value]}
+            return cap_facts(self.caps[self._seats[first][0]])
+        return policy_facts(decision)
 
     def check(self) -> None:
         """State every promise: the books are the ledger's, and who waits is accounted for."""
@@ -442,27 +413,3 @@ class Gatekeeper:
         for slot in self._seats:
             assert self.busy.count == 0 or self.busy.watches
             assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]
-
-
-_KNOBS: Final = {
-    "tier-shed": ("threshold", "load"),
-    "gaie-saturated": ("kv_utilization", "saturation"),
-    "band-full": ("quotas", "waiting"),
-    "saturated": ("usage_limit", "saturation"),
-    "infeasible-deadline": ("targets_ms", "predicted_ttft_s"),
-    "insufficient-tokens": ("capacity", "tokens"),
-}
-"""By code of a refusal: which part of the policy's configuration, and which fact it is held to."""
-
-
-def key_of(ticket: Ticket) -> bytes:
-    """Return what a request is recognised by when it comes again."""
-    request, prompt = ticket.request, ticket.prompt
-    route = "r" if ticket.reservation_id is not None else "s"
-    said = (
-        f"{route}\0{request.fairness_id}\0{request.slo_class}\0{request.priority}"
-        f"\0{prompt.isl_tokens}\0{request.selection_id}\0{request.reservation_id}\0"
-    )
-    return xxhash.xxh3_64_digest(
-        said.encode("utf-8", "surrogatepass") + bytes(prompt.sequence_hashes[-_LAST_HASH:])
-    )

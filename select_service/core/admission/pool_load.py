@@ -112,6 +112,11 @@ class PoolLoad:
         """Whether some policy looks at the columns; where none does they are not kept up."""
         if keep and not self._keeps_columns:
             self._keeps_columns = True
+            for column in (
+                *(self.queue_depth, self.batch_size),
+                *(self.in_flight, self.kv_utilization),
+            ):
+                column.fill(0.0)  # who has gone meanwhile has left something behind
             for slot, load in enumerate(self._loads):
                 if load is not None:
                     self._write(slot, load)
