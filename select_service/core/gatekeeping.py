@@ -19,6 +19,7 @@ from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Ga
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
+from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.asking import busy_facts, cap_facts, key_of, policy_facts
 from select_service.core.load_changes import LoadChanges
 from select_service.core.wait_times import WaitTimes
@@ -83,7 +84,6 @@ class Gatekeeper:
         tallies = self.gate.tallies
         tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
         tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
-        self._look_at_columns()
         self.waiting: dict[Ticket, None] = {}
         """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
         self.displaced: dict[Ticket, None] = {}
@@ -100,11 +100,19 @@ class Gatekeeper:
         self._capped: set[int] = set()  # workers with a cap
         self._told_waiting: dict[int, int] = {}  # by slot, as the engine says
         ledger.changes = self._changes
-        for tenant, count in Counter(one.fairness_id for one in ledger.all_reservations()).items():
-            self._changes.begun += [tenant] * count
+        self._learn_wants()
 
-    def _look_at_columns(self) -> None:
-        self.pool.keep_columns(keep=self.gate.policy.name in _READ_COLUMNS)
+    def _learn_wants(self) -> None:
+        """Keep up what the policy in force looks at, and nothing else."""
+        policy, changes = self.gate.policy, self._changes
+        self.pool.keep_columns(keep=policy.name in _READ_COLUMNS)
+        wanted = isinstance(policy, TenantBudgets)
+        if wanted and not changes.names_wanted:
+            reservations = self._ledger.all_reservations()
+            self.pool.recount(Counter(one.fairness_id for one in reservations))
+        changes.begun.clear()
+        changes.ended.clear()
+        changes.names_wanted = wanted
 
     def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
         return ReturnBook(
@@ -192,7 +200,7 @@ class Gatekeeper:
         """
         self.now = now
         changes = self._changes
-        if not changes.slots:
+        if not (changes.slots or changes.ends):
             return
         at = changes.at
         if changes.computed:
@@ -206,8 +214,10 @@ class Gatekeeper:
             for tenant in changes.begun:
                 self.pool.began(tenant)
             changes.begun.clear()
+        if changes.ends:
+            self.pool.meter.ended(at, changes.ends)
+            changes.ends = 0
         if changes.ended:
-            self.pool.meter.ended(at, len(changes.ended))
             for tenant in changes.ended:
                 self.pool.left(tenant)
             changes.ended.clear()
@@ -238,7 +248,9 @@ class Gatekeeper:
         if gate.returns.size:
             ask = ask._replace(key=key_of(ticket))
         name, verdict = gate.first_word(ask, rows, now)
-        if verdict is not ADMIT and not ask.key:
+        if verdict is ADMIT:
+            return ask, gate.admitted
+        if not ask.key:
             ask = ask._replace(key=key_of(ticket))
         return ask, gate.decide(ask, name, verdict, now)
 
@@ -260,6 +272,8 @@ class Gatekeeper:
 
     def usable(self, rows: Rows) -> Rows:
         """Return the candidates to choose from: never a full one, a busy one only in need."""
+        if not (self.busy.count or self.caps.full_slots):
+            return rows
         free = self.busy.free_rows(rows)
         opened = self.caps.open_rows(free)
         if not isinstance(opened, slice) and not len(opened):
@@ -367,7 +381,8 @@ class Gatekeeper:
     def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
         """Put another policy in force at once; who waits here is to be judged again."""
         self.gate.change(built, now)
-        self._look_at_columns()
+        self.refresh(now)
+        self._learn_wants()
         if returns is not None:
             self.gate.returns = returns
         for ticket in self.waiting:
@@ -408,8 +423,9 @@ class Gatekeeper:
             if worker_id in self._capped:
                 inflight = sum(int(self._ledger.requests[slot]) for slot in slots.values())
                 assert self.caps[worker_id].inflight == inflight
-        tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
-        assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
+        if self._changes.names_wanted:
+            tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
+            assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
         for slot in self._seats:
             assert self.busy.count == 0 or self.busy.watches
             assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]

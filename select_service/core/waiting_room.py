@@ -85,13 +85,13 @@ class WaitingRoom:
 
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
         """Load has become less: let in who waited for that, each booked before the next."""
+        if not partition.pending_count:
+            return effects
         keeper = partition.admission
-        if keeper is not None and partition.pending_count:
+        if keeper is not None:
             keeper.refresh(now)
             if keeper.waiting:
                 effects = self._drain_gate(partition, keeper, now, effects)
-        if not partition.pending_count:
-            return effects
         while (ticket := partition.next_admissible()) is not None:
             effects = self._finish(ticket, now, effects)
         return effects

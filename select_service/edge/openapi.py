@@ -50,9 +50,20 @@ class Problem(msgspec.Struct):
     """Every answer of status 400 and above."""
 
     error: str
-    code: str
+    code: str | int  # a number, the status, only when all workers are busy
     field: str | msgspec.UnsetType = msgspec.UNSET
     details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    # of refusals by the gate
+    reason: str | msgspec.UnsetType = msgspec.UNSET  # stable
+    gate: str | msgspec.UnsetType = msgspec.UNSET
+    policy: str | msgspec.UnsetType = msgspec.UNSET
+    retry_after_s: float | msgspec.UnsetType = msgspec.UNSET
+    promised: bool | msgspec.UnsetType = msgspec.UNSET  # whether a place is held for the return
+    knob: str | msgspec.UnsetType | None = msgspec.UNSET
+    value: float | msgspec.UnsetType | None = msgspec.UNSET
+    limit: float | msgspec.UnsetType | None = msgspec.UNSET
+    message: str | msgspec.UnsetType = msgspec.UNSET  # when all workers are busy
+    type: str | msgspec.UnsetType = msgspec.UNSET  # the same
 
 
 def describe() -> bytes:
@@ -162,6 +173,13 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())
     }
+    if "503" in responses:
+        again = {"description": "Seconds until it may help.", "schema": {"type": "integer"}}
+        responses["503"] = {
+            "description": texts[503],
+            "headers": {"Retry-After": again},
+            "content": problem,
+        }
     if route.pattern == "/ready":  # its 503 has the ordinary body
         responses["503"] = {"description": "No worker is schedulable.", "content": content}
     done = {"description": "Done."} | {"content": content}
