@@ -148,17 +148,19 @@ def _path_parameter(name: str) -> dict[str, object]:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
+def _content(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+    if route.answers is None:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    if route.answers is bytes:
+        return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    schemas = [schema_of[repr(kind)] for kind in _kinds(route.answers)]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {"application/json": {"schema": schema}}
+
+
 def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
     problem = {"application/json": {"schema": schema_of[repr(Problem)]}}
-    if route.answers is None:
-        content: dict[str, object] = {"text/plain": {"schema": {"type": "string"}}}
-    elif route.answers is bytes:
-        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    else:
-        schemas = [schema_of[repr(kind)] for kind in _kinds(route.answers)]
-        content = {"application/json": {"schema": schemas[0]}}
-        if len(schemas) > 1:
-            content = {"application/json": {"schema": {"anyOf": schemas}}}
+    content = _content(route, schema_of)
     texts = dict(_EVERYWHERE)
     if "{" in route.pattern:
         texts |= _WITH_PARAMS
