@@ -150,7 +150,8 @@ class Gatekeeper:
         self._capped.discard(worker_id)
         if not self.caps.unseat(worker_id):
             return []
-        homeless = [ticket for ticket in self.waiting if ticket.place == worker_id]
+        both = (*self.waiting, *self.displaced)
+        homeless = [ticket for ticket in both if ticket.place == worker_id]
         for ticket in homeless:
             ticket.place = None
         return homeless
@@ -386,10 +387,7 @@ class Gatekeeper:
         if returns is not None:
             self.gate.returns = returns
         for ticket in self.waiting:
-            ticket.waiting = None
-            if ticket.place is not None:
-                self.caps.leave_place(ticket.place)
-                ticket.place = None
+            ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
         self.displaced |= self.waiting
         self.waiting.clear()
 
@@ -403,8 +401,10 @@ class Gatekeeper:
 
     def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
         """Return knob, value and limit behind a refusal, as far as there are such."""
-        first = 0 if isinstance(rows, slice) else int(rows[0]) if len(rows) else -1
-        if decision.gate == "busy" and first >= 0:
+        first = _first(rows)
+        if first not in self._seats:
+            return policy_facts(decision)
+        if decision.gate == "busy":
             return busy_facts(self.busy.exceeded(first))
         if decision.gate == "capacity":
             return cap_facts(self.caps[self._seats[first][0]])
@@ -429,3 +429,9 @@ class Gatekeeper:
         for slot in self._seats:
             assert self.busy.count == 0 or self.busy.watches
             assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]
+
+
+def _first(rows: Rows) -> int:
+    if isinstance(rows, slice):
+        return 0 if rows.stop else -1
+    return int(rows[0]) if len(rows) else -1
