@@ -116,6 +116,10 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
     message_bytes_max: int = 64 << 20
     """Longest message; a million tokens make 5 MB. libzmq drops the connection of a longer one."""
 
+    recall_wait_s: float = 600.0
+    """Blocks of an earlier life wait that long for the next batch of an engine that cannot be
+    asked; an idle engine says nothing, and waiting costs memory only."""
+
     polls_max: int = 64
     """Replays at one time that only look for lost last batches; each takes a socket."""
 

@@ -123,6 +123,7 @@ class EventStream(Repair):
         """Stop for good and forget what the stream has brought; late messages are ignored."""
         if not self.closed:
             self.closed = True
+            self._deny("closed")
             self._stop_replay()
             self.backlog.clear()
             self._writer.forget()
@@ -142,6 +143,12 @@ class EventStream(Repair):
         if verdict is Verdict.RESTARTED:
             self.tallies.restarts += 1
             self._begin_anew()
+        if self.is_unproven:  # and the engine cannot be asked: its number is all the proof there is
+            if verdict is Verdict.CONTIGUOUS:
+                self._credit()
+            else:
+                self._deny("gap")
+                self._begin_anew()
         self._hear_name(batch)
         if seq != self.cursor.expected:
             self.tallies.gaps += 1

@@ -129,6 +129,16 @@ class IndexWriter:
         self._batch = self._slice = None
         self.is_busy = False
 
+    @property
+    def ranks(self) -> set[WorkerRank]:
+        """Every rank this stream wrote to since it knows anything."""
+        return self._written
+
+    @property
+    def groups(self) -> dict[int, bool]:
+        """Cache groups the engine has told of, and whether their blocks count."""
+        return self._groups
+
     def forget_blocks(self) -> None:
         """Clear every rank this stream wrote to."""
         for rank in self._written:
