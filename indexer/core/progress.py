@@ -71,7 +71,8 @@ class Progress:
     @property
     def kv_state(self) -> Literal["current", "uncertain"]:
         """Whether the index is known to hold what the engine holds (R35)."""
-        return "current" if self.lost_batches == 0 and self._doubted_after is None else "uncertain"
+        is_known = self._doubted_after is None and not self.is_unproven
+        return "current" if self.lost_batches == 0 and is_known else "uncertain"
 
     def lag(self, wall_now: float) -> float | None:
         """Seconds since the engine made its last batch, by its own clock; None if implausible."""
@@ -166,6 +167,8 @@ class Progress:
             # all was cleared: whatever was lost, or another engine's, is gone anyway
             self.lost_batches = 0
             self._doubted_after = None
+            if self.is_unproven:
+                self._credit()  # nothing of an earlier life is left that could be wrong
         return left
 
     def _give_up_before(self, seq: int) -> None:

@@ -141,18 +141,13 @@ class Repair(Progress):
 
     def _watch_silence(self, now: float, *, may_poll: bool) -> None:
         """Give up a replay that is late, or look for lost last batches."""
-        replay, limits = self._replay, self._limits
-        if self.is_unproven and replay is None and now >= self._proof_until:
+        limits = self._limits
+        if self._replay is not None:
+            self._watch_replay(self._replay, now)
+            return
+        if self.is_unproven and now >= self._proof_until:
             self._deny("unheard")
             self._begin_anew()
-        if replay is not None:
-            if now >= replay.deadline:
-                self._abandon("deadline", now)
-            elif now >= replay.quiet_until and self.is_unproven and not self.backlog:
-                self._ask_again(now)  # not heard at all: it may be on its way, and nothing waits
-            elif now >= replay.quiet_until:
-                self._ask_again_or_abandon("silent", now)
-            return
         if self._doubted_after is not None and may_poll and self._may_ask(now):
             if self._doubted_after == self.cursor.last:
                 self._ask(Mode.VERIFY, now)
@@ -166,6 +161,14 @@ class Repair(Progress):
         if is_quiet and may_poll and not self.backlog and self._may_ask(now):
             can_rebuild = self.lost_batches and not self._is_past_gone
             self._ask(Mode.REBUILD if can_rebuild else Mode.POLL, now)
+
+    def _watch_replay(self, replay: Replay, now: float) -> None:
+        if now >= replay.deadline:
+            self._abandon("deadline", now)
+        elif now >= replay.quiet_until and self.is_unproven and not self.backlog:
+            self._ask_again(now)  # not heard at all: it may be on its way, and nothing waits
+        elif now >= replay.quiet_until:
+            self._ask_again_or_abandon("silent", now)
 
     # -- replies -----------------------------------------------------------------------------------
 
