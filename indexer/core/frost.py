@@ -200,6 +200,10 @@ class _Place(NamedTuple):
     names: bytes
 
 
+class RankChanged(Exception):
+    """The rank was cleared or detached while it was being frozen."""
+
+
 class BadFrost(ValueError):
     """These are not the frozen runs of one rank in order."""
 

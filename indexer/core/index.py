@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from indexer.core import holdings, removal
 from indexer.core.audit import audit
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
-from indexer.core.frost import FrozenRun, Thaw, freeze
+from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.node import OrphanRoot
 from indexer.core.radix_tree import RadixTree
@@ -24,7 +24,7 @@ from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from indexer.core.node import Node
     from indexer.types import PackedHashes
@@ -118,7 +118,8 @@ class KvIndex:
     def clear(self, rank: WorkerRank) -> None:
         """Forget all blocks, counts and orphans of a rank on every tier. O(1), see `detach`."""
         holder = self._ranks.get(rank)
-        if holder is not None and (holder.where or holder.waiting):
+        is_unproven = holder is not None and self._unproven & holder.bit
+        if holder is not None and (holder.where or holder.waiting or is_unproven):
             self._retire(holder)
             self._enter(rank, holder.slot)
 
@@ -439,11 +440,17 @@ class KvIndex:
         holder = self._ranks.get(rank)
         return holder is not None and bool(holder.where or holder.waiting)
 
-    def freeze(self, rank: WorkerRank) -> Iterator[FrozenRun]:
+    def blocks_of(self, rank: WorkerRank) -> list[int]:
+        """Return how many blocks an attached rank holds, per tier."""
+        return self._ranks[rank].blocks.copy()
+
+    def freeze(self, rank: WorkerRank) -> Generator[FrozenRun]:
         """Yield everything an attached rank has, see `frost.py`.
 
-        The rank itself must not change before the last; when it is cleared or detached in spite
-        of that, the walk ends early. Others may.
+        The rank itself must not change before the last; others may.
+
+        Raises:
+            RankChanged: it was cleared or detached meanwhile.
         """
         holder = self._ranks[rank]
         self._dumps += 1
@@ -451,7 +458,7 @@ class KvIndex:
             for run in freeze(holder):
                 yield run
                 if self._ranks.get(rank) is not holder:
-                    return
+                    raise RankChanged
         finally:
             self._dumps -= 1
 

@@ -95,6 +95,11 @@ class Progress:
             or self.cursor.digest_of(self.cursor.last) is None
         )
 
+    @property
+    def ranks_written(self) -> set[WorkerRank]:
+        """Ranks whose blocks came, at least in part, from this stream."""
+        return self._writer.ranks
+
     def memory(self) -> StreamMemory:
         """What another process needs to go on from here; the stream is at rest."""
         assert self.is_at_rest

@@ -90,8 +90,8 @@ class Life:
         return None if self.stream.request is None else self.stream.request.start
 
 
-def first_life(count: int = 5, **options: bool) -> Life:
-    life = Life(**options)
+def first_life(count: int = 5, *, has_replay: bool = True) -> Life:
+    life = Life(has_replay=has_replay)
     life.live(*range(count))
     return life
 
