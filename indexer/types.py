@@ -163,5 +163,5 @@ class SnapshotLimits(Struct, frozen=True, kw_only=True):
     shutdown_s: float = 5.0
     """Longest wait for the last one at the end; without it the one before counts."""
 
-    unclaimed_s: float = 300.0
+    unclaimed_s: float = 600.0
     """How long ranks of an earlier life wait for their worker to be registered again."""

@@ -173,6 +173,9 @@ class Snapshots:
         except (BadSnapshot, BadFrost, OSError, msgspec.DecodeError) as error:
             _log.error("index snapshot: worker %d: %s", stream.rank.worker_id, error)
             self._reject("damaged")
+        except asyncio.CancelledError:
+            self._entries[source.key] = entry  # what is written at the end still has it
+            raise
         except Exception:  # noqa: BLE001 - whatever it is, the stream begins cold
             _log.exception("index snapshot: an error of ours")
             self._reject("internal")

@@ -122,7 +122,9 @@ class StreamMachine(RuleBasedStateMachine):
     def write_snapshot(self) -> None:
         copy = NaiveIndex(16)
         copy.recall(RANK, self.index)
-        self.snapshot = (self.applied_of, self.stream.memory(), copy)
+        memory = self.stream.memory()
+        assert memory.last_batch_ts is not None
+        self.snapshot = (int(memory.last_batch_ts // 1e6), memory, copy)
 
     @precondition(lambda self: self.snapshot is not None)
     @rule(is_mute=st.booleans())
