@@ -450,7 +450,7 @@ FLAGS: Final = (
         "--state-dir",
         str,
         "DIR",
-        "keep workers, reservations and leases here and bring them back at the start; one process"
+        "keep workers, reservations, leases and the index here and bring them back; one process"
         " per directory",
     ),
     Flag(
