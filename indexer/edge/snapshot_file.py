@@ -52,6 +52,7 @@ class RankHead(msgspec.Struct, frozen=True, array_like=True):
     endpoint: str
     replay_endpoint: str | None
     home: int | None  # see `Holder.home`
+    is_uncertain: bool  # batches were lost, and blocks kept in spite of that
     memory: StreamMemory
 
     @property

@@ -197,7 +197,7 @@ class Snapshots:
             raise _LeftOut("other_endpoint")
         if (head.block_size, head.is_eagle) != (index.block_size, index.is_eagle):
             raise _LeftOut("other_blocks")
-        if head.memory.lost_batches and self._registry.on_event_loss is EventLossPolicy.DROP:
+        if head.is_uncertain and self._registry.on_event_loss is EventLossPolicy.DROP:
             raise _LeftOut("uncertain")
         if index.holds_anything(stream.rank):
             # a peer's dump of this minute is there and seen; replay from the beginning mends it
@@ -344,6 +344,8 @@ class Snapshots:
         for _ in range(REST_TURNS):
             if stream.closed or index is None:
                 raise _LeftOut("closed")
+            if self._is_shared(stream):
+                raise _LeftOut("shared")
             if stream.is_at_rest:
                 break
             if stream.is_unproven or stream.cursor.last is None:
@@ -351,8 +353,6 @@ class Snapshots:
             await asyncio.sleep(0)
         else:
             raise _LeftOut("busy")
-        if self._is_shared(stream):
-            raise _LeftOut("shared")
         listeners.hold(stream)
         try:
             return await self._freeze_held(source, index)
@@ -362,8 +362,8 @@ class Snapshots:
             listeners.release(stream)
 
     def _is_shared(self, stream: EventStream) -> bool:
-        """Whether another stream has written for this rank too."""
-        return any(
+        """Whether another stream has written for this rank too, or this one for others."""
+        return stream.ranks_written != {stream.rank} or any(
             stream.rank in other.ranks_written
             for other in self._registry.streams()
             if other is not stream and other.scope == stream.scope
@@ -381,6 +381,8 @@ class Snapshots:
             endpoint=source.endpoint,
             replay_endpoint=source.replay_endpoint,
             home=index.home_of(stream.rank),
+            is_uncertain=bool(memory.lost_batches)
+            and self._registry.on_event_loss is EventLossPolicy.KEEP,
             memory=memory,
         )
         blocks = index.blocks_of(stream.rank)

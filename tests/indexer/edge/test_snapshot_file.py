@@ -26,7 +26,7 @@ Found = dict[int, list[bytes]]
 
 def rank(number: int) -> FrozenRank:
     memory = StreamMemory(number, [number], None, 0, [], {}, 1.5)
-    head = RankHead("m", "t", 16, False, number, 0, "tcp://a:1", None, 0, memory)
+    head = RankHead("m", "t", 16, False, number, 0, "tcp://a:1", None, 0, False, memory)
     dice = random.Random(number)
     pieces = [dice.randbytes(dice.randrange(1, 60)) for _ in range(number)]
     return FrozenRank(msgspec.msgpack.encode(head), pieces, RankEnd(number, [number, 0, 0, 0]))
