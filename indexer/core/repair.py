@@ -78,8 +78,8 @@ class Repair(Progress):
         The rank's blocks of that moment are in the index, uncredited. An engine with a replay
         endpoint is asked for the last batch again; with the same digest it is the same engine,
         and when everything after it is applied the blocks are credited. One without must go on
-        with the very next number. On any doubt the blocks are dropped, and all is as if there
-        had been none: a wrong credit costs more than a cold start.
+        with the very next number, and from blocks it should have. On any doubt the blocks are
+        dropped, and all is as if there had been none: a wrong credit costs more than a cold start.
         """
         self._recall(memory)
         if self.has_replay:

@@ -143,11 +143,13 @@ class EventStream(Repair):
         if verdict is Verdict.RESTARTED:
             self.tallies.restarts += 1
             self._begin_anew()
-        if self.is_unproven:  # and the engine cannot be asked: its number is all the proof there is
-            if verdict is Verdict.CONTIGUOUS:
+        if (
+            self.is_unproven
+        ):  # and the engine cannot be asked: what it says is all the proof there is
+            if verdict is Verdict.CONTIGUOUS and not self._writer.is_strange(batch):
                 self._credit()
             else:
-                self._deny("gap")
+                self._deny("gap" if verdict is Verdict.GAP else "strange")
                 self._begin_anew()
         self._hear_name(batch)
         if seq != self.cursor.expected:

@@ -9,7 +9,15 @@ from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
 from tests.indexer.core.test_stream import batch, tokens
-from tests.indexer.encoding import CLEARED, encode_batch, end_marker, message, removed, reply
+from tests.indexer.encoding import (
+    CLEARED,
+    encode_batch,
+    end_marker,
+    message,
+    removed,
+    reply,
+    stored,
+)
 
 RANK = WorkerRank(1, 0)
 LIMITS = StreamLimits(backlog_batches_max=50, recall_wait_s=100.0)
@@ -217,6 +225,34 @@ def test_without_a_replay_endpoint_the_very_next_number_is_the_proof() -> None:
     life.live(5)
     assert life.shown() == set(range(6))
     assert life.recalls == {"credited": 1}
+
+
+OWN, KNOWN, UNKNOWN = [9], [3], [77]
+
+
+@pytest.mark.parametrize(
+    ("events", "is_same"),
+    [
+        ([stored(OWN, tokens(8), KNOWN[0])], True),
+        ([removed(KNOWN)], True),
+        ([stored(OWN, tokens(8)), removed(OWN)], True),
+        ([stored(OWN, tokens(8)), stored([10], tokens(9), OWN[0])], True),
+        ([CLEARED, removed(UNKNOWN)], True),
+        ([removed(UNKNOWN, group_idx=1)], True),
+        ([removed(UNKNOWN, medium="MARS")], True),
+        ([stored(OWN, tokens(8), UNKNOWN[0], kv_cache_spec_kind="mamba")], True),
+        ([stored(OWN, tokens(8), UNKNOWN[0])], False),
+        ([removed([*KNOWN, *UNKNOWN])], False),
+        ([removed(UNKNOWN), CLEARED], False),
+    ],
+)
+def test_an_engine_that_builds_on_what_it_should_not_have_is_another(
+    events: list[dict[str, object]], is_same: bool
+) -> None:
+    life = Life(first_life(has_replay=False), has_replay=False)
+    life.say(5, encode_batch(events))
+    assert life.recalls == ({"credited": 1} if is_same else {"strange": 1})
+    assert is_same or not life.shown() & {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("number", [0, 3, 6, 70])
