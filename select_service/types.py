@@ -453,6 +453,8 @@ class LeaseRecord(Struct, frozen=True):
     ttl_s: float  # as asked for, rounded up to three significant digits
     expires_in_s: float
     reservations: int
+    router_ids: list[int] | UnsetType = UNSET
+    """Replicas it is known through, by whose reservations; absent: it is open here."""
 
 
 class LeaseList(Struct, frozen=True):
@@ -571,6 +573,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
     leases_max: int = 10_000  # one a client process; 1 KiB each
     ended_leases_max: int = 10_000  # remembered, for ten minutes
+    lease_copies_max: int = 100_000  # known through replicas; beyond, their orphans age singly
     lease_ttl_min_s: float = 1.0  # housekeeping is no finer
     lease_ttl_max_s: float = 3600.0
     lease_name_length_max: int = 256  # characters of lease_id and of owner

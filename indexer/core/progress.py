@@ -31,6 +31,9 @@ NAMES_REMEMBERED: Final = 64
 DIGESTS_KEPT: Final = 64
 """Of the last batches, for another life; the last one is the proof, the others know copies."""
 
+BEHEADED_BELIEVED: Final = 2
+"""Answers without their beginning: one may have lost it on the way, all of them do not."""
+
 PLAUSIBLE_LAG_S: Final = 86_400.0
 """An engine whose clock is off by more than a day has no lag."""
 
@@ -61,7 +64,7 @@ class Progress:
         self._decoder = BatchDecoder(is_eagle=index.is_eagle)
         self._writer = IndexWriter(index, rank, self.tallies)
         self._names: set[int] = set()  # what the engine has called its rank, live
-        self._is_past_gone = False  # batch 0 has left the engine's buffer: no rebuilding
+        self._beheaded = 0  # answers in a row that were to begin with batch 0 and did not
         # the last batch applied before the engine may have become another one without a word
         self._doubted_after: int | None = None
         self.is_unproven = False
@@ -73,6 +76,11 @@ class Progress:
         """Whether the index is known to hold what the engine holds (R35)."""
         is_known = self._doubted_after is None and not self.is_unproven
         return "current" if self.lost_batches == 0 and is_known else "uncertain"
+
+    @property
+    def _is_past_gone(self) -> bool:
+        """Whether batch 0 has left the engine's buffer: there is no rebuilding then."""
+        return self._beheaded >= BEHEADED_BELIEVED
 
     def lag(self, wall_now: float) -> float | None:
         """Seconds since the engine made its last batch, by its own clock; None if implausible."""
@@ -200,7 +208,7 @@ class Progress:
         self._names.clear()
         self.cursor.reset()
         self.lost_batches = 0
-        self._is_past_gone = False
+        self._beheaded = 0
         self._doubted_after = None
 
 

@@ -246,7 +246,7 @@ class Repair(Progress):
     def _begin_rebuild(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
         """Let go of what is known if the whole past is there to take its place."""
         if seq != 0:
-            self._is_past_gone = True
+            self._beheaded += 1
             self._end_replay("past_gone", now)
             return False
         batch = self._decoder.decode(payload)
@@ -331,7 +331,7 @@ class Repair(Progress):
             self._drop_suspects(replay)
         last = self.cursor.last
         if not replay.is_verified and replay.mode is Mode.REBUILD:
-            self._is_past_gone = True
+            self._beheaded += 1
             self._end_replay("past_gone", now)
         elif (
             is_marker

@@ -532,6 +532,13 @@ FLAGS: Final = (
         watch="leases",
     ),
     Flag(
+        "--lease-copies-max",
+        _whole(0, _COUNT),
+        "N",
+        "leases known through replicas; beyond, no renewal for them is taken here",
+        watch="lease_copies",
+    ),
+    Flag(
         "--ended-leases-max",
         _whole(0, _COUNT),
         "N",

@@ -106,6 +106,7 @@ class Settings:
     reservation_ttl_max_s: float = _CORE.reservation_ttl_max_s
     freed_ids_max: int = _CORE.freed_ids_max
     leases_max: int = _CORE.leases_max
+    lease_copies_max: int = _CORE.lease_copies_max
     ended_leases_max: int = _CORE.ended_leases_max
     lease_ttl_min_s: float = _CORE.lease_ttl_min_s
     lease_ttl_max_s: float = _CORE.lease_ttl_max_s
@@ -151,6 +152,7 @@ class Settings:
             reservation_ttl_max_s=self.reservation_ttl_max_s,
             freed_ids_max=self.freed_ids_max,
             leases_max=self.leases_max,
+            lease_copies_max=self.lease_copies_max,
             ended_leases_max=self.ended_leases_max,
             lease_ttl_min_s=self.lease_ttl_min_s,
             lease_ttl_max_s=self.lease_ttl_max_s,

@@ -23,8 +23,11 @@ from select_service.core.replica_events import (
     Stamp,
 )
 from select_service.core.replica_messages import ClaimRecord, Ended
+from select_service.types import LeaseState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from select_service.core.partition import Partition
     from select_service.core.replica_events import Ending
     from select_service.core.replica_messages import Said
@@ -38,6 +41,7 @@ class Announcer:
     def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
         self.claims = Claims(limits, router_id, epoch)
         self.speaks = router_id != 0
+        self._default_ttl_s = limits.reservation_ttl_s
 
     # -- what the desk does --------------------------------------------------------------------
 
@@ -48,6 +52,8 @@ class Announcer:
             self.claims.stamp(),
             isl_tokens=reservation.isl_tokens,
             selection_id=reservation.selection_id,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
         )
         self.own(partition, reservation, stamp.seq)
         track = reservation.track_prefill_tokens
@@ -59,7 +65,18 @@ class Announcer:
         )
         return self._envelope(partition, reservation, AddRequestData(add), stamp)
 
-    def own(self, partition: Partition, reservation: Reservation, born: int) -> None:
+    def _ttl_told(self, reservation: Reservation) -> float | None:
+        """Its own time to live. The default is not told: each of us has one for its orphans."""
+        ttl_s = reservation.ttl_s
+        return None if reservation.lease is not None or ttl_s == self._default_ttl_s else ttl_s
+
+    def own(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        born: int,
+        adopts: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Claim a live reservation under this number; one from an earlier life keeps its own."""
         before = self.claims.own.by_id.get(reservation.reservation_id)
         if before is not None and before.reservation is not None:
@@ -81,6 +98,9 @@ class Announcer:
             expected_output_tokens=reservation.expected_output_tokens,
             lora_name=reservation.lora_name,
             selection_id=reservation.selection_id,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+            adopts=list(adopts),
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done
@@ -105,6 +125,21 @@ class Announcer:
         self.claims.end_all(reservation.reservation_id, meant, now)
         return envelope
 
+    def expired(
+        self, partition: Partition, reservation: Reservation, now: float
+    ) -> ReplicaEnvelope:
+        """End our own claim alone, as nobody has cared for it, and return the end to publish.
+
+        Somebody may care for the same id where others have booked it.
+        """
+        claim = reservation.claim
+        assert claim is not None
+        envelope = self._envelope(partition, reservation, "Free", self.claims.stamp([claim]))
+        self.claims.untie(claim, b"")
+        self.claims.end_own_said(claim, now)
+        self.claims.homeless.append(reservation.reservation_id)
+        return envelope
+
     def freed_unbooked(self, reservation_id: str, now: float) -> Said | None:
         """End the claims on an id whose worker is not known here; None: there are none."""
         meant = self.claims.alive(reservation_id)
@@ -127,7 +162,7 @@ class Announcer:
         claim = reservation.claim
         if claim is not None:
             self.claims.untie(claim, partition.ledger.chain_of(reservation))
-            claim.aged = True
+            self.claims.age(claim)
             self.claims.counters.orphans_expired += 1
             self.claims.homeless.append(reservation.reservation_id)
 
@@ -141,16 +176,23 @@ class Announcer:
             self.claims.end_own(claim, now)
         self.claims.homeless.append(reservation.reservation_id)
 
-    def adopted(self, partition: Partition, reservation: Reservation, now: float) -> bool:
-        """Own a reservation whose owner is gone; a caller of ours cares for it."""
+    def may_adopt(self, reservation: Reservation) -> bool:
+        """Tell whether a booked reservation is an orphan that can be ours."""
         claim = reservation.claim
-        claims = self.claims
-        if claim is None or claim.owner not in claims.gone:
+        if claim is None or claim.owner not in self.claims.gone:
             return False
-        if reservation.reservation_id in claims.own.by_id:
-            return False  # we own another claim on this id, which will be booked in its turn
-        claims.adopt(claim, partition.ledger.chain_of(reservation), now)
-        return True
+        # Of another claim of ours on this id: it will be booked in its turn.
+        return reservation.reservation_id not in self.claims.own.by_id
+
+    def adopt(self, partition: Partition, reservation: Reservation, now: float) -> None:
+        """Own an orphan from now on, under the lease or with the time to live it has by now."""
+        claim = reservation.claim
+        assert claim is not None
+        self.claims.adopt(
+            *(claim, partition.ledger.chain_of(reservation), now),
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+        )
 
     # -- words ---------------------------------------------------------------------------------
 
@@ -176,3 +218,8 @@ class Announcer:
             ),
             select_service=stamp,
         )
+
+
+def _lease_of(reservation: Reservation) -> LeaseState | None:
+    lease = reservation.lease
+    return None if lease is None else LeaseState(lease.lease_id, lease.owner, lease.ttl_s)

@@ -58,7 +58,7 @@ class Bookings:
         self._live: dict[str, Booking] = {}
         self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it
         self._waiting: dict[str, Ticket] = {}
-        self._freed: OrderedDict[str, float] = OrderedDict()  # by `_key_of` the id
+        self._freed: OrderedDict[str, float] = OrderedDict()  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # of the bookings, those that are not live any more
@@ -137,7 +137,7 @@ class Bookings:
 
     def _recall(self, name: str) -> None:
         """An id is in use again."""
-        key = _key_of(name)
+        key = key_of(name)
         if self._freed.pop(key, None) is not None:
             self._changed(key)
 
@@ -176,7 +176,7 @@ class Bookings:
     def _remember_freed(self, name: str, now: float) -> None:
         if name in self._live or name in self._second_names:
             return  # somebody else's by now
-        key = _key_of(name)
+        key = key_of(name)
         self._freed[key] = now
         self._freed.move_to_end(key)
         self._changed(key)
@@ -191,7 +191,7 @@ class Bookings:
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was so not long ago."""
-        return name in self._live or name in self._second_names or _key_of(name) in self._freed
+        return name in self._live or name in self._second_names or key_of(name) in self._freed
 
     def purge_freed(self, now: float, limit: int) -> int:
         """Forget up to `limit` ids freed more than ten minutes ago; return how many went."""
@@ -277,12 +277,12 @@ class Bookings:
             booking.reservation.selection_id is not None for booking in self._live.values()
         )
         assert named == seconds, "every selection_id finds its booking"
-        taken = {_key_of(name) for name in (*self._live, *self._second_names)}
+        taken = {key_of(name) for name in (*self._live, *self._second_names)}
         assert not self._freed.keys() & taken, "live and freed at once"
         assert len(self._freed) <= self._freed_ids_max
 
 
-def _key_of(name: str) -> str:
+def key_of(name: str) -> str:
     """Return what a freed id is remembered by; equal digests would only answer 200 for 404."""
     if len(name) <= LONG_ID_CHARS or (len(name) == _KEY_CHARS and name.startswith(_BY_DIGEST)):
         return name

@@ -9,6 +9,7 @@ Nothing here knows a ledger, a publisher's silence or a snapshot.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -16,15 +17,27 @@ import msgspec
 import xxhash
 
 from indexer.types import Scope
+from select_service.core.bookings import key_of
 from select_service.core.counters import ReplicaCounters
+from select_service.core.lease_copies import LeaseCopies
 from select_service.core.replica_events import Stamp
-from select_service.core.replica_messages import ClaimRecord, Ended, Grown, Growth, Said
+from select_service.core.replica_messages import (
+    ClaimRecord,
+    Closed,
+    Ended,
+    Grown,
+    Growth,
+    Renewed,
+    Said,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from select_service.core.lease_copies import LeaseCopy
+    from select_service.core.replica_messages import Statement
     from select_service.core.reservation import Reservation
-    from select_service.types import CoreLimits
+    from select_service.types import CoreLimits, LeaseState
 
 Key: TypeAlias = tuple[int, int]
 """(owner, born): names one claim for ever."""
@@ -51,6 +64,7 @@ class Claim:
         "fraction",
         "hashes",
         "hashes_digest",
+        "lease",
         "noted",
         "outputs",
         "owner",
@@ -77,6 +91,7 @@ class Claim:
         self.dead = False  # has ended, but its owner does not say so yet
         self.aged = False  # its owner is gone and its time was up; a return wakes it
         self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
+        self.lease: LeaseCopy | None = None  # it lives under; of our own, the booking knows
         self.noted = False  # we have said how it grew, and it is not ours
         growth = record.growth
         self.prefill_done = growth.prefill_done
@@ -190,16 +205,20 @@ class Claims:
         self.ready: list[Said] = []  # to be published with the next turn
         self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
         self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.copies = LeaseCopies(limits)
         self.counters = ReplicaCounters()
         self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
         self.ended_lost = 0  # ends forgotten before their time
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
+        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
         self._ended: OrderedDict[Key, _End] = OrderedDict()
+        self._ended_on: dict[str, dict[int, int]] = {}  # `key_of` the id: each owner's last one
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
         self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
+        self._lease_news: dict[str, Renewed | Closed] = {}  # one a lease; see `say_of_lease`
         self._outputs_said_at = 0.0
         self._limits = limits
 
@@ -217,6 +236,10 @@ class Claims:
         """Tell whether its owner itself said so."""
         entry = self._ended.get(key)
         return entry is not None and entry.by_owner
+
+    def ended_on(self, freed_key: str) -> list[Key]:
+        """Return the names of the claims that ended on a freed id, the last of each owner."""
+        return list(self._ended_on.get(freed_key, {}).items())
 
     def endings(self) -> Iterator[Ended]:
         """Yield the ends remembered now; they may change meanwhile."""
@@ -240,7 +263,7 @@ class Claims:
         self.seq += 1
         return Stamp(self.epoch, self.seq, [one.key for one in of])
 
-    def say(self, items: list[ClaimRecord | Grown | Ended]) -> Said:
+    def say(self, items: list[Statement]) -> Said:
         """Put statements under the next number."""
         self.seq += 1
         return Said(self.router_id, self.epoch, self.seq, items)
@@ -251,6 +274,11 @@ class Claims:
             self._unsaid.setdefault(what.key, what)
         else:
             self._unsaid[what.owner, what.born] = what.reservation_id
+
+    def say_of_lease(self, what: Renewed | Closed) -> None:
+        """Have it said with the next batch, once however often; what was closed stays closed."""
+        if not isinstance(self._lease_news.get(what.lease_id), Closed):
+            self._lease_news[what.lease_id] = what
 
     def release_outputs(self, now: float) -> None:
         """Every so often, have said what has filled blocks meanwhile.
@@ -267,15 +295,16 @@ class Claims:
     @property
     def unsaid_count(self) -> int:
         """How much there is to be said."""
-        return len(self._unsaid)
+        return len(self._unsaid) + len(self._lease_news)
 
     def batch(self, limit: int) -> Said | None:
         """Return up to `limit` things that have yet to be said."""
-        items: list[ClaimRecord | Grown | Ended] = []
-        for key in list(zip(range(limit), self._unsaid, strict=False)):
-            what = self._unsaid.pop(key[1])
+        news = [self._lease_news.pop(name) for name in list(islice(self._lease_news, limit))]
+        items: list[Statement] = [*news]
+        for key in list(islice(self._unsaid, limit - len(items))):
+            what = self._unsaid.pop(key)
             if isinstance(what, str):
-                items.append(Ended(what, *key[1]))
+                items.append(Ended(what, *key))
             elif not what.dead:
                 what.noted = what.owner != self.router_id
                 items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
@@ -311,7 +340,27 @@ class Claims:
             claim.tellers = early[2]
         owners.add(claim)
         self._of_id.setdefault(name, []).append(claim)
+        if not claim.dead:
+            self.copies.join(claim, now)
         return True
+
+    def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
+        """Its owner states anew what we know: it is there, with what became of it and its lease."""
+        claim.join(record.growth)
+        if claim.dead:
+            return
+        claim.aged = claim.aged and claim.owner in self.gone
+        if not claim.aged:
+            self.copies.join(claim, now)
+        if claim.lease is not None and record.lease is not None:
+            ttl_s = self.copies.ttl(record.lease.ttl_s)
+            if ttl_s not in (None, claim.lease.lease_ttl_s):
+                self.copies.touch(claim.lease, now, ttl_s)
+
+    def age(self, claim: Claim) -> None:
+        """Its owner is gone and its time is up. It stays known: the owner may come back with it."""
+        claim.aged = True
+        self.copies.leave(claim)
 
     def _inherit(self, claim: Claim, now: float) -> None:
         """What happened here to the claims it took over has happened to it."""
@@ -353,6 +402,23 @@ class Claims:
             claim.reservation = None
         claim.hashes = hashes
 
+    def wait(self, claim: Claim) -> None:
+        """Its worker is not here; `waited_for` names it when that comes, unless it is forgotten."""
+        where = claim.scope, claim.record.worker_id
+        self._waiting.setdefault(where, {})[claim] = None
+
+    def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
+        """A worker has come: return the ids of the claims that waited for it."""
+        return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
+
+    def _waits_no_more(self, claim: Claim) -> None:
+        where = claim.scope, claim.record.worker_id
+        waiting = self._waiting.get(where)
+        if waiting is not None:
+            waiting.pop(claim, None)
+            if not waiting:
+                del self._waiting[where]
+
     # -- growth --------------------------------------------------------------------------------
 
     def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
@@ -391,6 +457,7 @@ class Claims:
     def end(self, claim: Claim, now: float, *, by_owner: bool = True) -> None:
         """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
         claim.dead = True
+        self.copies.leave(claim)
         self.note_end(claim.reservation_id, claim.key, now, by_owner=by_owner)
 
     def note_end(self, reservation_id: str, key: Key, now: float, *, by_owner: bool) -> None:
@@ -398,17 +465,32 @@ class Claims:
         before = self._ended.pop(key, None)
         if before is None:
             self._ended[key] = _End(reservation_id, by_owner, now, now)
+            lasts = self._ended_on.setdefault(key_of(reservation_id), {})
+            lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
         else:
             self._ended[key] = _End(reservation_id, by_owner or before.by_owner, before.since, now)
         self._early.pop(key, None)
         if len(self._ended) > self._limits.replica_ended_max:
-            self._ended.popitem(last=False)
+            self._forget_oldest_end()
             self.ended_lost += 1
+
+    def _forget_oldest_end(self) -> None:
+        (owner, born), entry = self._ended.popitem(last=False)
+        freed_key = key_of(entry.name)
+        lasts = self._ended_on.get(freed_key, {})
+        if lasts.get(owner) == born:
+            del lasts[owner]
+            if not lasts:
+                del self._ended_on[freed_key]
+
+    def end_own_said(self, claim: Claim, now: float) -> None:
+        """Our own claim is over, and that is being published."""
+        self.end(claim, now)
+        self.forget(claim)
 
     def end_own(self, claim: Claim, now: float) -> None:
         """Our own claim is over without anybody having said so; we do with the next batch."""
-        self.end(claim, now)
-        self.forget(claim)
+        self.end_own_said(claim, now)
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
     def note_freed(self, name: str, now: float) -> None:
@@ -440,15 +522,25 @@ class Claims:
     def forget(self, claim: Claim) -> None:
         """Take a claim out of its owner's set and of ours."""
         self.sets[claim.owner].remove(claim)
+        self.copies.leave(claim)
         self.untie(claim, b"")  # from what its rank has left behind, if that is not swept yet
         self._unsaid.pop(claim.key, None)
+        self._waits_no_more(claim)
         of_id = self._of_id[claim.reservation_id]
         of_id.remove(claim)
         if not of_id:
             del self._of_id[claim.reservation_id]
 
-    def adopt(self, old: Claim, hashes: bytes, now: float) -> None:
-        """Own from the next number on what an owner who is gone has left behind."""
+    def adopt(
+        self,
+        old: Claim,
+        hashes: bytes,
+        now: float,
+        *,
+        ttl_s: float | None = None,
+        lease: LeaseState | None = None,
+    ) -> None:
+        """Own from the next number on, and on these terms, what a gone owner has left behind."""
         reservation = old.reservation
         assert reservation is not None
         record = msgspec.structs.replace(
@@ -456,6 +548,8 @@ class Claims:
             born=self.seq + 1,
             growth=old.growth(),
             adopts=[*old.record.adopts[1 - ANCESTORS_MAX :], old.key],
+            ttl_s=ttl_s,
+            lease=lease,
         )
         self.untie(old, b"")
         self.end(old, now, by_owner=False)
@@ -473,7 +567,7 @@ class Claims:
         for _ in range(limit):
             if not self._ended or next(iter(self._ended.values())).noted > horizon:
                 break
-            self._ended.popitem(last=False)
+            self._forget_oldest_end()
         for _ in range(limit):
             if not self._freed_here or next(iter(self._freed_here.values())) > horizon:
                 break
@@ -486,7 +580,17 @@ class Claims:
     def check(self) -> None:
         """State every promise."""
         self.own.check()
+        self.copies.check(
+            one
+            for some in self.sets.values()
+            if some is not self.own
+            for one in some.by_id.values()
+        )
+        assert all(one.lease is None for one in self.own.by_id.values())
         assert len(self._ended) <= self._limits.replica_ended_max
+        for lasts in self._ended_on.values():
+            assert lasts
+            assert self._ended.keys() >= set(lasts.items()), "of what is forgotten nothing is kept"
         assert len(self._early) <= self._limits.replica_ended_max
         assert len(self._freed_here) <= 2 * self._limits.replica_ended_max
         for name, claims in self._of_id.items():
@@ -499,6 +603,10 @@ class Claims:
                 assert not (claim.dead and claim.booked), "what has ended carries nothing"
                 if claim.reservation is not None:
                     assert claim.reservation.claim is claim
+        for waiting in self._waiting.values():
+            assert waiting, "nobody waits for nothing"
+            for claim in waiting:
+                assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
         for claim in self.own.by_id.values():
             assert not claim.dead, "we say of our own what ends"
             assert claim.owner == self.router_id

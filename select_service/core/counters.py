@@ -37,3 +37,8 @@ class ReplicaCounters:
     snapshots_given: int = 0
     claims_refused: int = 0  # beyond `replica_claims_max`, or malformed
     publishers_refused: int = 0
+    leases_renewed: int = 0  # open here, because a replica said so
+    leases_closed: int = 0  # the same
+    leases_adopted: int = 0  # opened here, for their reservations' owner is gone
+    leases_missed: int = 0  # of owners that are gone; their reservations aged
+    namesakes: int = 0  # messages under our own router id that we never said

@@ -18,6 +18,7 @@ from select_service.core.deadlines import rounded_up
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.leases import Leases
 from select_service.core.ledger import BLOCKS_PER_STEP
+from select_service.core.replica_messages import Renewed
 from select_service.errors import InvalidField, ReservationConflict, ReservationNotFound
 from select_service.types import ReservationAnswer, Selection
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
         SelectRequest,
     )
 
+_TOLD_AGAIN = 0.125
+"""Of a lease's time to live: so often lifecycle calls here are told to its owner as renewals."""
+
 _BOOKING_FAILED = "failed to book scheduler state: "
 
 
@@ -52,8 +56,8 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
     return xxhash.xxh3_128_digest(route + body + unknown)
 
 
-class Claim(NamedTuple):
-    """What is to be booked, once a rank is known."""
+class Order(NamedTuple):
+    """What a caller wants booked, once a rank is known; what comes of it is a claim."""
 
     reservation_id: str
     fingerprint: bytes
@@ -144,22 +148,22 @@ class Desk:
 
     # -- begin ---------------------------------------------------------------------------------
 
-    def book(self, partition: Partition, slot: int, claim: Claim, now: float) -> Reservation:
+    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
         """Put the load of a new reservation on a slot; `confirm` makes it known."""
         reservation = partition.ledger.book(
-            claim.reservation_id,
+            order.reservation_id,
             slot,
-            claim.prompt.sequence_hashes,
-            claim.prefill_tokens,
+            order.prompt.sequence_hashes,
+            order.prefill_tokens,
             now,
-            isl_tokens=claim.prompt.isl_tokens,
-            ttl_s=claim.ttl_s,
+            isl_tokens=order.prompt.isl_tokens,
+            ttl_s=order.ttl_s,
         )
-        if claim.lease is not None:
-            self.leases.join(claim.lease, reservation)
-            self.leases.touch(claim.lease, now)
-        reservation.fingerprint = claim.fingerprint
-        reservation.track_prefill_tokens = claim.track_prefill_tokens
+        if order.lease is not None:
+            self.leases.join(order.lease, reservation)
+            self.leases.touch(order.lease, now)
+        reservation.fingerprint = order.fingerprint
+        reservation.track_prefill_tokens = order.track_prefill_tokens
         return reservation
 
     def confirm(
@@ -181,7 +185,7 @@ class Desk:
             effects.published.append(self.announcer.booked(partition, reservation))
         return effects
 
-    def learn(
+    def learn(  # noqa: PLR0913 - the facts of a booking, no more
         self,
         partition: Partition,
         slot: int,
@@ -189,8 +193,19 @@ class Desk:
         hashes: PackedHashes,
         origin: str | int,
         now: float,
+        *,
+        watched: bool = False,
     ) -> Reservation:
-        """Book what a replica has booked; its id must not be live here."""
+        """Book what a replica has booked, or own again; its id must not be live here.
+
+        `watched` when a copy of its lease says how long it lives.
+        """
+        lease = None
+        if origin == "local" and record.lease is not None:
+            lease = self.leases.find(record.lease.lease_id)
+            assert lease is not None, "it has ended with its lease"
+        default_s = self._ttl_s if origin == "local" else self._orphan_ttl_s
+        unbound = lease is None and not watched
         reservation = partition.ledger.book(
             record.reservation_id,
             slot,
@@ -198,8 +213,10 @@ class Desk:
             record.prefill_tokens,
             now,
             isl_tokens=record.isl_tokens,
-            ttl_s=self._ttl_s if origin == "local" else self._orphan_ttl_s,
+            ttl_s=self._told_ttl(record, default_s) if unbound else 0.0,
         )
+        if lease is not None:
+            self.leases.join(lease, reservation)
         reservation.track_prefill_tokens = record.track_prefill_tokens
         reservation.selection_id = record.selection_id
         reservation.lora_name = record.lora_name
@@ -207,6 +224,12 @@ class Desk:
         reservation.origin = origin
         self.bookings.add(Booking(partition, reservation, None))
         return reservation
+
+    def _told_ttl(self, record: ClaimRecord, default_s: float) -> float:
+        """Its time to live alone, by what was told of it."""
+        told = record.ttl_s if record.lease is None else record.lease.ttl_s
+        ttl_s = self.announcer.claims.copies.ttl(told)
+        return default_s if ttl_s is None else ttl_s
 
     # -- go on ---------------------------------------------------------------------------------
 
@@ -242,17 +265,59 @@ class Desk:
 
     def _cared_for(self, booking: Booking, now: float) -> None:
         """A lifecycle call came: it lives, and is ours if its owner is gone."""
-        reservation = booking.reservation
-        if self.announcer.speaks and self.announcer.adopted(booking.partition, reservation, now):
-            booking.partition.ledger.touch(reservation, now, self._ttl_s)
-        self.renew_lease(booking, now)
+        self._renew_lease(booking, now)
+        if self.announcer.speaks and self.announcer.may_adopt(booking.reservation):
+            self.adopt(booking, now)
         self.bookings.touched(booking)
 
-    def renew_lease(self, booking: Booking, now: float) -> None:
-        """Whoever cares for one reservation cares for all under the same lease."""
-        lease = booking.reservation.lease
+    def _renew_lease(self, booking: Booking, now: float) -> None:
+        """Whoever cares for one reservation cares for all under the same lease, wherever it is."""
+        reservation = booking.reservation
+        if reservation.lease is not None:
+            self.leases.touch(reservation.lease, now)
+        claim = reservation.claim
+        if claim is None or claim.record.lease is None:
+            return
+        lease_id = claim.record.lease.lease_id
+        self.sign_of_life(lease_id, now)
+        copies = self.announcer.claims.copies
+        copy = copies.find(lease_id)
+        if copy is not None:
+            copy.renewed_at = now
+            if copy.told_at is None or now - copy.told_at >= copy.lease_ttl_s * _TOLD_AGAIN:
+                copy.told_at = now
+                self.announcer.claims.say_of_lease(Renewed(lease_id))
+
+    def sign_of_life(self, lease_id: str, now: float, ttl_s: float | None = None) -> None:
+        """Somebody cares for a lease, here or at a replica, and perhaps for how long from now."""
+        lease = self.leases.find(lease_id)
         if lease is not None:
-            self.leases.touch(lease, now)
+            self.leases.touch(lease, now, ttl_s)
+        copies = self.announcer.claims.copies
+        copy = copies.find(lease_id)
+        if copy is not None:
+            copies.touch(copy, now, ttl_s)
+
+    def adopt(self, booking: Booking, now: float) -> None:
+        """Own an orphan (`may_adopt`), and have its lease open here if there is room for it."""
+        partition, reservation = booking.partition, booking.reservation
+        claim = reservation.claim
+        assert claim is not None
+        record, lease = claim.record, None
+        if claim.lease is not None:
+            state = claim.lease.state
+            lease = self.leases.find(state.lease_id)
+            if lease is None:
+                lease = self.leases.admit(state, now)
+                self.announcer.claims.counters.leases_adopted += lease is not None
+            self.announcer.claims.copies.adopted_from[state.lease_id] = None
+        if lease is not None:
+            partition.ledger.touch(reservation, now, 0.0)
+            self.leases.join(lease, reservation)
+        else:
+            partition.ledger.touch(reservation, now, self._told_ttl(record, self._ttl_s))
+        self.announcer.adopt(partition, reservation, now)
+        self.bookings.touched(booking)
 
     # -- end -----------------------------------------------------------------------------------
 
@@ -266,14 +331,15 @@ class Desk:
         if booking is None:
             said = self.announcer.freed_unbooked(name, now) if self.announcer.speaks else None
             if said is not None:
+                self.bookings.remember(name, now)
                 return None, Effects(published=[said])
             if self.bookings.was_freed(name):
                 if self.announcer.speaks:
                     self.announcer.claims.note_freed(name, now)
                 return None, NOTHING
             raise ReservationNotFound(name)
+        self._renew_lease(booking, now)
         effects = self._announce_end(booking, now)
-        self.renew_lease(booking, now)
         self.release(booking, now)
         self._counters.reservations_freed += 1
         return booking.partition, effects
@@ -320,14 +386,23 @@ class Desk:
         self, partition: Partition, reservation: Reservation, now: float, effects: Effects
     ) -> int:
         """End one whose owner was silent, and return the price in steps."""
-        blocks = partition.ledger.blocks.blocks
         booking = self.bookings.get(reservation.reservation_id)
-        if reservation.origin == "local":
-            effects.published += self._announce_end(booking, now).published
-        else:
-            self.announcer.orphan_expired(partition, reservation)
+        if reservation.origin != "local":
+            return self.let_go(booking, now)
+        if self.announcer.speaks:
+            effects.published.append(self.announcer.expired(partition, reservation, now))
+        return self._release_counted(booking, now)
+
+    def let_go(self, booking: Booking, now: float) -> int:
+        """End an orphan nobody has cared for, and return the price in steps."""
+        self.announcer.orphan_expired(booking.partition, booking.reservation)
+        return self._release_counted(booking, now)
+
+    def _release_counted(self, booking: Booking, now: float) -> int:
+        blocks = booking.partition.ledger.blocks
+        before = blocks.blocks
         self.release(booking, now)
-        return 1 + (blocks - partition.ledger.blocks.blocks) // BLOCKS_PER_STEP
+        return 1 + (before - blocks.blocks) // BLOCKS_PER_STEP
 
     def dropped(self, count: int) -> None:
         """Note that so many reservations have lost their rank; `sweep` clears them away."""

@@ -80,7 +80,7 @@ class Foreigners:
                 self._claims.say_later(claim)
                 if claim.booked:
                     self._resolver.follow(claim, now)
-                    self._resolver.touch(claim, now)
+                self._resolver.touch(claim, now)
             self._resolver.complete_unclaimed(event.request_id, now)
         else:
             self._book_foreign(envelope, event, now)
@@ -89,6 +89,7 @@ class Foreigners:
         """A foreigner has freed an id of ours: its owner may not have heard it."""
         claims = self._claims
         for claim in claims.alive(reservation_id):
+            self._resolver.touch(claim, now)
             self._resolver.unbook(claim, now)
             if claim.owner == claims.router_id:
                 claims.end_own(claim, now)
@@ -182,4 +183,6 @@ def claimed(
         expected_output_tokens=add.expected_output_tokens,
         lora_name=event.lora_name,
         selection_id=None if stamp is None else stamp.selection_id,
+        ttl_s=None if stamp is None else stamp.ttl_s,
+        lease=None if stamp is None else stamp.lease,
     )

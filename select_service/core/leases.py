@@ -36,6 +36,7 @@ LISTED_MAX: Final = 500
 """Records in one answer of GET /leases, whatever is asked for; 0.3 ms of event loop."""
 
 Ending: TypeAlias = Literal["closed", "expired"]
+"""As it is kept on disk too."""
 
 
 class Lease:
@@ -87,18 +88,25 @@ class Leases:
         """
         self._check_name("owner", owner)
         self._check_name("lease_id", lease_id)
-        ttl_s = self._checked_ttl(ttl_s)
+        ttl_s = self.checked_ttl(ttl_s)
         known = self._open.get(lease_id)
         if known is not None:
             if known.owner != owner:
                 raise LeaseConflict(lease_id)
             self.touch(known, now, ttl_s)
             return known
+        lease = self.admit(LeaseState(lease_id, owner, ttl_s), now)
+        if lease is None:
+            raise TooManyLeases(self._limits.leases_max)
+        return lease
+
+    def admit(self, state: LeaseState, now: float) -> Lease | None:
+        """Open one whose id is not open; None when as many are open as may be. O(1)."""
         if len(self._open) >= self._limits.leases_max:
             self.refused += 1
-            raise TooManyLeases(self._limits.leases_max)
+            return None
         self.opened += 1
-        return self.restore(LeaseState(lease_id, owner, ttl_s), now)
+        return self.restore(state, now)
 
     def restore(self, state: LeaseState, now: float) -> Lease:
         """Put a lease back as it was written down, with its whole time to live before it.
@@ -111,20 +119,25 @@ class Leases:
         self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
         self._deadlines.add(lease, state.ttl_s, now)
         self._ended.pop(lease.lease_id, None)
-        self._changed(lease)
+        self._changed(lease.lease_id)
         return lease
 
-    def _changed(self, lease: Lease) -> None:
+    def _changed(self, lease_id: str) -> None:
         """It opened, ended or has another time to live: renewals are not worth writing down."""
         if self.changes is not None:
-            self.changes.mark(LEASE, lease.lease_id)
+            self.changes.mark(LEASE, lease_id)
 
     def _check_name(self, field: str, text: str) -> None:
         longest = self._limits.lease_name_length_max
         if not 0 < len(text) <= longest:
             raise InvalidField(f"{field} must have 1 to {longest} characters", field=field)
 
-    def _checked_ttl(self, ttl_s: float) -> float:
+    def checked_ttl(self, ttl_s: float) -> float:
+        """Return a time to live as it is used here.
+
+        Raises:
+            InvalidField: it is out of bounds.
+        """
         least, most = self._limits.lease_ttl_min_s, self._limits.lease_ttl_max_s
         if not least <= ttl_s <= most:
             raise InvalidField(f"ttl_s must be between {least:g} and {most:g}", field="ttl_s")
@@ -143,7 +156,7 @@ class Leases:
         lease = self._open.get(lease_id)
         if lease is not None:
             return lease
-        how, _ = self._ended.get(lease_id, (None, 0.0))
+        how = self.ending(lease_id)
         if how is None:
             raise LeaseNotFound(lease_id)
         raise LeaseExpired(lease_id) if how == "expired" else LeaseClosed(lease_id)
@@ -155,7 +168,7 @@ class Leases:
             InvalidField: a time to live out of bounds.
             LeaseNotFound: as `get`.
         """
-        ttl_s = None if ttl_s is None else self._checked_ttl(ttl_s)
+        ttl_s = None if ttl_s is None else self.checked_ttl(ttl_s)
         lease = self.get(lease_id)
         self.touch(lease, now, ttl_s)
         self.renewed += 1
@@ -171,7 +184,7 @@ class Leases:
         else:
             self._deadlines.remove(lease)
             self._deadlines.add(lease, ttl_s, now)
-            self._changed(lease)
+            self._changed(lease.lease_id)
 
     # -- who is under it -----------------------------------------------------------------------
 
@@ -204,8 +217,7 @@ class Leases:
             del self._by_owner[lease.owner]
         if lease.reservations:
             self._leaving[lease] = None
-        self._remember_ended(lease.lease_id, how, now)
-        self._changed(lease)
+        self.remember_ended(lease.lease_id, how, now)
         if how == "expired":
             self.expired += 1
         else:
@@ -242,11 +254,26 @@ class Leases:
             lease = next(iter(self._leaving), None)
         return None if lease is None else next(iter(lease.reservations), None)
 
-    def _remember_ended(self, lease_id: str, how: Ending, now: float) -> None:
+    def remember_ended(self, lease_id: str, how: Ending, now: float) -> None:
+        """Note that a lease that is not open has ended, here or, as its owner says, elsewhere."""
+        assert lease_id not in self._open
         self._ended[lease_id] = (how, now)
         self._ended.move_to_end(lease_id)
+        self._changed(lease_id)
         if len(self._ended) > self._limits.ended_leases_max:
-            self._ended.popitem(last=False)
+            self._changed(self._ended.popitem(last=False)[0])
+
+    def recall_ended(self, lease_id: str, how: Ending, now: float) -> bool:
+        """Remember an end of another life of the process; False when there is no room for it."""
+        if len(self._ended) >= self._limits.ended_leases_max or lease_id in self._open:
+            return False
+        self.remember_ended(lease_id, how, now)
+        return True
+
+    def ending(self, lease_id: str) -> Ending | None:
+        """Return how a lease ended, None if it has not, or nobody remembers."""
+        entry = self._ended.get(lease_id)
+        return None if entry is None else entry[0]
 
     def purge_ended(self, now: float, limit: int) -> int:
         """Forget up to `limit` leases that ended more than ten minutes ago; return how many."""
@@ -256,6 +283,7 @@ class Leases:
             if now - at < ENDED_MEMORY_S:
                 break
             del self._ended[lease_id]
+            self._changed(lease_id)
             gone += 1
         return gone
 

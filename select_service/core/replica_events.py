@@ -5,11 +5,19 @@ Shapes only. `announcer.py` fills them, `replica_wire.py` turns them into bytes 
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from select_service.types import LeaseState
 
 TOPIC: Final = b"dynamo.slot-tracker.v1"
+
+# What is read of our own is held to its ranges as the reference's is: one number below 0 would stay
+# in the load of a rank for as long as its claim lives. MessagePack itself ends at 64 bits.
+U64: TypeAlias = Annotated[int, Meta(ge=0)]
+U32: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+EpochNumber: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]  # its statements fit in 64 bits
 
 Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
 
@@ -67,11 +75,13 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     owner and the owner's seq at its booking.
     """
 
-    epoch: int
-    seq: int
-    of: list[tuple[int, int]] = []
-    isl_tokens: int = 0  # of an admission
+    epoch: EpochNumber
+    seq: U64
+    of: list[tuple[U64, U64]] = []
+    isl_tokens: U64 = 0  # of an admission
     selection_id: str | None = None  # of an admission
+    ttl_s: float | None = None  # of an admission; None: no more than the default
+    lease: LeaseState | None = None  # of an admission: what it lives under
 
 
 class ReplicaEnvelope(Struct, frozen=True):

@@ -9,13 +9,21 @@ whoever has heard all statements, in whatever order and however often, knows the
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from select_service.core.replica_events import ReplicaEnvelope
+from select_service.core.replica_events import (
+    U32,
+    U64,
+    EpochNumber,
+    ReplicaEnvelope,
+)
+from select_service.types import LeaseState
 
 OWN_TOPIC: Final = b"select-service.replica.v1"
+
+Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]  # which leaves NaN out, too
 
 
 class Growth(Struct, frozen=True, omit_defaults=True):
@@ -29,41 +37,44 @@ class Growth(Struct, frozen=True, omit_defaults=True):
     """
 
     prefill_done: bool = False
-    outputs: dict[int, int] = {}
-    faded_at: int = 0
-    fraction: float = 1.0
+    outputs: dict[U64, U64] = {}
+    faded_at: U64 = 0
+    fraction: Fraction = 1.0
 
 
 class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     """A claim as its owner states it; `hashes` are packed u64, little-endian.
 
     `adopts` names the claims of gone owners that it took over: whoever frees those means this.
+    `lease` is what it lives under; without, `ttl_s` is its own time to live, None the default.
     """
 
     reservation_id: str
-    born: int
+    born: U64
     model_name: str
     tenant_id: str
-    block_size: int
-    worker_id: int
-    dp_rank: int
+    block_size: U32
+    worker_id: U64
+    dp_rank: U32
     hashes: bytes = b""
-    prefill_tokens: int = 0
-    isl_tokens: int = 0
+    prefill_tokens: U64 = 0
+    isl_tokens: U64 = 0
     track_prefill_tokens: bool = True
-    expected_output_tokens: int | None = None
+    expected_output_tokens: U64 | None = None
     lora_name: str | None = None
     selection_id: str | None = None
     growth: Growth = Growth()
-    adopts: list[tuple[int, int]] = []
+    adopts: list[tuple[U64, U64]] = []
+    ttl_s: float | None = None
+    lease: LeaseState | None = None
 
 
 class Grown(Struct, frozen=True, tag="grown"):
     """News about a claim of anybody's."""
 
     reservation_id: str
-    owner: int
-    born: int
+    owner: U64
+    born: U64
     growth: Growth
 
 
@@ -71,52 +82,78 @@ class Ended(Struct, frozen=True, tag="ended"):
     """This claim is over, for good."""
 
     reservation_id: str
-    owner: int
-    born: int
+    owner: U64
+    born: U64
+
+
+class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
+    """The owner of a lease has shown itself to me: whoever has it open renews it.
+
+    `ttl_s` is a new time to live, `age_s` how long ago that was (in a snapshot).
+    """
+
+    lease_id: str
+    ttl_s: float | None = None
+    age_s: float = 0.0
+
+
+class Closed(Struct, frozen=True, tag="closed"):
+    """The owner of a lease has closed it at mine: these replicas end theirs.
+
+    They are named, as the same id may have been opened anew meanwhile, elsewhere.
+    """
+
+    lease_id: str
+    router_ids: list[U64]
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """I live, have stated this much, and own so many claims with this digest."""
 
-    router_id: int
-    epoch: int
-    seq: int
-    live: int
-    digest: int
-    http_port: int = 0
+    router_id: U64
+    epoch: EpochNumber
+    seq: U64
+    live: U64
+    digest: U64
+    http_port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
     url: str | None = None
+
+
+Statement: TypeAlias = ClaimRecord | Grown | Ended | Renewed | Closed
 
 
 class Said(Struct, frozen=True, tag="said"):
     """Statements under one number."""
 
-    router_id: int
-    epoch: int
-    seq: int
-    items: list[ClaimRecord | Grown | Ended]
+    router_id: U64
+    epoch: EpochNumber
+    seq: U64
+    items: list[Statement]
 
 
 class SnapshotHead(Struct, frozen=True, tag="head"):
     """Who speaks, and up to which statement this is certainly complete."""
 
-    router_id: int
-    epoch: int
-    seq: int
+    router_id: U64
+    epoch: EpochNumber
+    seq: U64
 
 
 class Hearsay(Struct, frozen=True, tag="hearsay"):
     """A claim of somebody the speaker does not hear any more."""
 
-    owner: int
+    owner: U64
     claim: ClaimRecord
 
 
 class SnapshotEnd(Struct, frozen=True, tag="end"):
     """Nothing was cut off; `claims` of the speaker's own were sent."""
 
-    claims: int
+    claims: U64
 
 
 OwnMessage: TypeAlias = Heartbeat | Said
 ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said
-SnapshotPart: TypeAlias = SnapshotHead | ClaimRecord | Grown | Ended | Hearsay | SnapshotEnd
+SnapshotPart: TypeAlias = (
+    SnapshotHead | ClaimRecord | Grown | Ended | Renewed | Hearsay | SnapshotEnd
+)

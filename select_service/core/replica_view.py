@@ -44,6 +44,7 @@ class View:
         self.heard_at = now
         self.gone = False
         self.buried = False  # being forgotten
+        self.bury_at = 0.0  # not before
         self.greeted = False
         self.ask_again_at: float | None = None
         self.pulls = self.pulls_failed = 0

@@ -16,20 +16,23 @@ from indexer.types import HASH_BYTES
 from select_service.core.claims import Claim, ClaimSet
 from select_service.core.effects import Effects, Pull
 from select_service.core.foreigners import Foreigners, claimed
-from select_service.core.replica_events import AddRequestData
+from select_service.core.replica_events import AddRequestData, ReplicaEnvelope
 from select_service.core.replica_messages import (
     ClaimRecord,
+    Closed,
     Ended,
     Grown,
     Growth,
     Hearsay,
     Heartbeat,
+    Renewed,
     Said,
     SnapshotEnd,
     SnapshotHead,
 )
 from select_service.core.replica_view import Incoming, View
 from select_service.core.resolver import Resolver
+from select_service.core.shared_leases import SharedLeases
 from select_service.types import ReplicaStatus
 
 if TYPE_CHECKING:
@@ -38,8 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.claims import Claims
     from select_service.core.desk import Desk
     from select_service.core.membership import Membership
-    from select_service.core.replica_events import ReplicaEnvelope
-    from select_service.core.replica_messages import ReplicaMessage, SnapshotPart
+    from select_service.core.replica_messages import ReplicaMessage, SnapshotPart, Statement
     from select_service.types import CoreLimits
 
 _BATCHES_PER_TURN = 4
@@ -60,9 +62,11 @@ class Replicas:
         self.resolver = Resolver(claims, desk, membership, self.counters)
         self._limits = limits
         self._claims = claims
+        self._desk = desk
         self._membership = membership
+        self.leases = SharedLeases(limits, claims, desk, self.resolver)
         self._foreigners = Foreigners(limits, claims, desk, self.resolver, self.counters)
-        self._chores: list[Iterator[None]] = []  # long work, done in slices
+        self._chores = self.leases.chores  # long work, done in slices
         self._beat_at: float | None = None
 
     # -- what is heard -------------------------------------------------------------------------
@@ -71,6 +75,7 @@ class Replicas:
         """Take in one message."""
         router_id = _speaker(message)
         if router_id == self._claims.router_id:
+            self.counters.namesakes += not self._is_echo(message)
             return
         self.counters.heard += 1
         if isinstance(message, Heartbeat):
@@ -87,6 +92,19 @@ class Replicas:
                     self._apply(view, item, now)
         else:
             self._heard_envelope(peer, message, now)
+
+    def _is_echo(self, message: ReplicaMessage) -> bool:
+        """Whether we may have said this ourselves; else somebody lives on a copy of our state."""
+        if isinstance(message, ReplicaEnvelope):
+            stamp = message.select_service
+            if stamp is UNSET:
+                return True
+            epoch, seq = stamp.epoch, stamp.seq
+        else:
+            epoch, seq = message.epoch, message.seq
+        return epoch < self._claims.epoch or (
+            epoch == self._claims.epoch and seq <= self._claims.seq
+        )
 
     def _view(self, router_id: int, epoch: int, peer: str, now: float) -> View | None:
         view = self.views.get(router_id)
@@ -124,25 +142,29 @@ class Replicas:
         if view is None or not self._is_news(view, stamp.seq, now):
             return
         if isinstance(event.data, AddRequestData):
-            self._apply(view, claimed(envelope, event, event.data, stamp), now)
+            self._claimed(view, claimed(envelope, event, event.data, stamp), now, live=True)
         elif event.data == "Free":
             for owner, born in stamp.of:
-                self._ended(view, Ended(event.request_id, owner, born), now)
+                self._ended(view, Ended(event.request_id, owner, born), now, live=True)
             self.resolver.free_unclaimed(event.request_id, now)
         else:
             for owner, born in stamp.of:
                 self._grown(view, Grown(event.request_id, owner, born, _DONE), now, live=True)
             self.resolver.complete_unclaimed(event.request_id, now)
 
-    def _apply(self, view: View, item: ClaimRecord | Grown | Ended, now: float) -> None:
+    def _apply(self, view: View, item: Statement, now: float) -> None:
         if isinstance(item, ClaimRecord):
-            self._claimed(view, item, now)
+            self._claimed(view, item, now, live=True)
+        elif isinstance(item, Renewed):
+            self.leases.renewed(item, now)
+        elif isinstance(item, Closed):
+            self.leases.closed(item, now)
         elif isinstance(item, Grown):
             self._grown(view, item, now, live=True)
         else:
             self._ended(view, item, now)
 
-    def _claimed(self, view: View, record: ClaimRecord, now: float) -> None:
+    def _claimed(self, view: View, record: ClaimRecord, now: float, *, live: bool = False) -> None:
         if len(record.hashes) % HASH_BYTES or len(view.claims) >= self._limits.replica_claims_max:
             self.counters.claims_refused += 1
             return
@@ -152,8 +174,9 @@ class Replicas:
             if not self._claims.learn(claim, now):
                 return
         else:
-            claim.join(record.growth)
-            claim.aged = claim.aged and view.gone
+            self._claims.learn_again(claim, record, now)
+        if live and record.lease is not None:
+            self._desk.sign_of_life(record.lease.lease_id, now)
         if claim.dead:  # its owner has missed the end of it
             self._claims.say_later(Ended(claim.reservation_id, *claim.key))
         self.resolver.resolve(claim.reservation_id, now)
@@ -172,10 +195,10 @@ class Replicas:
             claim.tellers = (claim.tellers or set()) | {view.router_id}
         if claim.booked:
             self.resolver.follow(claim, now)
-            if news or live:  # a sign of life
-                self.resolver.touch(claim, now)
+        if news or live:  # a sign of life
+            self.resolver.touch(claim, now)
 
-    def _ended(self, view: View, item: Ended, now: float) -> None:
+    def _ended(self, view: View, item: Ended, now: float, *, live: bool = False) -> None:
         claims, key = self._claims, (item.owner, item.born)
         owners = claims.sets.get(item.owner)
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
@@ -184,6 +207,8 @@ class Replicas:
             claims.note_end(item.reservation_id, key, now, by_owner=by_owner)
             return
         if item.owner == claims.router_id:
+            if live:  # a caller of theirs, who lives
+                self.resolver.touch(claim, now)
             self.resolver.unbook(claim, now)
             claims.end_own(claim, now)
         else:
@@ -199,6 +224,7 @@ class Replicas:
         """Say what has to be said, note who is silent, settle and resolve a few; more to do?"""
         self._look_around(now)
         self._foreigners.fade(now)
+        self.leases.tick(now)
         more = self._settle(now)
         claims = self._claims
         effects.published += claims.ready
@@ -242,8 +268,10 @@ class Replicas:
                 view.pulling_since = view.incoming = None
                 self._claims.gone.add(router_id)
                 self._chores.append(self._repeat_last_words(view))
-            if view.gone and not view.buried and silent_s > self._limits.replica_ended_s:
+            long_ago = silent_s > self._limits.replica_ended_s and now >= view.bury_at
+            if view.gone and not view.buried and long_ago:
                 view.buried = True
+                view.bury_at = now + self._limits.replica_timeout_s
                 self._chores.append(self._bury(view))
 
     def _bury(self, view: View) -> Iterator[None]:
@@ -312,17 +340,22 @@ class Replicas:
         yield from claims.endings()
         for view in list(self.views.values()):
             for claim in list(view.claims.by_id.values()):
-                if claim.dead or claim.aged:
+                if claim.dead:
                     continue
-                if view.gone or view.heard_at < silent_since:
+                if not claim.aged and (view.gone or view.heard_at < silent_since):
                     yield Hearsay(claim.owner, self._record(claim))
                 elif claim.noted:
                     yield Grown(claim.reservation_id, *claim.key, claim.growth())
+        yield from self.leases.retold(now)
         yield SnapshotEnd(given)
 
     def _record(self, claim: Claim) -> ClaimRecord:
-        hashes = self.resolver.chain(claim)
-        return msgspec.structs.replace(claim.record, hashes=hashes, growth=claim.growth())
+        return msgspec.structs.replace(
+            claim.record,
+            hashes=self.resolver.chain(claim),
+            growth=claim.growth(),
+            lease=self.leases.terms(claim),
+        )
 
     def begin(self, router_id: int, head: SnapshotHead, now: float) -> bool:
         """A snapshot comes in; False when it is not whose we asked for."""
@@ -343,11 +376,16 @@ class Replicas:
             view.incoming.promised = part.claims
         elif isinstance(part, ClaimRecord):
             view.incoming.seen.add(part.born)
+            if self._claims.was_ended_by_owner((router_id, part.born)):
+                # its state was put back to what it was before that: somebody must remind it
+                self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
             self._claimed(view, part, now)
         elif isinstance(part, Grown):
             self._grown(view, part, now, live=False)
         elif isinstance(part, Ended):
             self._ended(view, part, now)
+        elif isinstance(part, Renewed):
+            self.leases.renewed(part, now)
         elif isinstance(part, Hearsay):
             self._hearsay(view, part, now)
 
@@ -427,6 +465,9 @@ class Replicas:
             for claim in view.claims.by_id.values():
                 assert claim.owner == view.router_id
                 assert not (claim.booked and self.resolver.seat(claim) is None)
+                reservation = claim.reservation
+                if claim.lease is not None and claim.booked and reservation is not None:
+                    assert not reservation.ttl_s, "the copy of its lease watches its time"
 
 
 def _speaker(message: ReplicaMessage) -> int:

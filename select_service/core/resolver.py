@@ -2,7 +2,7 @@
 
 It is that of the lowest router id among those that have not ended and whose rank is here; with it
 comes all that became of it. `replicas.py` and `foreigners.py` ask for it whenever the claims on an
-id change; claims whose rank is away wait here until it comes.
+id change; claims whose rank is away wait until it comes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class Resolver:
         self._desk = desk
         self._membership = membership
         self._counters = counters
-        self._waiting: dict[tuple[Scope, int], dict[str, None]] = {}  # ids whose worker is away
 
     def resolve(self, reservation_id: str, now: float) -> None:
         """Make the ledger say what the claims on an id say."""
@@ -46,7 +45,10 @@ class Resolver:
             self._give_up(booking, now)
         partition, slot = seat
         origin = "local" if winner.owner == self._claims.router_id else winner.owner
-        reservation = self._desk.learn(partition, slot, winner.record, winner.hashes, origin, now)
+        reservation = self._desk.learn(
+            *(partition, slot, winner.record, winner.hashes, origin, now),
+            watched=winner.lease is not None,
+        )
         self._claims.tie(winner, reservation)
         self._counters.booked += 1
         self.follow(winner, now)
@@ -61,7 +63,8 @@ class Resolver:
                 continue
             seat = self.seat(claim)
             lost = claim.reservation is not None and not claim.booked
-            if claim.owner == claims.router_id and (seat is None or lost):
+            ours = claim.owner == claims.router_id
+            if ours and (seat is None or lost or self._is_over(claim)):
                 self.unbook(claim, now)
                 claims.end_own(claim, now)  # with its rank, as any reservation
             elif seat is not None:
@@ -69,9 +72,17 @@ class Resolver:
                     claims.untie(claim, self.chain(claim))
                 return claim, seat
             else:
-                where = claim.scope, claim.record.worker_id
-                self._waiting.setdefault(where, {})[reservation_id] = None
+                claims.wait(claim)
         return None, None
+
+    def _is_over(self, claim: Claim) -> bool:
+        """Whether its lease ended while ours was not the claim that is booked."""
+        lease = claim.record.lease
+        return (
+            not claim.booked
+            and lease is not None
+            and self._desk.leases.find(lease.lease_id) is None
+        )
 
     def chain(self, claim: Claim) -> bytes:
         """The hashes of a claim: booked, or not, or of a rank that has gone, swept or not."""
@@ -100,17 +111,21 @@ class Resolver:
             ledger.prefill_complete(reservation, now)
             self.touched[partition] = None
         outputs = sum(claim.outputs.values())
-        faded = claim.faded_at if claim.fraction != 1.0 else 0
+        faded_at = min(claim.faded_at, outputs)  # else whoever told of them told nonsense
+        faded = faded_at if claim.fraction != 1.0 else 0
         seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction
         if seen != (outputs, faded, claim.fraction):
-            ledger.learn_outputs(reservation, outputs, claim.faded_at, claim.fraction)
+            ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
 
     def touch(self, claim: Claim, now: float) -> None:
-        """Somebody cares for a booked claim."""
+        """Somebody cares for a claim, and so for all under the same lease."""
+        if claim.record.lease is not None:
+            self._desk.sign_of_life(claim.record.lease.lease_id, now)
+        if not claim.booked:
+            return
         booking = self._desk.bookings.live(claim.reservation_id)
         assert booking is not None
         booking.partition.ledger.touch(booking.reservation, now)
-        self._desk.renew_lease(booking, now)
         self._desk.bookings.touched(booking)
 
     def unbook(self, claim: Claim, now: float) -> None:
@@ -140,7 +155,7 @@ class Resolver:
 
     def worker_came(self, scope: Scope, worker_id: int) -> None:
         """Claims on this worker may be booked now."""
-        self.again.update(self._waiting.pop((scope, worker_id), {}))
+        self.again.update(dict.fromkeys(self._claims.waited_for(scope, worker_id)))
 
     # -- what has no claim: told by the reference's selectors ----------------------------------
 

@@ -16,7 +16,7 @@ from indexer.core.hashing import unpack_i64
 from select_service.core.catalog import Catalog, reconciliation_failed
 from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER, Changes
 from select_service.core.counters import Counters
-from select_service.core.desk import Claim, Desk, fingerprint_of
+from select_service.core.desk import Desk, Order, fingerprint_of
 from select_service.core.discovery import API
 from select_service.core.effects import NOTHING, Effects, Pull
 from select_service.core.eligibility import check_wishes
@@ -28,7 +28,7 @@ from select_service.core.queue import Ticket
 from select_service.core.recovered import RecoveredRanks
 from select_service.core.replicas import Replicas
 from select_service.core.scoring import weights_in_force
-from select_service.core.state import OpenLeases, PeerEndpoints, Reservations, State, Workers
+from select_service.core.state import LeaseRoom, PeerEndpoints, Reservations, State, Workers
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -138,7 +138,7 @@ class SelectionCore:
         self.state = State(
             {
                 WORKER: Workers(self.catalog, self._restore_worker),
-                LEASE: OpenLeases(self.desk.leases, NOTHING),
+                LEASE: LeaseRoom(self.desk.leases, NOTHING),
                 PEER: self.peer_endpoints,
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
             }
@@ -410,7 +410,7 @@ class SelectionCore:
         assert ticket.reservation_id is not None
         assert isinstance(request, SelectAndReserveRequest)
         track = placement.weights.track_prefill_tokens
-        claim = Claim(
+        order = Order(
             ticket.reservation_id,
             ticket.fingerprint,
             prompt,
@@ -418,7 +418,7 @@ class SelectionCore:
             track,
             *self.desk.terms(request),
         )
-        reservation = self.desk.book(partition, placement.slot, claim, now)
+        reservation = self.desk.book(partition, placement.slot, order, now)
         answer = self._answer(partition, request, placement)
         answer.reservation_id = ticket.reservation_id
         answer.isl_tokens = prompt.isl_tokens
@@ -520,8 +520,8 @@ class SelectionCore:
         if known is not None:
             return known, NOTHING
         terms = self.desk.terms(request)
-        claim = Claim(request.reservation_id, fingerprint, prompt, prefill, track, *terms)
-        reservation = self.desk.book(partition, worker.slots[dp_rank], claim, now)
+        order = Order(request.reservation_id, fingerprint, prompt, prefill, track, *terms)
+        reservation = self.desk.book(partition, worker.slots[dp_rank], order, now)
         answer = ReservationAnswer(
             request.reservation_id,
             partition.scope.model_name,
@@ -635,21 +635,18 @@ class SelectionCore:
         Raises:
             ServiceError: as `Leases.open`.
         """
-        leases = self.desk.leases
         lease_id = self._new_id() if request.lease_id is None else request.lease_id
-        lease = leases.open(lease_id, request.owner, request.ttl_s, now)
-        return leases.record(lease, now), NOTHING
+        return self.replicas.leases.open(lease_id, request.owner, request.ttl_s, now), NOTHING
 
     def renew_lease(
         self, lease_id: str, request: LeaseRenewal, now: float
     ) -> tuple[LeaseRecord, Effects]:
-        """Renew everything under a lease.
+        """Renew everything under a lease, whichever replica has it open.
 
         Raises:
-            ServiceError: as `Leases.renew`.
+            ServiceError: as `SharedLeases.renew`.
         """
-        leases = self.desk.leases
-        return leases.record(leases.renew(lease_id, request.ttl_s, now), now), NOTHING
+        return self.replicas.leases.renew(lease_id, request.ttl_s, now), NOTHING
 
     def close_lease(self, lease_id: str, now: float) -> tuple[Lease | None, Effects]:
         """End a lease and the first of what is under it; the lease, when there was one to end.
@@ -659,7 +656,7 @@ class SelectionCore:
         Raises:
             LeaseNotFound: it was never open, as far as anybody remembers.
         """
-        lease = self.desk.leases.close(lease_id, now)
+        lease = self.replicas.leases.close(lease_id, now)
         return lease, NOTHING if lease is None else self.clear_lease(lease, now)
 
     def clear_lease(self, lease: Lease, now: float) -> Effects:
@@ -672,8 +669,8 @@ class SelectionCore:
         return effects
 
     def leases(self, now: float, owner: str | None, limit: int) -> LeaseList:
-        """Describe open leases, oldest first."""
-        return self.desk.leases.listed(owner, limit, now)
+        """Describe open leases, oldest first, then those known through replicas."""
+        return self.replicas.leases.listed(owner, limit, now)
 
     # -- inspection ----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from indexer.types import Scope
 from select_service.core.bookings import Booking
 from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER
 from select_service.core.discovery import API
+from select_service.core.leases import Ending
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, ReservationAnswer, Selection, WorkerSpec
 
@@ -34,6 +35,9 @@ FORMAT = 1
 
 _FREED = b""
 """The record of an id that was freed lately."""
+
+_ENDED = b"\xc1"
+"""Before the names of the claims of replicas that ended with it; no MessagePack begins so."""
 
 
 class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -60,6 +64,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     reservation: ReservationAnswer | None  # or an explicit booking
     lease_id: str | None = None
     born: int = 0  # the number of our claim on it, when replicas are told
+    adopts: list[tuple[int, int]] = []  # and the claims of gone replicas that it took over
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -71,7 +76,8 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reservation = msgspec.msgpack.Decoder(ReservationRecord).decode
-_decode_lease = msgspec.msgpack.Decoder(LeaseState).decode
+_lease: msgspec.msgpack.Decoder[LeaseState | Ending] = msgspec.msgpack.Decoder(LeaseState | Ending)
+_decode_ended = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 _decode_worker = msgspec.msgpack.Decoder(WorkerState).decode
 
 
@@ -144,21 +150,29 @@ class Workers:
         return self._admit(state.spec, now, state.source)
 
 
-class OpenLeases:
-    """Owners and their times to live; what is under a lease says so in its own record."""
+class LeaseRoom:
+    """Owners and their times to live, and leases that ended lately.
+
+    What is under a lease says so in its own record.
+    """
 
     def __init__(self, leases: Leases, nothing: Effects) -> None:
         self._leases = leases
         self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
-        """Return what is kept of an open lease."""
+        """Return what is kept of an open lease, or how it ended."""
         lease = self._leases.find(name)
-        return None if lease is None else _encode(self._leases.state(lease))
+        if lease is not None:
+            return _encode(self._leases.state(lease))
+        how = self._leases.ending(name)
+        return None if how is None else _encode(how)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
-        """Open it again; its time to live starts anew."""
-        state = _decode_lease(record)
+        """Open it again, with its time to live before it, or remember its end for as long again."""
+        state = _lease.decode(record)
+        if not isinstance(state, LeaseState):
+            return self._nothing if self._leases.recall_ended(name, state, now) else None
         if state.lease_id != name or self._leases.find(name) is not None:
             return None
         self._leases.restore(state, now)
@@ -181,10 +195,20 @@ class Reservations:
         bookings = self._desk.bookings
         booking = bookings.live(name)
         if booking is None:
-            return _FREED if bookings.is_remembered(name) else None
+            return self._freed_record(name) if bookings.is_remembered(name) else None
         if booking.reservation.origin != "local":
             return None
         return _encode(record_of(booking))
+
+    def _freed_record(self, name: str) -> bytes:
+        """Say which claims ended with it: their owners may be away, and come back with them."""
+        ended = self._desk.announcer.claims.ended_on(name)
+        return _ENDED + _encode(ended) if ended else _FREED
+
+    def _restore_freed(self, name: str, record: bytes, now: float) -> None:
+        self._desk.bookings.remember(name, now)
+        for key in _decode_ended(record[1:]) if record else ():
+            self._desk.announcer.claims.note_end(name, key, now, by_owner=False)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Book it again, with every fact; its time to live starts anew.
@@ -192,8 +216,8 @@ class Reservations:
         One whose rank or lease is not there any more counts as freed.
         """
         bookings = self._desk.bookings
-        if record == _FREED:
-            bookings.remember(name, now)
+        if record == _FREED or record.startswith(_ENDED):
+            self._restore_freed(name, record, now)
             return self._nothing
         facts = _decode_reservation(record)
         partition = self._partitions.get(Scope(facts.model_name, facts.tenant_id))
@@ -213,7 +237,9 @@ class Reservations:
         announcer = self._desk.announcer
         if announcer.speaks:
             born = facts.born or announcer.claims.stamp().seq
-            announcer.own(partition, booking.reservation, born)
+            announcer.own(partition, booking.reservation, born, facts.adopts)
+            for key in facts.adopts:
+                announcer.claims.note_end(name, key, now, by_owner=False)
         return self._nothing
 
 
@@ -275,6 +301,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         answer if isinstance(answer, ReservationAnswer) else None,
         None if reservation.lease is None else reservation.lease.lease_id,
         0 if reservation.claim is None else reservation.claim.born,
+        [] if reservation.claim is None else reservation.claim.record.adopts,
     )
 
 
@@ -309,7 +336,7 @@ __all__ = [
     "LEASE",
     "RESERVATION",
     "WORKER",
-    "OpenLeases",
+    "LeaseRoom",
     "PeerEndpoints",
     "ReservationRecord",
     "Reservations",

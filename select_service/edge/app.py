@@ -28,6 +28,7 @@ from select_service.edge.descriptors import raise_limit
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane
+from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
 from select_service.edge.keeper import Keeper
 from select_service.edge.metrics import Metrics
@@ -132,8 +133,10 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     except StateDirUnusable as error:
         _log.error("cannot start: %s", error)
         return 1
-    server = Server(settings, *create_door(service, settings))
+    door, traffic = create_door(service, settings)
+    server = Server(settings, door, traffic)
     loop = asyncio.get_running_loop()
+    garbage = GarbageCollection(traffic, loop.time)
     for number in _SIGNALS:
         loop.add_signal_handler(number, server.handle_exit, number, None)
     try:
@@ -141,12 +144,14 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         await service.start(port, settings.advertise_url)
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
+        garbage.start()
         _log.info("listening", extra={"host": host, "port": port, "version": __version__})
         await server.serve(sockets=[listener])
     except (IndexerError, InvalidReplicaPeer) as error:
         _log.error("cannot start: %s", error)
         return 1
     finally:
+        garbage.close()
         await service.close()
     _log.info("stopped")
     return 0

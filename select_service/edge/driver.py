@@ -169,6 +169,9 @@ class Driver:
         self._listeners: Listeners | None = None
         self._waiting: dict[Ticket, list[asyncio.Future[Selection]]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        self._has_namesake = False
+        self.housekeeping_faults = 0
+        """Turns of housekeeping that raised, which is a bug."""
         self._batches = Batches(self._operate, clock)
         self._closing = False
 
@@ -303,9 +306,23 @@ class Driver:
 
     async def _keep_house(self) -> None:
         while True:
-            more, effects = self.core.tick(self._clock())
-            self._carry_out(effects)
+            more = False
+            try:
+                more, effects = self.core.tick(self._clock())
+                self._carry_out(effects)
+                self._complain_of_namesakes()
+            except Exception:  # noqa: BLE001 - a bug must not end all expiry
+                self.housekeeping_faults += 1
+                _log.exception("housekeeping failed")
             await asyncio.sleep(0 if more else HOUSEKEEPING_S)
+
+    def _complain_of_namesakes(self) -> None:
+        if self.core.replicas.counters.namesakes and not self._has_namesake:
+            self._has_namesake = True
+            _log.error(
+                "another process speaks under our router id, so neither hears the other: "
+                "its --state-dir is a copy of ours, and one of both must start from an empty one"
+            )
 
     # -- workers -------------------------------------------------------------------------------
 

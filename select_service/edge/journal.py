@@ -107,6 +107,7 @@ class Journal:
         except BaseException:
             self.store.close()
             raise
+        self.store.reserve_log()
         self.damage = loaded.damage
         for what in loaded.damage.what:
             _log.error("state directory: %s", what)
@@ -280,6 +281,8 @@ class Journal:
                 loop.call_soon_threadsafe(self._written, perf_counter() - started, error)
             except RuntimeError:  # the loop is closed: nobody is left to tell
                 return
+            if error is None:
+                self.store.reserve_log()  # it was opened anew
 
 
 def _attempt(store: Store, batch: Sequence[tuple[StateKey, bytes | None]]) -> Exception | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -35,6 +36,21 @@ _log = logging.getLogger("select_service.state")
 RESTORE_SLICE_S: Final = 0.0003
 PROGRESS_EVERY_S: Final = 1.0
 
+EPOCHS_SINCE: Final = 1_767_225_600  # 2026-01-01
+EPOCH_S: Final = 60
+EPOCH_BY_CLOCK_MAX: Final = 1 << 23
+"""Epochs follow the clock, a minute each, for sixteen years; whatever the clock, they ascend."""
+
+
+def next_epoch(last: int, wall: float) -> int:
+    """Number a life so that no life before it had the same, even one this directory forgot.
+
+    Who hears us takes a lower number for an old word. A directory that was put back from a backup
+    knows fewer lives than there were, so counting them would not do.
+    """
+    by_clock = int((wall - EPOCHS_SINCE) // EPOCH_S)
+    return max(last + 1, min(by_clock, EPOCH_BY_CLOCK_MAX))
+
 
 class Keeper:
     """One state directory in use by one driver."""
@@ -55,7 +71,7 @@ class Keeper:
         self._rows = loaded.rows
         was = loaded.identity or Identity(0, 0)
         self.router_id = was.router_id or random.SystemRandom().getrandbits(64) | 1
-        self.epoch = was.epoch + 1
+        self.epoch = next_epoch(was.epoch, time.time())  # noqa: TID251 - it numbers this life
         assert self.journal.store.identity is not None
         self.journal.store.identity = msgspec.structs.replace(
             self.journal.store.identity, router_id=self.router_id, epoch=self.epoch

@@ -52,6 +52,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
     return {
         "reservation_ttl_s": core.counters.reservations_expired,
         "leases_max": core.desk.leases.refused,
+        "lease_copies_max": core.desk.announcer.claims.copies.refused,
         "freed_ids_max": core.desk.bookings.freed_ids_lost,
         "data_parallel_size_max": core.catalog.too_parallel,
         "kv_orphan_blocks_max": orphans_dropped,

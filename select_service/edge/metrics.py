@@ -177,6 +177,9 @@ class _Service(Collector):
         build = _gauge("build_info", "Which build this is.", ("version",))
         build.add_metric([__version__], 1)
         yield build
+        faults = _counter("housekeeping_faults", "Turns of housekeeping that failed by our error.")
+        faults.add_metric((), self._service.housekeeping_faults)
+        yield faults
         yield from self._catalog()
         groups = groups_of(self._service.core, self._scope_series_max)
         yield from self._scopes()

@@ -103,6 +103,15 @@ class ReplicaMetrics(Collector):
             },
         )
         yield self._counts(
+            *("replica_leases", "What replicas, or their end, did to leases here.", "event"),
+            {
+                "renewed": counts.leases_renewed,
+                "closed": counts.leases_closed,
+                "adopted": counts.leases_adopted,
+                "missed": counts.leases_missed,
+            },
+        )
+        yield self._counts(
             *("replica_refused", "News of replicas not taken in.", "reason"),
             {
                 "repeated": counts.repeated,
@@ -110,8 +119,13 @@ class ReplicaMetrics(Collector):
                 "ignored": counts.ignored,
                 "claims": counts.claims_refused,
                 "publishers": counts.publishers_refused,
+                "leases": self._service.core.desk.announcer.claims.copies.refused,
+                "our_name": counts.namesakes,
             },
         )
+        copies = self._gauge("lease_copies", "Leases known through replicas.")
+        copies.add_metric((), len(self._service.core.desk.announcer.claims.copies))
+        yield copies
         ended = self._gauge("replica_ended", "Ends of reservations remembered.")
         ended.add_metric((), self._service.core.desk.announcer.claims.ended_count)
         yield ended

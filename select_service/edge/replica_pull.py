@@ -269,6 +269,8 @@ class Pulls:
     async def _client(self, url: str) -> httpx.AsyncClient:
         httpx = self._httpx
         scheme = url.partition(":")[0]
+        if scheme not in {"http", "https"}:
+            raise PullFailed("unreachable", f"{url[:64]!r} is no address of HTTP")
         client = self._clients.get(scheme)
         if client is None:
             # certificates are read only where needed, and beside the loop: it takes tens of ms

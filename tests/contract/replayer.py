@@ -23,7 +23,7 @@ from tests.live.engine import FakeEngine
 from tests.live.http import JSON_TYPE, Answer, exchange_raw
 from tests.live.server import Server
 
-SETTLE_S = 0.15  # after an event, as in the recording: a booking cannot be asked for twice
+SETTLE_S = 0.15  # after an event to the reference, which does not say what it has heard
 READ_DEADLINE_S = 2.0
 PARK_DEADLINE_S = 5.0
 POLL_S = 0.02
@@ -136,9 +136,27 @@ class Replayer:
     def _publish(self, event: Mapping[str, Any]) -> None:
         engine = self.engines[event["port"]]
         engine.wait_for_subscribers()  # the step before may have changed who listens
+        heard = 0 if self.reference else self._messages_heard()
         engine.publish(event["seq"], event["payload"], event["topic"])
         self._event_seen = True
-        time.sleep(SETTLE_S)
+        if self.reference:
+            time.sleep(SETTLE_S)
+            return
+        deadline = time.monotonic() + READ_DEADLINE_S
+        while self._messages_heard() < heard + engine.subscribers:
+            if time.monotonic() > deadline:
+                raise self._failure("not every service that listens has heard the event")
+            time.sleep(POLL_S)
+
+    def _messages_heard(self) -> int:
+        """KV-event messages of all ranks, by all services; what is counted is applied."""
+        lines = [
+            line
+            for server in self.servers.values()
+            for line in server.request("GET", "/metrics").raw.decode().splitlines()
+            if line.startswith("select_service_kv_messages_total")
+        ]
+        return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
     # -- replicas ------------------------------------------------------------------------------
 

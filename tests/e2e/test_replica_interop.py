@@ -91,3 +91,18 @@ def test_many_at_once(version: str, tmp_path: Path) -> None:
             (they, we)[number % 2].ask("DELETE", f"/reservations/r{number}")
         for one in (we, they):
             eventually(lambda one=one: [one.load(w) for w in (1, 2)], [(0, 0, 0)] * 2)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("version", peer.VERSIONS)
+def test_they_carry_what_lives_under_our_leases(version: str, tmp_path: Path) -> None:
+    with pair(tmp_path, version) as (we, they):
+        lease = {"lease_id": "l", "owner": "o", "ttl_s": 2.0}
+        we.ask("POST", "/leases", lease, ok=(201,))
+        we.reserve("x", 1, [1, 2, 3], lease_id="l")
+        we.reserve("y", 1, [4], ttl_s=3.5)
+        eventually(lambda: they.load(1), (64, 4, 2))
+        we.ask("POST", "/leases/l/renew")
+        they.ask("POST", "/reservations/x/prefill_complete")
+        eventually(lambda: we.load(1), (16, 4, 2))
+        for one in (we, they):  # what is missed here ends there
+            eventually(lambda one=one: one.load(1), (0, 0, 0))  # type: ignore[misc]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections.abc import Iterable
 
 HOST = "127.0.0.1"
-FIRST, LAST = 20_000, 32_000  # below the kernel's ephemeral range, five digits like the recordings
+# Below the kernel's ephemeral range, five digits like the recordings; runners side by side have a
+# range each, since a port that was given out need not be bound yet.
+RUNNERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+RUNNER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+SPAN = 12_000 // RUNNERS // 100 * 100
+FIRST = 20_000 + RUNNER * SPAN
+LAST = FIRST + SPAN
 ATTEMPTS = 200
 _given: set[int] = set()  # what was given out need not be bound yet
 

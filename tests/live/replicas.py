@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS, OURS_EXTRA, Server
+from tests.live.window import WINDOW, View
 
 DEADLINE_S = 20.0
 POLL_S = 0.02
-BRISK = ("--replica-heartbeat-s", "0.2", "--replica-timeout-s", "3")
+BRISK = (
+    *("--replica-heartbeat-s", "0.2", "--replica-timeout-s", "3"),
+    *("--replica-output-interval-s", "0.2"),
+)
 WORKERS = (1, 2)
 
 Loads = dict[tuple[str, str, int, int], tuple[int, int, int]]
@@ -88,6 +94,12 @@ class Replica(Server):
             for rank in [(row["worker_id"], row["dp_rank"])]
         }
 
+    def view(self) -> View:
+        """Its ledger and its loads at one instant; it has to be started as `WATCHED`."""
+        answer = self.request("GET", WINDOW)
+        assert answer.status == 200, (answer.raw, self.log_tail())
+        return msgspec.json.decode(answer.raw, type=View)
+
     def load(self, worker_id: int) -> tuple[int, int, int]:
         """Prefill tokens, decode blocks and requests of a worker's rank 0 in the default scope."""
         return self.loads()["default", "default", worker_id, 0]
@@ -107,9 +119,8 @@ def ours(folder: Path, name: str, *args: str, port: int | None = None, **fields:
     """A replica of this service, not started yet."""
     if port is not None:
         fields["port"] = port
-    return Replica(
-        folder / f"{name}.log", command=OURS, args=(*OURS_EXTRA, *BRISK, *args), **fields
-    )
+    fields.setdefault("command", OURS)
+    return Replica(folder / f"{name}.log", args=(*OURS_EXTRA, *BRISK, *args), **fields)
 
 
 def eventually(

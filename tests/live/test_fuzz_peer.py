@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ import pytest
 
 from tests.contract.comparison import mismatch
 from tests.live import peer
-from tests.live.server import Server
+from tests.live.server import POLL_S, Server
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
@@ -29,6 +30,7 @@ BLOCK_SIZE: Final = 16
 TIE: Final = 1e-9
 ENV: Final = {"DYN_USE_KV_EVENTS": "false"}
 STEPS_SHOWN: Final = 25
+GONE_DEADLINE_S: Final = 5.0
 
 Body = dict[str, Any]
 Rank = tuple[int, int]
@@ -320,6 +322,15 @@ def test_few_reservations_that_share_blocks(servers: tuple[Server, Server], seed
             duel.ask("DELETE", _path(name))
         for server in servers:  # what becomes of the record differs on purpose (D5)
             server.request("DELETE", f"/workers/{game}")
+            _wait_until_gone(server)
+
+
+def _wait_until_gone(server: Server) -> None:
+    """The reference says 200 first and lets the worker's load go afterwards."""
+    deadline = time.monotonic() + GONE_DEADLINE_S
+    while b"worker_id" in server.request("GET", "/loads").raw:
+        assert time.monotonic() < deadline, f"{server.command}: the worker's load stays"
+        time.sleep(POLL_S)
 
 
 def _shared(dice: random.Random) -> Body:

@@ -53,6 +53,7 @@ class Node:
     def __init__(self, net: Net, number: int) -> None:
         self.net = net
         self.number = number
+        self.is_down = False
         self.core: SelectionCore
         self.restart()
 
@@ -62,7 +63,7 @@ class Node:
             Registry(),
             RouterConfig(use_kv_events=False),
             random.Random(self.net.rng.random()),
-            limits=LIMITS,
+            limits=self.net.limits,
             router_id=self.router_id,
         )
         self.core.replica_announce(8000 + self.number)
@@ -85,7 +86,11 @@ class Node:
         self.core.check()
 
     def tick(self) -> None:
-        self.core.tick(self.net.now)
+        if self.is_down:
+            return
+        _, expired = self.core.tick(self.net.now)
+        if expired:
+            self.did(expired)
         for _ in range(3):
             more, effects = self.core.replica_tick(self.net.now)
             self.did(effects)
@@ -116,7 +121,8 @@ class Node:
 class Net:
     """Nodes, the wires between them, and the clock."""
 
-    def __init__(self, seed: int, nodes: int) -> None:
+    def __init__(self, seed: int, nodes: int, limits: CoreLimits = LIMITS) -> None:
+        self.limits = limits
         self.rng = random.Random(seed)
         self.now = 1000.0
         self.loss = self.doubling = 0.0
@@ -139,7 +145,7 @@ class Net:
         self.observe(source, message)
         topic, payload = encode_message(message)
         for node in self.nodes:
-            if node is source:
+            if node is source or node.is_down or source.is_down:
                 continue
             copies = 1 + (self.rng.random() < self.doubling)
             for _ in range(copies):
@@ -153,7 +159,7 @@ class Net:
         core = node.core
 
         def deliver() -> None:
-            if node.core is core:  # it has not restarted since
+            if node.core is core and not node.is_down:  # it has not restarted since
                 message = decode_message(topic, payload)
                 node.did(core.replica_heard(f"tcp://n{source.number}", message, self.now))
 
@@ -188,11 +194,11 @@ class Net:
 
         def go_on() -> None:
             nonlocal parts
-            if asker.core is not core:
+            if asker.core is not core or asker.is_down:
                 return
             if parts is None:
                 parts = source.core.replica_snapshot(self.now)
-            if self.is_cut(asker, source) or self.rng.random() < self.loss / 3:
+            if source.is_down or self.is_cut(asker, source) or self.rng.random() < self.loss / 3:
                 asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
                 return
             if not self.some_parts(asker, pull, parts):
@@ -245,6 +251,11 @@ class Net:
         """It is gone with all it knew, and a new one takes its place."""
         self.dead_routers.add(node.router_id)
         node.restart()
+
+    def kill(self, node: Node) -> None:
+        """It is gone, and nobody takes its place."""
+        self.dead_routers.add(node.router_id)
+        node.is_down = True
 
     def expected(self) -> dict[str, Key]:
         """Which claim should be booked for each id, for somebody who heard everything."""

@@ -718,7 +718,7 @@ def fields_of(wish: Wish) -> dict[str, Any]:
 
 def test_the_service_and_its_twin_agree() -> None:
     run_state_machine_as_test(
-        ServiceMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+        ServiceMachine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None)
     )
 
 

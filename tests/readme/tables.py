@@ -24,6 +24,8 @@ FIXED = (
     ("select_service.core.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
+    ("select_service.edge.garbage", "QUIET_FULL_S", "seconds between full garbage collections"),
+    ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
     ("select_service.edge.driver", "DUMP_SLICE_S", "seconds of /dump between other requests"),
     ("select_service.core.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
     ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),

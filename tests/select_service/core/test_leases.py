@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from select_service.core.changes import Changes
 from select_service.core.leases import LISTED_MAX, Leases
 from select_service.core.queue import Ticket
 from select_service.errors import (
@@ -347,7 +348,9 @@ def test_leases_and_who_is_under_them_survive_the_process(fleet: Fleet) -> None:
     assert not changes.marked, "a renewal writes nothing"
     close(fleet, "closed")
     rows[("lease", "closed")] = fleet.core.state.record(("lease", "closed"))
-    assert rows[("lease", "closed")] is None
+    opened(fleet, "missed", ttl_s=5.0)
+    fleet.tick(5.0)
+    rows[("lease", "missed")] = fleet.core.state.record(("lease", "missed"))
     other = Fleet()
     other.worker(1)
     other.worker(2)
@@ -357,10 +360,31 @@ def test_leases_and_who_is_under_them_survive_the_process(fleet: Fleet) -> None:
                 other.core.state.restore(key, record, other.now)
     other.core.check()
     assert listed(other) == [("kept", 1)]
+    for name, error in (("closed", LeaseClosed), ("missed", LeaseExpired), ("no", LeaseNotFound)):
+        with pytest.raises(LeaseNotFound) as caught:
+            renew(other, name)
+        assert caught.type is error, "as it was answered before"
     other.core.free("s", other.now)  # its lease is gone: it counts as freed
     assert other.load(1) == (16, 1, 1)
     other.tick(10.0)
     assert (other.load(1), other.load(2)) == ((0, 0, 0), (0, 0, 0))
+
+
+def test_ends_on_disk_are_bounded_and_go_with_their_memory() -> None:
+    limits = CoreLimits(ended_leases_max=2)
+    leases = Leases(limits)
+    leases.changes = Changes()
+    for number in range(3):
+        lease = leases.open(str(number), "o", 10.0, 0.0)
+        leases.end(lease, "closed", 0.0)
+    assert [leases.ending(str(number)) for number in range(3)] == [None, "closed", "closed"]
+    leases.changes.marked.clear()
+    assert leases.purge_ended(600.0, 10) == 2
+    assert set(leases.changes.marked) == {("lease", "1"), ("lease", "2")}, "their rows go"
+    again = Leases(limits)
+    assert [again.recall_ended(str(number), "expired", 0.0) for number in range(3)] == [
+        *(True, True, False)
+    ], "what does not fit is dropped, and its row with it"
 
 
 def test_long_prompts_make_short_turns() -> None:

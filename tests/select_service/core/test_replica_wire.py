@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.replica_events import TOPIC, AddRequest, ReplicaEnvelope
+from select_service.core.replica_events import TOPIC, AddRequest, ReplicaEnvelope, Stamp
 from select_service.core.replica_messages import (
     OWN_TOPIC,
     ClaimRecord,
+    Closed,
     Ended,
     Grown,
     Growth,
     Hearsay,
     Heartbeat,
+    Renewed,
     Said,
     SnapshotEnd,
     SnapshotHead,
@@ -29,6 +33,7 @@ from select_service.core.replica_wire import (
     encode_message,
     encode_part,
 )
+from select_service.types import LeaseState
 
 ADD_OF_1_3_1 = bytes.fromhex(
     "84aa6d6f64656c5f6e616d65a56d6f64656ca974656e616e745f6964a764656661756c74aa626c6f636b5f73697a6510"
@@ -170,6 +175,48 @@ def test_what_means_nothing_is_refused(raw: Any) -> None:
         read(raw)
 
 
+def nonsense() -> Iterator[dict[str, Any]]:
+    """Every number of our own messages out of its range."""
+    claim = msgspec.to_builtins(ClaimRecord("x", 3, "m", "t", 16, 1, 0))
+    for field in ("born", "block_size", "worker_id", "dp_rank", "prefill_tokens", "isl_tokens"):
+        yield said(claim | {field: -1})
+    yield said(claim | {"block_size": 2**32})
+    yield said(claim | {"dp_rank": 2**32})
+    yield said(claim | {"adopts": [[-1, 1]]})
+    grown = {"type": "grown", "reservation_id": "x", "owner": 1, "born": 2}
+    for growth in (
+        {"outputs": {1: -1}},
+        {"outputs": {-1: 1}},
+        {"faded_at": -1},
+        *({"fraction": number} for number in (math.nan, -0.1, 1.1, math.inf)),
+    ):
+        yield said(grown | {"growth": growth})
+    beat = msgspec.to_builtins(Heartbeat(1, 1, 2, 3, 4))
+    for field in ("router_id", "epoch", "seq", "live", "digest", "http_port"):
+        yield beat | {field: -1}
+    yield beat | {"epoch": 0}
+    yield beat | {"epoch": 2**24 + 1}
+    yield beat | {"http_port": 2**16}
+
+
+def said(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "said", "router_id": 1, "epoch": 1, "seq": 1, "items": [item]}
+
+
+@pytest.mark.parametrize("raw", list(nonsense()))
+def test_numbers_of_our_own_that_can_be_none_are_refused(raw: dict[str, Any]) -> None:
+    with pytest.raises(MalformedReplicaMessage):
+        decode_message(OWN_TOPIC, msgspec.msgpack.encode(raw))
+
+
+@pytest.mark.parametrize(
+    "stamp", [{"epoch": 0}, {"seq": -1}, {"of": [[1, -1]]}, {"isl_tokens": -1}]
+)
+def test_a_stamp_with_numbers_that_can_be_none_is_refused(stamp: dict[str, Any]) -> None:
+    with pytest.raises(MalformedReplicaMessage):
+        read(with_data("Free") | {"select_service": {"epoch": 1, "seq": 1} | stamp})
+
+
 @given(st.binary(max_size=60), st.sampled_from([TOPIC, OWN_TOPIC]))
 def test_any_bytes_are_a_message_or_refused(payload: bytes, topic: bytes) -> None:
     try:
@@ -187,12 +234,15 @@ CLAIM = ClaimRecord(
     "x", 3, "m", "t", 16, 2**64 - 1, 0, b"12345678", 5, growth=Growth(True, {2**64 - 1: 4}, 3, 0.5)
 )
 
+LEASED = msgspec.structs.replace(CLAIM, ttl_s=2.5, lease=LeaseState("l", "o", 30.0))
+
 
 @pytest.mark.parametrize(
     "message",
     [
         Heartbeat(1, 1, 2, 3, 2**64 - 1, 8092, "http://x"),
         Said(1, 1, 2, [CLAIM, Grown("x", 1, 2, Growth()), Ended("x", 1, 2)]),
+        Said(1, 1, 2, [LEASED, Renewed("l"), Renewed("l", 5.0), Closed("l", [2**64 - 1])]),
     ],
 )
 def test_our_own_messages_come_back(message: Heartbeat | Said) -> None:
@@ -209,11 +259,43 @@ def test_our_own_messages_come_back(message: Heartbeat | Said) -> None:
         Grown("x", 1, 2, Growth()),
         Ended("x", 1, 2),
         Hearsay(5, CLAIM),
+        Hearsay(5, LEASED),
+        Renewed("l", 5.0, 2.5),
         SnapshotEnd(7),
     ],
 )
 def test_parts_of_snapshots_come_back(part: Any) -> None:
     assert decode_part(encode_part(part)) == part
+
+
+def test_claims_without_terms_are_as_they_always_were() -> None:
+    told = msgspec.msgpack.decode(encode_part(CLAIM))
+    assert told.keys().isdisjoint({"ttl_s", "lease"})
+    read_again = decode_part(msgspec.msgpack.encode(told))
+    assert isinstance(read_again, ClaimRecord)
+    assert (read_again.ttl_s, read_again.lease) == (None, None)
+    told = msgspec.msgpack.decode(encode_part(LEASED))
+    assert told["lease"] == {"lease_id": "l", "owner": "o", "ttl_s": 30.0}
+    assert decode_part(msgspec.msgpack.encode(told | {"of_later": 1})) == LEASED
+
+
+def test_an_admission_tells_its_terms_in_the_stamp_only() -> None:
+    plain = read(ENVELOPE | {"select_service": {"epoch": 1, "seq": 5}}).select_service
+    assert plain is not msgspec.UNSET
+    assert (plain.ttl_s, plain.lease) == (None, None)
+    lease = {"lease_id": "l", "owner": "o", "ttl_s": 30.0}
+    terms = {"epoch": 1, "seq": 5, "ttl_s": 2.5, "lease": lease}
+    stamp = read(ENVELOPE | {"select_service": terms}).select_service
+    assert stamp == Stamp(1, 5, ttl_s=2.5, lease=LeaseState("l", "o", 30.0))
+    for wrong in ({"lease": "l"}, {"lease": {"lease_id": 1}}, {"ttl_s": "5"}):
+        with pytest.raises(MalformedReplicaMessage):
+            read(ENVELOPE | {"select_service": terms | wrong})
+    envelope = read(ENVELOPE)
+    told = msgspec.msgpack.decode(encode_message(msgspec.structs.replace(envelope))[1])
+    stamped = msgspec.structs.replace(envelope, select_service=stamp)
+    again = msgspec.msgpack.decode(encode_message(stamped)[1])
+    assert again.pop("select_service") == terms
+    assert again == told, "foreign readers find what they know as it was"
 
 
 def test_a_broken_part_is_refused() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from select_service.core.effects import Pull
 from select_service.core.replica_events import TOPIC, ReplicaEnvelope
-from select_service.core.replica_messages import Heartbeat, Said, SnapshotHead
+from select_service.core.replica_messages import Ended, Heartbeat, Said, SnapshotHead
 from select_service.core.replica_wire import decode_message
 from select_service.errors import ReservationConflict, ReservationNotFound
 from select_service.types import CoreLimits
-from tests.select_service.core.fleet import Fleet
+from tests.select_service.core.fleet import DEFAULT, Fleet
 
 OURS = 1000
 DYNAMO = 77
@@ -160,7 +160,7 @@ def test_what_a_dynamo_freed_is_told_to_ours_but_not_on_its_topic() -> None:
     here.dynamo("Free")
     (said, beat) = here.turn()
     assert isinstance(said, Said)
-    assert [item.reservation_id for item in said.items] == ["x"]
+    assert [item.reservation_id for item in said.items if isinstance(item, Ended)] == ["x"]
     assert isinstance(beat, Heartbeat)
     assert beat.live == 0
 
@@ -268,6 +268,17 @@ def test_a_claim_waits_for_its_worker() -> None:
     here.tick(0.0)
     here.turn()
     assert here.load(3) == (16, 1, 1)
+
+
+def test_a_claim_that_has_ended_waits_for_its_worker_no_longer() -> None:
+    here, there = Replica(), Replica(2000)
+    there.worker(3)
+    for name in "abc":
+        there.book(name, 3, 1)
+        here.hears(there.effects.published[0])
+        there.free(name)
+        here.hears(there.effects.published[0])
+    assert not list(here.core.desk.announcer.claims.waited_for(DEFAULT, 3))
 
 
 def test_a_claim_without_its_worker_can_be_freed() -> None:
@@ -471,6 +482,45 @@ def test_an_id_booked_anew_is_not_meant_by_an_earlier_free() -> None:
     assert there.load(1) == (16, 1, 1)
 
 
+def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
+    """A state directory restored from a backup knows of no free since."""
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 1)
+    (told,) = there.effects.published
+    here.hears(told)
+    there.free("a")
+    here.hears(there.effects.published[0])
+    again = Replica(2000)
+    again.core.desk.announcer.claims.epoch = 2
+    again.book("a", 1, 1)  # under the number it had
+    again.core.desk.announcer.claims.seq = 1 << 40
+    for beat in again.turn():
+        here.hears(beat)
+    here.turn(1.0)
+    (pull,) = here.pulls
+    head, *rest = again.core.replica_snapshot(again.now)
+    assert isinstance(head, SnapshotHead)
+    assert here.core.replica_snapshot_begin(pull, head, here.now)
+    for part in rest:
+        here.core.replica_snapshot_part(2000, part, here.now)
+    here.core.replica_snapshot_end(2000, here.now, complete=True)
+    for said in here.turn():
+        again.hears(said)
+    assert here.load(1) == again.load(1) == (0, 0, 0)
+
+
+def test_words_under_our_own_name_that_we_never_said_are_counted() -> None:
+    here = Replica()
+    here.book("a", 1, 1)
+    (echo,) = here.effects.published
+    here.hears(echo)
+    here.hears(Heartbeat(OURS, 1, 1, 1, 0))
+    assert here.core.replicas.counters.namesakes == 0
+    here.hears(Heartbeat(OURS, 1, 2, 1, 0))
+    here.hears(Said(OURS, 2, 1 << 40, []))
+    assert here.core.replicas.counters.namesakes == 2
+
+
 def test_more_publishers_than_allowed_are_refused() -> None:
     here = Replica(replica_publishers_max=1)
     here.hears(Heartbeat(1, 1, 0, 0, 0))
@@ -535,6 +585,17 @@ def test_an_owner_who_comes_back_brings_its_reservations_back() -> None:
     here.turn()
     pulled(here, there)
     assert here.load(1) == (16, 1, 1)
+
+
+def test_who_is_gone_and_has_load_yet_is_not_looked_through_at_every_turn() -> None:
+    here, there = Replica(replica_orphan_ttl_s=5000.0), Replica(2000)
+    for number in range(200):
+        there.book(f"r{number}", 1, number)
+        here.hears(there.effects.published[0])
+    here.turn(700.0)
+    more, _ = here.core.replica_tick(here.now + 0.1)
+    assert not more
+    assert here.load(1) == (200 * 16, 200, 200)
 
 
 def test_who_is_gone_for_long_is_forgotten() -> None:

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 import zmq
 
+from select_service.core.effects import Effects
 from select_service.core.queue import Ticket
 from select_service.core.replica_events import TOPIC
+from select_service.edge import driver as driver_module
 from select_service.edge.driver import Driver
 from select_service.edge.embedded import SelectionService
 from select_service.errors import ShuttingDown
@@ -276,3 +278,31 @@ def test_an_answer_that_comes_before_its_caller_waits() -> None:
                 await service.wait(lost)
 
     run(check)
+
+
+def test_housekeeping_survives_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing would expire ever after, and nobody would know."""
+    monkeypatch.setattr(driver_module, "HOUSEKEEPING_S", 0.001)
+
+    async def run() -> None:
+        service = Driver()
+        tick, turns = service.core.tick, 0
+
+        def broken_once(now: float) -> tuple[bool, Effects]:
+            nonlocal turns
+            turns += 1
+            if turns == 1:
+                raise AssertionError("a bug")
+            enough.set()
+            return tick(now)
+
+        enough = asyncio.Event()
+        monkeypatch.setattr(service.core, "tick", broken_once)
+        await service.start()
+        try:
+            await asyncio.wait_for(enough.wait(), 5)
+        finally:
+            await service.close()
+        assert service.housekeeping_faults == 1
+
+    asyncio.run(run())

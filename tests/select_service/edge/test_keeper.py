@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from select_service.config import Durability
 from select_service.edge import journal as journal_module
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.driver import Driver
+from select_service.edge.keeper import EPOCHS_SINCE, next_epoch
 from select_service.errors import StateDirUnusable
 from tests.live.ports import free_port
+from tests.select_service.core.test_replicas import Replica
 from tests.select_service.edge.serving import DEADLINE_S, PROMPT, SETTINGS, worker
 
 Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
@@ -106,7 +108,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert (await client.delete("/reservations/never")).status_code == 404
         assert (await post(client, "/reservations/s/prefill_complete")).status_code == 200
         state = (await client.get("/ready")).json()["state"]
-        assert (state["epoch"], state["restored"]["reservation"], state["damage"]) == (2, 3, [])
+        assert (state["restored"]["reservation"], state["damage"]) == (3, [])
         for name in ("a", "b"):
             assert (await client.delete(f"/reservations/{name}")).status_code == 200
         loads = (await client.get("/loads")).json()[0]["loads"]
@@ -132,8 +134,26 @@ def test_who_we_are_stays(tmp_path: Path) -> None:
 
     for _ in range(3):
         life(tmp_path, note)
-    assert seen == [(seen[0][0], epoch) for epoch in (1, 2, 3)]
+    assert len({router_id for router_id, _ in seen}) == 1
     assert seen[0][0]
+    epochs = [epoch for _, epoch in seen]
+    assert epochs == sorted(set(epochs)), "each life comes after the one before"
+
+
+@pytest.mark.parametrize(
+    ("last", "wall", "epoch"),
+    [
+        (0, EPOCHS_SINCE + 600, 10),
+        (10, EPOCHS_SINCE + 600, 11),  # the second start in a minute
+        (3, EPOCHS_SINCE + 600, 10),  # put back to what it was seven lives ago
+        (500, EPOCHS_SINCE + 600, 501),  # the clock was set back
+        (5, 0.0, 6),
+        (5, 1e12, 1 << 23),  # the clock is out of its mind, and comes to its senses
+        (1 << 23, EPOCHS_SINCE + 600, (1 << 23) + 1),
+    ],
+)
+def test_epochs_ascend_whatever_is_put_back(last: int, wall: float, epoch: int) -> None:
+    assert next_epoch(last, wall) == epoch
 
 
 def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) -> None:
@@ -375,8 +395,8 @@ def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
         assert claims(service) == names[0]
         assert len(names[0]) == 2
         announcer = service.core.desk.announcer.claims
-        assert announcer.epoch == 2
         assert service.keeper is not None
+        assert announcer.epoch == service.keeper.epoch
         assert announcer.router_id == service.keeper.router_id
         assert (await client.get("/replica_sync/peers")).json() == [peer]
         await post(client, "/replica_sync/deregister_peer", {"endpoint": peer})
@@ -387,6 +407,42 @@ def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
 
     for number, use in enumerate((first, second, third)):
         life(tmp_path, use, kill=number < 2, replica_sync_port=free_port())
+
+
+def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
+    """The owner is away when its reservations end here, and we are away before it is back."""
+    owner = Replica(2000)
+    told: list[Any] = []
+    for name in ("freed", "adopted", "f" * 100):
+        owner.book(name, 1, 5)
+        told += owner.effects.published
+
+    def hear(service: Driver, messages: Iterable[Any]) -> None:
+        for message in messages:
+            service._carry_out(service.core.replica_heard("tcp://p:1", message, service._clock()))
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        hear(service, told)
+        for name in ("freed", "f" * 100):
+            assert (await client.delete(f"/reservations/{name}")).status_code == 200
+        service.core.replicas.views[2000].heard_at -= 1e6
+        service.core.replica_tick(service._clock())
+        answer = await post(client, "/reservations/adopted/prefill_complete")
+        assert answer.status_code == 200
+        await service.settle()
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        hear(service, told)
+        (loads,) = (await client.get("/loads")).json()[0]["loads"]
+        assert loads["active_requests"] == 1
+        assert loads["potential_prefill_tokens"] == 0
+        assert (await client.delete("/reservations/adopted")).status_code == 200
+        (loads,) = (await client.get("/loads")).json()[0]["loads"]
+        assert loads["active_requests"] == 0
+
+    life(tmp_path, first, kill=True, replica_sync_port=free_port())
+    life(tmp_path, second, replica_sync_port=free_port())
 
 
 @pytest.fixture

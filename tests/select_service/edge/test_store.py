@@ -1,19 +1,25 @@
+import errno
+import os
 import random
 import shutil
+import sqlite3
 import stat
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from select_service.core.changes import StateKey
 from select_service.edge import wal
-from select_service.edge.store import FILE, WAL, Store
+from select_service.edge.store import FILE, WAL, Store, _checksum
 from select_service.errors import StateDirUnusable
 
 Rows = dict[StateKey, bytes]
 PAGE = 4096
+FRAME = wal.FRAME.size + PAGE
 
 
 def key(number: int) -> StateKey:
@@ -108,6 +114,38 @@ def test_a_later_format_is_left_alone(store: Store) -> None:
     again.close()
 
 
+def test_rows_of_a_later_format_may_look_like_anything(store: Store) -> None:
+    with closing(alter(store)) as db:
+        put(db, 1, msgspec.msgpack.encode({"later": "rows"}))
+        put(db, 0, msgspec.msgpack.encode([1, 1, 1, 0, 99, "more"]))
+    before = (store.directory / "state.db").read_bytes()
+    again = opened(store.directory)
+    with pytest.raises(StateDirUnusable, match="format 99"):
+        again.load()
+    again.close()
+    assert (store.directory / "state.db").read_bytes() == before
+
+
+def test_a_row_that_means_nothing_is_damage(store: Store) -> None:
+    """Its checksum is right, so it was no disk that did it."""
+    store.commit([(key(1), b"one")])
+    with closing(alter(store)) as db:
+        put(db, 77, msgspec.msgpack.encode({"no": "row"}))
+    rows, damage = contents(opened(store.directory))
+    assert rows == {key(1): b"one"}
+    assert damage
+
+
+def alter(store: Store) -> sqlite3.Connection:
+    store.close()
+    return sqlite3.connect(store.directory / "state.db", isolation_level=None)
+
+
+def put(db: sqlite3.Connection, row_id: int, record: bytes) -> None:
+    row = (row_id, record, _checksum(row_id, record))
+    db.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", row)
+
+
 def test_killed_while_a_file_was_being_saved(store: Store) -> None:
     """The new file counts from the moment it has its second name, whatever lies beside it."""
     store.commit([(key(1), b"one")])
@@ -132,16 +170,49 @@ def test_a_commit_that_fails_leaves_nothing(store: Store) -> None:
     assert reopened(store) == ({key(1): b"one", key(3): b"three"}, [])
 
 
+def test_the_log_has_its_size_before_it_is_needed(store: Store) -> None:
+    store.reserve_log(50 * FRAME)
+    log = store.directory / WAL
+    assert log.stat().st_size == 50 * FRAME
+    for number in range(10):
+        store.commit([(key(number), b"x" * 100)])
+    assert log.stat().st_size == 50 * FRAME, "a sync has nothing to say about its length"
+    killed = store.directory.with_name("killed")
+    shutil.copytree(store.directory, killed)
+    again = opened(killed)
+    assert contents(again) == ({key(number): b"x" * 100 for number in range(10)}, [])
+    again.close()
+
+
+def test_a_disk_without_room_for_the_whole_log(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (store.directory / WAL).stat().st_size
+    genuine = os.pwrite
+
+    def full(file: int, data: bytes, at: int) -> int:
+        if at > before:
+            raise OSError(errno.ENOSPC, "full")
+        return genuine(file, data[:1000], at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store.reserve_log(50 * FRAME)
+    assert (store.directory / WAL).stat().st_size == before, "the room is given back"
+    store.commit([(key(1), b"one")])
+    assert reopened(store) == ({key(1): b"one"}, [])
+
+
 # -- damage --------------------------------------------------------------------------------------
 
 
 class History:
     """What a directory held after each commit, and its files as a killed process leaves them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log_bytes: int) -> None:
         rng = random.Random(7)
         store = opened(directory)
         store.load()
+        store.reserve_log(log_bytes)
         self.states: list[Rows] = [{}]
         self.values: dict[StateKey, set[bytes]] = {}
         for step in range(24):
@@ -152,10 +223,14 @@ class History:
             self._commit(store, list(batch.items()))
             if step == 13:
                 assert store._db is not None
-                store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                mode = "RESTART" if log_bytes > wal.HEADER.size else "TRUNCATE"
+                store._db.execute(f"PRAGMA wal_checkpoint({mode})")
         self.file = (directory / FILE).read_bytes()
         self.log = (directory / WAL).read_bytes()
         store.close()
+        salts = self.log[16:24]
+        starts = range(wal.HEADER.size, len(self.log), FRAME)
+        self.ends_at = FRAME + max(at for at in starts if self.log[at + 8 : at + 16] == salts)
 
     def _commit(self, store: Store, batch: list[tuple[StateKey, bytes | None]]) -> None:
         store.commit(batch)
@@ -187,9 +262,11 @@ class History:
         return bool(damage)
 
 
-@pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> History:
-    return History(tmp_path_factory.mktemp("history") / "state")
+@pytest.fixture(scope="module", params=[0, 50], ids=["as it grew", "reserved"])
+def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """With a log that ends behind its last frame, and with one that was used before and goes on."""
+    log_bytes = wal.HEADER.size + request.param * FRAME
+    return History(tmp_path_factory.mktemp("history") / "state", log_bytes)
 
 
 def boundaries(data: bytes, first: int, step: int) -> list[int]:
@@ -200,50 +277,52 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
 
 
-def test_undamaged_files_of_a_killed_process(history: History, tmp_path: Path) -> None:
-    assert not history.judge(tmp_path / "s", history.file, history.log)
-    assert len(history.log) > 20 * PAGE
+def test_undamaged_files_of_a_killed_process(history: History, memory_path: Path) -> None:
+    assert not history.judge(memory_path / "s", history.file, history.log)
+    assert history.ends_at > 20 * PAGE
     assert len(history.file) > 3 * PAGE
 
 
-def test_file_cut_anywhere(history: History, tmp_path: Path) -> None:
+def test_file_cut_anywhere(history: History, memory_path: Path) -> None:
     for boundary in boundaries(history.file, 0, PAGE):
         for at in {max(0, boundary - 1), boundary, boundary + 1, boundary + 100}:
             if at < len(history.file):
-                history.judge(tmp_path / "s", history.file[:at], history.log)
-                assert history.judge(tmp_path / "s", history.file[:at], None)
+                history.judge(memory_path / "s", history.file[:at], history.log)
+                assert history.judge(memory_path / "s", history.file[:at], None)
 
 
-def test_log_cut_anywhere(history: History, tmp_path: Path) -> None:
-    frame = wal.FRAME.size + PAGE
-    for boundary in boundaries(history.log, wal.HEADER.size, frame):
+def test_log_cut_anywhere(history: History, memory_path: Path) -> None:
+    for boundary in boundaries(history.log, wal.HEADER.size, FRAME):
         for at in {boundary - 1, boundary, boundary + 1, boundary + wal.FRAME.size}:
             if at <= len(history.log):
-                damaged = history.judge(tmp_path / "s", history.file, history.log[:at])
+                damaged = history.judge(memory_path / "s", history.file, history.log[:at])
                 assert not damaged or at != boundary, "an end between frames is an end"
                 assert damaged or at >= wal.HEADER.size or not at
 
 
-def test_log_with_a_turned_byte(history: History, tmp_path: Path) -> None:
-    frame = wal.FRAME.size + PAGE
-    inside = (0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, frame - 1)
+@pytest.mark.parametrize("every", [None, pytest.param(61, marks=pytest.mark.slow)])
+def test_log_with_a_turned_byte(history: History, memory_path: Path, every: int | None) -> None:
+    inside = {0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, FRAME - 1}
+    inside |= set(range(0, FRAME, every) if every else ())
     reported = 0
-    last = len(history.log) - frame
-    for start in boundaries(history.log, wal.HEADER.size, frame)[:-1]:
-        for offset in inside:
+    last = history.ends_at - FRAME
+    for start in range(wal.HEADER.size, len(history.log), FRAME):
+        for offset in sorted(inside):
             damaged = history.judge(
-                tmp_path / "s", history.file, flipped(history.log, start + offset)
+                memory_path / "s", history.file, flipped(history.log, start + offset)
             )
             reported += damaged
-            assert damaged or start >= last - 3 * frame, "a loss in the middle is noticed"
+            assert damaged or start >= last - 3 * FRAME, "a loss in the middle is noticed"
+            assert not damaged or start <= last, "behind the end lies nothing"
     assert reported
     for at in range(wal.HEADER.size):
-        assert history.judge(tmp_path / "s", history.file, flipped(history.log, at))
+        assert history.judge(memory_path / "s", history.file, flipped(history.log, at))
 
 
-def test_file_with_a_turned_byte(history: History, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_file_with_a_turned_byte(history: History, memory_path: Path, every: int) -> None:
     """With an empty log, so that the file's own pages are what is read."""
-    directory = tmp_path / "whole"
+    directory = memory_path / "whole"
     directory.mkdir()
     (directory / FILE).write_bytes(history.file)
     (directory / WAL).write_bytes(history.log)
@@ -253,24 +332,24 @@ def test_file_with_a_turned_byte(history: History, tmp_path: Path) -> None:
     file = (directory / FILE).read_bytes()
     reported = 0
     for start in boundaries(file, 0, PAGE)[:-1]:
-        for offset in (*range(110), 300, 1500, PAGE // 2, PAGE - 200, PAGE - 1):
+        heads, records = range(0, 110, every), range(110, PAGE, 37 * every)
+        for offset in (*heads, *records, PAGE - 1):
             if start + offset < len(file):
-                reported += history.judge(tmp_path / "s", flipped(file, start + offset), None)
-    assert reported > len(file) // PAGE * 10
+                reported += history.judge(memory_path / "s", flipped(file, start + offset), None)
+    assert reported > len(file) // PAGE * 50 // every
 
 
-def test_rows_that_changed_places_or_stayed_behind(history: History, tmp_path: Path) -> None:
+def test_rows_that_changed_places_or_stayed_behind(history: History, memory_path: Path) -> None:
     """An old page in place of a new one has sound sums of its own; the digest tells."""
-    frame = wal.FRAME.size + PAGE
     file = bytearray(history.file)
-    number, _ = struct.unpack_from(">2I", history.log, wal.HEADER.size + 2 * frame)
-    page = history.log[wal.HEADER.size + 2 * frame + wal.FRAME.size :][:PAGE]
+    number, _ = struct.unpack_from(">2I", history.log, wal.HEADER.size + 2 * FRAME)
+    page = history.log[wal.HEADER.size + 2 * FRAME + wal.FRAME.size :][:PAGE]
     file[(number - 1) * PAGE : number * PAGE] = page
-    history.judge(tmp_path / "s", bytes(file), None)
+    history.judge(memory_path / "s", bytes(file), None)
 
 
-def test_nothing_but_rubbish(history: History, tmp_path: Path) -> None:
-    assert history.judge(tmp_path / "s", b"", None)
-    assert history.judge(tmp_path / "s", b"rubbish" * 5000, b"rubbish" * 500)
-    assert history.judge(tmp_path / "s", None, history.log)
-    assert history.judge(tmp_path / "s", history.file, b"rubbish" * 500)
+def test_nothing_but_rubbish(history: History, memory_path: Path) -> None:
+    assert history.judge(memory_path / "s", b"", None)
+    assert history.judge(memory_path / "s", b"rubbish" * 5000, b"rubbish" * 500)
+    assert history.judge(memory_path / "s", None, history.log)
+    assert history.judge(memory_path / "s", history.file, b"rubbish" * 500)

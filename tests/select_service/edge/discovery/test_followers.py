@@ -63,6 +63,20 @@ def test_a_file_of_workers_is_followed(tmp_path: Path) -> None:
     in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
 
 
+def test_a_worker_that_nobody_else_keeps_any_more_comes_from_the_file(tmp_path: Path) -> None:
+    """The file does not change for that: it was right all the time."""
+    path = tmp_path / "workers.json"
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await client.post("/workers", json=worker(7))
+        write(path, worker(1), worker(7))
+        await until(lambda: sources(service) == {1: "file", 7: "api"})
+        await client.delete("/workers/7")
+        await until(lambda: sources(service) == {1: "file", 7: "file"})
+
+    in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
+
+
 def test_ready_waits_for_the_first_look(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
 

@@ -1,0 +1,84 @@
+"""When Python looks for cyclic garbage: not while somebody waits, and not in all there is.
+
+By itself it looks through every object alive each time their number has grown by a quarter, which
+holds the loop for 3 ms per thousand reservations, and finds nothing: what ends here ends by its
+reference count. What is left are the cycles of connections and of tasks that failed; young ones
+are found as ever, and all of them at a moment without requests, or at last whatever there is.
+`app.py` starts this for a process of its own; who embeds the service keeps his own ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.edge.traffic import Traffic
+
+__all__ = ["GarbageCollection"]
+
+LOOK_S: Final = 1.0
+"""How often it is looked whether anybody is there; without requests for so long it is quiet."""
+
+QUIET_FULL_S: Final = 600.0
+"""After so long everything is looked through in the next quiet moment."""
+
+FULL_S: Final = 7200.0
+"""And after so long at once: a process without a quiet second still gets rid of all garbage."""
+
+_NEVER: Final = 1 << 30
+
+
+class GarbageCollection:
+    """Full collections by the clock instead of by the number of objects."""
+
+    def __init__(self, traffic: Traffic, clock: Callable[[], float]) -> None:
+        """Change nothing yet.
+
+        Args:
+            traffic: tells whether requests come.
+            clock: monotonic seconds.
+        """
+        self._traffic = traffic
+        self._clock = clock
+        self._collected_at = clock()
+        self._answered = -1
+        self._before: tuple[int, int, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Take over; what is alive now is taken for permanent: modules, and restored state."""
+        gc.collect()
+        gc.freeze()
+        self._before = gc.get_threshold()
+        gc.set_threshold(*self._before[:2], _NEVER)
+        self._collected_at = self._clock()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def close(self) -> None:
+        """Give it back to Python. Idempotent."""
+        if self._task is not None and self._before is not None:
+            self._task.cancel()
+            self._task = None
+            gc.set_threshold(*self._before)
+            gc.unfreeze()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> bool:
+        """Collect if it is time; tells whether it did."""
+        answered = self._traffic.answered
+        is_quiet = not self._traffic.in_flight and answered == self._answered
+        self._answered = answered
+        since = self._clock() - self._collected_at
+        if since < (QUIET_FULL_S if is_quiet else FULL_S):
+            return False
+        gc.collect()
+        self._collected_at = self._clock()
+        return True
