@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from indexer.config import EventLossPolicy, RecoveryLimits, StreamLimits
+from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, StreamLimits
 from select_service.config.environment import RouterSettings
 from select_service.types import CoreLimits, ReplicaLimits, RouterConfig
 
@@ -19,6 +19,7 @@ LogFormat = Literal["json", "text"]
 KubernetesKind = Literal["pods", "endpointslices"]
 _CORE: Final = CoreLimits()
 _STREAMS: Final = StreamLimits()
+_SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
@@ -96,6 +97,11 @@ class Settings:
     state_dir: str | None = None
     durability: Durability = Durability.STRICT
     durability_window_s: float = 0.05
+    index_snapshot_interval_s: float = _SNAPSHOTS.interval_s
+    index_snapshot_bytes_max: int = _SNAPSHOTS.bytes_max
+    index_snapshot_hold_s: float = _SNAPSHOTS.hold_s
+    index_snapshot_proof_s: float = _STREAMS.recall_wait_s
+    index_snapshot_shutdown_s: float = _SNAPSHOTS.shutdown_s
     reservation_ttl_s: float = _CORE.reservation_ttl_s
     reservation_ttl_max_s: float = _CORE.reservation_ttl_max_s
     freed_ids_max: int = _CORE.freed_ids_max
@@ -183,6 +189,19 @@ class Settings:
         )
 
     @property
+    def snapshot_limits(self) -> SnapshotLimits | None:
+        """Budgets of the index snapshot; None: there is none."""
+        if not self.index_snapshot_interval_s:
+            return None
+        return SnapshotLimits(
+            interval_s=self.index_snapshot_interval_s,
+            bytes_max=self.index_snapshot_bytes_max,
+            hold_s=self.index_snapshot_hold_s,
+            shutdown_s=self.index_snapshot_shutdown_s,
+            unclaimed_s=self.recovery_unclaimed_s,
+        )
+
+    @property
     def stream_limits(self) -> StreamLimits:
         """Budgets of the KV-event streams."""
         return StreamLimits(
@@ -196,6 +215,7 @@ class Settings:
             replay_bytes_max=self.replay_bytes_max,
             replay_useless_max=self.replay_useless_max,
             polls_max=self.kv_polls_max,
+            recall_wait_s=self.index_snapshot_proof_s,
             orphan_blocks_max=self.kv_orphan_blocks_max,
             backlog_batches_max=self.kv_backlog_batches_max,
             backlog_bytes_max=self.kv_backlog_bytes_max,
