@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from select_service.core import shared_leases
 from select_service.core.replica_messages import Closed, Renewed, Said
 from select_service.errors import (
     InvalidField,
@@ -203,6 +204,22 @@ def test_leases_of_others_are_listed_with_whose_they_are(three: Net) -> None:
     assert node.core.leases(three.now, "nobody", 9).total == 0
 
 
+def test_no_list_is_longer_than_one_turn_allows(
+    three: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in three.nodes[:2]:
+        for name in "abc":
+            lease_id = f"{node.number}{name}"
+            request = LeaseRequest(owner="me", ttl_s=9.0, lease_id=lease_id)
+            node.core.open_lease(request, three.now)
+            book(node, f"of-{lease_id}", lease_id=lease_id)
+    three.run(2.0)
+    monkeypatch.setattr(shared_leases, "LISTED_MAX", 5)
+    found = three.nodes[1].core.leases(three.now, None, 1000)
+    assert [one.lease_id for one in found.leases] == ["1a", "1b", "1c", "l", "0a"]
+    assert found.total == 7
+
+
 # -- when it is gone -----------------------------------------------------------------------------
 
 
@@ -297,6 +314,17 @@ def test_closing_frees_what_is_nobodys(three: Net) -> None:
             renew(node)
 
 
+def test_what_was_closed_stays_closed_when_its_id_is_opened_again_at_once(three: Net) -> None:
+    three.kill(three.nodes[0])
+    three.run(5.0)
+    close(three.nodes[1])
+    opened(three.nodes[1])
+    book(three.nodes[1], "anew", lease_id="l")
+    three.run(2.0)
+    assert [node.ledger().keys() for node in three.nodes[1:]] == [{"anew"}, {"anew"}]
+    assert open_here(three.nodes[1]) == [("l", "o", 20.0, 1)]
+
+
 def test_who_returns_hears_that_its_lease_was_closed(three: Net) -> None:
     three.cut = {frozenset((0, 1)), frozenset((0, 2))}
     three.run(5.0)
@@ -365,11 +393,11 @@ def test_what_is_told_in_snapshots_has_its_lease_too(three: Net) -> None:
 
 
 def test_what_is_told_but_makes_no_sense_changes_nothing(net: Net) -> None:
-    shared = net.nodes[0].core.replicas.leases
+    told = net.nodes[0].core.replicas.leases
     for ttl_s in (-1.0, 0.0, float("inf"), float("nan"), 1e12):
-        shared.renewed(Renewed("l", ttl_s), net.now)
-        shared.renewed(Renewed("nobody's", ttl_s), net.now)
-    shared.closed(Closed("l", [1, 2]), net.now)
-    shared.closed(Closed("nobody's", [net.nodes[0].router_id]), net.now)
+        told.renewed(Renewed("l", ttl_s), net.now)
+        told.renewed(Renewed("nobody's", ttl_s), net.now)
+    told.closed(Closed("l", [1, 2]), net.now)
+    told.closed(Closed("nobody's", [net.nodes[0].router_id]), net.now)
     assert open_here(net.nodes[0]) == [("l", "o", 20.0, COUNT)]
     net.nodes[0].core.check()
