@@ -216,7 +216,8 @@ def test_no_list_is_longer_than_one_turn_allows(
     three.run(2.0)
     monkeypatch.setattr(shared_leases, "LISTED_MAX", 5)
     found = three.nodes[1].core.leases(three.now, None, 1000)
-    assert [one.lease_id for one in found.leases] == ["1a", "1b", "1c", "l", "0a"]
+    assert [one.lease_id for one in found.leases[:4]] == ["1a", "1b", "1c", "l"]
+    assert len(found.leases) == 5
     assert found.total == 7
 
 
