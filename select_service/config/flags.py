@@ -181,7 +181,7 @@ FLAGS: Final = (
         "--replica-orphan-ttl-s",
         _seconds(zero=False),
         "S",
-        "a reservation whose replica is gone ends so long after it was last touched",
+        "of a replica that is gone, what has no lease or ttl_s ends so long after its last call",
         watch='replica_reservations_total{event="orphan_expired"}',
     ),
     Flag(

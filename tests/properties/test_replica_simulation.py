@@ -118,6 +118,10 @@ class World:
             client.members.add(name)
             self.firm[name] = 0
 
+    def leased(self) -> set[str]:
+        """What clients renew."""
+        return {name for client in self.clients for name in client.members}
+
     def renew_due(self) -> None:
         for client in self.clients:
             if self.net.now - client.renewed_at >= RENEWAL_S:
@@ -265,7 +269,7 @@ class World:
 
     def crash(self) -> None:
         node = self.pick()
-        leased = {name for client in self.clients for name in client.members}
+        leased = self.leased()
         for name in node.core.desk.announcer.claims.own.by_id:
             if name not in leased:
                 self.firm.pop(name, None)
@@ -296,6 +300,11 @@ class World:
         self.compare(ledgers[0], crashed=crashed)
         for node in self.net.nodes:
             self.at_rest(node)
+        for name in self.leased() & self.firm.keys():
+            booking = self.net.nodes[0].core.desk.bookings.get(name)
+            claim = booking.reservation.claim
+            assert claim is not None
+            assert claim.owner not in self.net.dead_routers, "its client has found it a new owner"
 
     def quiet(self) -> None:
         """Long enough to hear everything, and for what dead replicas have left to age out."""
@@ -333,7 +342,7 @@ class World:
 
     def abandon(self) -> None:
         """No client renews any more: what was under leases goes everywhere, and nothing else."""
-        leased = set(self.doomed).union(*(client.members for client in self.clients))
+        leased = self.doomed | self.leased()
         before = self.net.nodes[0].ledger()
         self.doomed = leased
         self.clients.clear()
