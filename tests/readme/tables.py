@@ -21,6 +21,8 @@ COMMAND = "make readme"
 FIXED = (
     ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
     ("select_service.edge.protocol", "LINGER_S", "seconds a refused client may go on sending"),
+    ("select_service.edge.store", "LOG_BYTES", "bytes of the state's log, from the start"),
+    ("select_service.edge.journal", "BATCH_ROWS_MAX", "rows in one commit"),
     ("select_service.core.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
