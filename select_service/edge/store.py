@@ -36,7 +36,7 @@ __all__ = ["Damage", "Identity", "Loaded", "Store"]
 PAGE: Final = 4096  # SQLite's default
 
 CHECKPOINT_PAGES: Final = 1000
-"""Of the log, before it is copied into the file: 4 MB, some 10 ms every few hundred commits."""
+"""Of the log, before it is copied into the file: 4 MB, some 10 ms every hundred commits or two."""
 
 LOG_BYTES: Final = wal.HEADER.size + CHECKPOINT_PAGES * (wal.FRAME.size + PAGE)
 """The log's size from the start. A sync of a file that has grown writes its metadata too, and
