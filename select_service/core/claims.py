@@ -64,6 +64,7 @@ class Claim:
         "fraction",
         "hashes",
         "hashes_digest",
+        "hearsay",
         "lease",
         "noted",
         "outputs",
@@ -93,6 +94,7 @@ class Claim:
         self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
         self.lease: LeaseCopy | None = None  # it lives under; of our own, the booking knows
         self.noted = False  # we have said how it grew, and it is not ours
+        self.hearsay = False  # its owner has not told us of it: its terms may be others
         growth = record.growth
         self.prefill_done = growth.prefill_done
         self.outputs = dict(growth.outputs)
@@ -108,6 +110,11 @@ class Claim:
     def booked(self) -> bool:
         """Whether our ledger carries its load."""
         return self.reservation is not None and self.reservation.live
+
+    def succeeded(self, born: int) -> ClaimRecord:
+        """What somebody states who adopts it: the same but for name, growth and terms."""
+        adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
+        return msgspec.structs.replace(self.record, born=born, adopts=adopts)
 
     def growth(self) -> Growth:
         """What became of it so far."""
@@ -188,6 +195,7 @@ class _End(NamedTuple):
     by_owner: bool  # its owner itself says so
     since: float  # when we first heard it
     noted: float  # when we last did
+    heir: Key | None = None  # the claim that took it over
 
 
 class Claims:
@@ -244,7 +252,30 @@ class Claims:
     def endings(self) -> Iterator[Ended]:
         """Yield the ends remembered now; they may change meanwhile."""
         for key, entry in list(self._ended.items()):
-            yield Ended(entry.name, *key)
+            yield Ended(entry.name, *key, self.heir_of(key))
+
+    def heir_of(self, key: Key) -> Key | None:
+        """Return the claim that lives on in place of one that has ended; None: none we know of."""
+        entry = self._ended.get(key)
+        return None if entry is None or entry.heir is None else self.living(entry.heir)
+
+    def living(self, key: Key) -> Key | None:
+        """Return that claim, or the last in the row of those that took it over one after another.
+
+        None when that one is over too.
+        """
+        for _ in range(ANCESTORS_MAX):
+            entry = self._ended.get(key)
+            if entry is None:
+                return key
+            if entry.heir is None:
+                return None
+            key = entry.heir
+        return None
+
+    def ended(self, claim: Claim) -> Ended:
+        """Put into words that a claim is over."""
+        return Ended(claim.reservation_id, *claim.key, self.heir_of(claim.key))
 
     @property
     def ended_count(self) -> int:
@@ -304,7 +335,7 @@ class Claims:
         for key in list(islice(self._unsaid, limit - len(items))):
             what = self._unsaid.pop(key)
             if isinstance(what, str):
-                items.append(Ended(what, *key))
+                items.append(Ended(what, *key, self.heir_of(key)))
             elif not what.dead:
                 what.noted = what.owner != self.router_id
                 items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
@@ -356,6 +387,17 @@ class Claims:
             ttl_s = self.copies.ttl(record.lease.ttl_s)
             if ttl_s not in (None, claim.lease.lease_ttl_s):
                 self.copies.touch(claim.lease, now, ttl_s)
+
+    def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
+        """Its owner itself tells of what others told us before; True: on other terms than they."""
+        before = claim.record
+        claim.hearsay = False
+        leases = [one and one.lease_id for one in (before.lease, record.lease)]
+        if before.ttl_s == record.ttl_s and leases[0] == leases[1]:
+            return False
+        self.copies.leave(claim)
+        claim.record = msgspec.structs.replace(before, ttl_s=record.ttl_s, lease=record.lease)
+        return True
 
     def age(self, claim: Claim) -> None:
         """Its owner is gone and its time is up. It stays known: the owner may come back with it."""
@@ -454,21 +496,33 @@ class Claims:
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def end(self, claim: Claim, now: float, *, by_owner: bool = True) -> None:
+    def end(
+        self, claim: Claim, now: float, *, by_owner: bool = True, heir: Key | None = None
+    ) -> None:
         """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
         claim.dead = True
         self.copies.leave(claim)
-        self.note_end(claim.reservation_id, claim.key, now, by_owner=by_owner)
+        self.note_end(claim.reservation_id, claim.key, now, by_owner=by_owner, heir=heir)
 
-    def note_end(self, reservation_id: str, key: Key, now: float, *, by_owner: bool) -> None:
+    def note_end(
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None = None,
+    ) -> None:
         """Remember that a claim is over, whether we ever heard of it or not."""
         before = self._ended.pop(key, None)
         if before is None:
-            self._ended[key] = _End(reservation_id, by_owner, now, now)
+            self._ended[key] = _End(reservation_id, by_owner, now, now, heir)
             lasts = self._ended_on.setdefault(key_of(reservation_id), {})
             lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
         else:
-            self._ended[key] = _End(reservation_id, by_owner or before.by_owner, before.since, now)
+            self._ended[key] = before._replace(
+                by_owner=by_owner or before.by_owner, noted=now, heir=before.heir or heir
+            )
         self._early.pop(key, None)
         if len(self._ended) > self._limits.replica_ended_max:
             self._forget_oldest_end()
@@ -483,15 +537,15 @@ class Claims:
             if not lasts:
                 del self._ended_on[freed_key]
 
-    def end_own_said(self, claim: Claim, now: float) -> None:
+    def end_own_said(self, claim: Claim, now: float, heir: Key | None = None) -> None:
         """Our own claim is over, and that is being published."""
-        self.end(claim, now)
+        self.end(claim, now, heir=heir)
         self.forget(claim)
 
-    def end_own(self, claim: Claim, now: float) -> None:
+    def end_own(self, claim: Claim, now: float, heir: Key | None = None) -> None:
         """Our own claim is over without anybody having said so; we do with the next batch."""
-        self.end_own_said(claim, now)
-        self.say_later(Ended(claim.reservation_id, *claim.key))
+        self.end_own_said(claim, now, heir)
+        self.say_later(self.ended(claim))
 
     def note_freed(self, name: str, now: float) -> None:
         """Our caller means whatever is under this name, also what we have yet to hear of.
@@ -544,22 +598,17 @@ class Claims:
         reservation = old.reservation
         assert reservation is not None
         record = msgspec.structs.replace(
-            old.record,
-            born=self.seq + 1,
-            growth=old.growth(),
-            adopts=[*old.record.adopts[1 - ANCESTORS_MAX :], old.key],
-            ttl_s=ttl_s,
-            lease=lease,
+            old.succeeded(self.seq + 1), growth=old.growth(), ttl_s=ttl_s, lease=lease
         )
         self.untie(old, b"")
-        self.end(old, now, by_owner=False)
+        self.end(old, now, by_owner=False, heir=(self.router_id, record.born))
         claim = Claim(self.router_id, record, old.hashes_digest)
         self.own.add(claim)
         self._of_id[claim.reservation_id].append(claim)
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
-        self.ready.append(self.say([full, Ended(old.reservation_id, *old.key)]))
+        self.ready.append(self.say([full, self.ended(old)]))
 
     def purge(self, now: float, limit: int) -> None:
         """Forget what is kept only for a while, up to `limit` of each kind."""

@@ -38,7 +38,7 @@ from select_service.types import ReplicaStatus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.claims import Claims
+    from select_service.core.claims import Claims, Key
     from select_service.core.desk import Desk
     from select_service.core.membership import Membership
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart, Statement
@@ -119,6 +119,7 @@ class Replicas:
             view.gone = False
             self._claims.gone.discard(router_id)
             view.doubt()  # we may have let its claims expire
+            self._chores.append(self._remind(view))
         return view
 
     def _open_view(self, router_id: int, epoch: int, now: float) -> View:
@@ -164,21 +165,33 @@ class Replicas:
         else:
             self._ended(view, item, now)
 
-    def _claimed(self, view: View, record: ClaimRecord, now: float, *, live: bool = False) -> None:
+    def _claimed(
+        self,
+        view: View,
+        record: ClaimRecord,
+        now: float,
+        *,
+        live: bool = False,
+        told_of: bool = False,
+    ) -> None:
+        """Its owner says so, or (`told_of`) somebody who has heard it."""
         if len(record.hashes) % HASH_BYTES or len(view.claims) >= self._limits.replica_claims_max:
             self.counters.claims_refused += 1
             return
         claim = view.claims.find(record.reservation_id, record.born)
         if claim is None:
             claim = Claim(view.router_id, record)
+            claim.hearsay = told_of
             if not self._claims.learn(claim, now):
                 return
         else:
+            if claim.hearsay and not told_of and self._claims.believe_owner(claim, record):
+                self.resolver.book_anew(claim, now)
             self._claims.learn_again(claim, record, now)
         if live and record.lease is not None:
             self._desk.sign_of_life(record.lease.lease_id, now)
         if claim.dead:  # its owner has missed the end of it
-            self._claims.say_later(Ended(claim.reservation_id, *claim.key))
+            self._claims.say_later(self._claims.ended(claim))
         self.resolver.resolve(claim.reservation_id, now)
 
     def _grown(self, view: View, item: Grown, now: float, *, live: bool) -> None:
@@ -204,19 +217,42 @@ class Replicas:
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         by_owner = item.owner in (view.router_id, claims.router_id)
         if claim is None:
-            claims.note_end(item.reservation_id, key, now, by_owner=by_owner)
+            claims.note_end(item.reservation_id, key, now, by_owner=by_owner, heir=item.heir)
             return
+        if item.heir is not None and not claim.dead:
+            self._succeed(claim, claims.living(item.heir), now)
+            if not claims.sets[item.owner].holds(claim):
+                return  # ours, and booking its heir has shown that its rank is not here
         if item.owner == claims.router_id:
             if live:  # a caller of theirs, who lives
                 self.resolver.touch(claim, now)
             self.resolver.unbook(claim, now)
-            claims.end_own(claim, now)
+            claims.end_own(claim, now, item.heir)
         else:
             self.resolver.unbook(claim, now)
-            claims.end(claim, now, by_owner=by_owner)
+            claims.end(claim, now, by_owner=by_owner, heir=item.heir)
             if by_owner:
                 claims.forget(claim)
         self.resolver.resolve(item.reservation_id, now)
+
+    def _succeed(self, claim: Claim, heir: Key | None, now: float) -> None:
+        """A claim ends because somebody has adopted it: know that one's claim, heard or not.
+
+        Else the reservation would be unknown here, although it lives, until that is heard. All but
+        its terms follows from the old one; if it is over too, its owner does not have it.
+        """
+        if heir is None or heir[0] in (claim.owner, self._claims.router_id):
+            return
+        view = self._view_told_of(heir[0], now)
+        if view is None or view.has_heard(heir[1]):
+            return
+        view.mentioned(heir[1], now, self._limits)
+        record = msgspec.structs.replace(
+            claim.succeeded(heir[1]),
+            hashes=self.resolver.chain(claim),
+            lease=self.leases.terms(claim),
+        )
+        self._claimed(view, record, now, told_of=True)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -267,7 +303,7 @@ class Replicas:
                 view.gone = True
                 view.pulling_since = view.incoming = None
                 self._claims.gone.add(router_id)
-                self._chores.append(self._repeat_last_words(view))
+                self._chores.append(self._repeat_last_words())
             long_ago = silent_s > self._limits.replica_ended_s and now >= view.bury_at
             if view.gone and not view.buried and long_ago:
                 view.buried = True
@@ -288,18 +324,25 @@ class Replicas:
             del self.views[view.router_id], self._claims.sets[view.router_id]
             self._claims.gone.discard(view.router_id)
 
-    def _repeat_last_words(self, gone: View) -> Iterator[None]:
-        """What it said about claims of others, they may have missed, and cannot ask it again."""
+    def _repeat_last_words(self) -> Iterator[None]:
         for view in list(self.views.values()):
-            for number, claim in enumerate(list(view.claims.by_id.values())):
-                if view.gone or view is gone:
-                    break
-                if claim.dead:
-                    self._claims.say_later(Ended(claim.reservation_id, *claim.key))
-                elif claim.tellers and gone.router_id in claim.tellers:
-                    self._claims.say_later(claim)
-                if number % _LOOKS_PER_STEP == 0:
-                    yield
+            yield from self._remind(view)
+
+    def _remind(self, view: View) -> Iterator[None]:
+        """What the gone said about its claims it may have missed, and cannot ask them again."""
+        for number, claim in enumerate(list(view.claims.by_id.values())):
+            if view.gone:  # it is reminded when it comes back
+                break
+            if claim.dead:
+                self._claims.say_later(self._claims.ended(claim))
+            elif claim.tellers and any(map(self._is_silent, claim.tellers)):
+                self._claims.say_later(claim)
+            if number % _LOOKS_PER_STEP == 0:
+                yield
+
+    def _is_silent(self, router_id: int) -> bool:
+        view = self.views.get(router_id)
+        return view is None or view.gone
 
     def _settle(self, now: float) -> bool:
         """Do a slice of what is left over; True while there is more."""
@@ -398,15 +441,22 @@ class Replicas:
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
             self._grown(teller, grown, now, live=False)
             return
+        view = self._view_told_of(owner, now)
+        if view is not None:
+            self._claimed(view, part.claim, now, told_of=True)
+
+    def _view_told_of(self, router_id: int, now: float) -> View | None:
+        """Return what is known of a publisher that others have heard; to us it may be gone."""
+        view = self.views.get(router_id)
         if view is None:
             if len(self.views) >= self._limits.replica_publishers_max:
                 self.counters.publishers_refused += 1
-                return
-            view = self._open_view(owner, 1, now)
+                return None
+            view = self._open_view(router_id, 1, now)
             view.gone = True
             view.doubt()
-            self._claims.gone.add(owner)
-        self._claimed(view, part.claim, now)
+            self._claims.gone.add(router_id)
+        return view
 
     def end(self, router_id: int, now: float, *, complete: bool) -> None:
         """It has come to its end, or has broken off."""

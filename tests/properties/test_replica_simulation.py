@@ -13,7 +13,7 @@ import random
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,9 @@ from select_service.errors import (
 )
 from select_service.types import LeaseRenewal, LeaseRequest, ReservationRequest
 from tests.models.replica_net import LIMITS, Net, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 WORKERS = (1, 2, 3)
 QUIET_S = 6.0
@@ -55,6 +58,10 @@ class World:
         self.live: list[str] = []  # names a client may still use
         self.clients: list[Client] = []
         self.doomed: set[str] = set()  # under leases that were closed or are not renewed
+        self.told: list[set[str]] = [set() for _ in self.net.nodes]  # acknowledged at this node
+        self.lasting: set[str] = set()  # booked, and nobody has ended it
+        self.workers_of: dict[str, set[int]] = {}  # by name: where it was booked
+        self.net.promise = self.keeps_its_word
         for node in self.net.nodes:
             for worker_id in WORKERS:
                 if self.rng.random() < 0.8:
@@ -83,6 +90,33 @@ class World:
 
     def wait(self) -> None:
         self.net.run(self.rng.choice([0.02, 0.1, 0.4, 1.0]))
+
+    # -- what holds at every instant -----------------------------------------------------------
+
+    def keeps_its_word(self, node: Node) -> None:
+        """What a node has acknowledged a call for it knows, until that ends.
+
+        It is let go of where its worker is not here, and where its owner was not heard for so
+        long, and nobody cared for it, that it counts as an orphan.
+        """
+        told, desk = self.told[node.number], node.core.desk
+        for name in [one for one in told if desk.bookings.live(one) is None]:
+            aged = any(one.aged for one in desk.announcer.claims.alive(name))
+            away = any(node.core.catalog.find(one) is None for one in self.workers_of[name])
+            assert aged or away, f"{name} was acknowledged here and freed nowhere"
+            told.remove(name)
+
+    def acknowledged(self, node: Node, name: str) -> None:
+        """A node has answered a lifecycle call; nobody has freed the reservation before."""
+        if name in self.lasting:
+            self.told[node.number].add(name)
+
+    def over(self, names: Iterable[str]) -> None:
+        """From now on these may be gone anywhere."""
+        gone = set(names)
+        self.lasting -= gone
+        for told in self.told:
+            told.difference_update(gone)
 
     # -- clients with leases -------------------------------------------------------------------
 
@@ -159,6 +193,7 @@ class World:
         for name in client.members:
             self.firm.pop(name, None)
         self.doomed |= client.members
+        self.over(client.members)
         if self.rng.random() < 0.5:
             node = self.pick()
             try:
@@ -195,9 +230,10 @@ class World:
 
     def book_at(self, node: Node, name: str, lease_id: str | None = None) -> bool:
         length = self.rng.randint(0, 4)
+        worker_id = self.rng.choice(WORKERS)
         request = ReservationRequest(
             reservation_id=name,
-            worker_id=self.rng.choice(WORKERS),
+            worker_id=worker_id,
             dp_rank=self.rng.randint(0, 1),
             sequence_hashes=[self.rng.randint(1, 3) for _ in range(length)],
             isl_tokens=self.rng.randint(1, 40),
@@ -208,6 +244,9 @@ class World:
             _, effects = node.core.reserve(request, self.net.now)
         except (ReservationConflict, ServiceError):
             return False
+        self.workers_of.setdefault(name, set()).add(worker_id)
+        self.lasting.add(name)
+        self.acknowledged(node, name)
         node.did(effects)
         self.live.append(name)
         return True
@@ -219,9 +258,11 @@ class World:
         name = self.any_name()
         node = self.pick()
         try:
-            node.did(node.core.free(name, self.net.now))
+            effects = node.core.free(name, self.net.now)
         except ReservationNotFound:
             return
+        self.over([name])
+        node.did(effects)
         if self.firm.pop(name, None) is not None:
             self.freed.add(name)
         if name in self.live and self.rng.random() < 0.7:  # else it is freed again
@@ -230,18 +271,22 @@ class World:
     def complete(self) -> None:
         name, node = self.any_name(), self.pick()
         try:
-            node.did(node.core.prefill_complete(name, self.net.now))
+            effects = node.core.prefill_complete(name, self.net.now)
         except ReservationNotFound:
             return
+        self.acknowledged(node, name)
+        node.did(effects)
         self.done.add(name)
 
     def output(self) -> None:
         name, node = self.any_name(), self.pick()
         fraction = self.rng.choice([None, None, 0.5, 0.25, 1.0])
         try:
-            node.did(node.core.output_block(name, fraction, self.net.now))
+            effects = node.core.output_block(name, fraction, self.net.now)
         except ReservationNotFound:
             return
+        self.acknowledged(node, name)
+        node.did(effects)
         if self.firm.get(name, -1) >= 0:
             self.firm[name] += 1
 
@@ -252,9 +297,13 @@ class World:
         if self.rng.random() < 0.6 or node.core.catalog.find(worker_id) is None:
             node.put_worker(worker_id)
             return
-        for name, claim in node.core.desk.announcer.claims.own.by_id.items():
-            if claim.record.worker_id == worker_id:
-                self.firm.pop(name, None)
+        own = node.core.desk.announcer.claims.own.by_id
+        dropped = [name for name, one in own.items() if one.record.worker_id == worker_id]
+        for name in dropped:
+            self.firm.pop(name, None)
+        self.over(dropped)
+        told = self.told[node.number]
+        told -= {name for name in told if worker_id in self.workers_of[name]}
         node.did(node.core.delete_worker(worker_id, self.net.now)[1])
 
     def weather(self) -> None:
@@ -266,6 +315,9 @@ class World:
         if rng.random() < 0.3:
             one, other = rng.sample(self.net.nodes, 2)
             self.net.cut.add(frozenset((one.number, other.number)))
+        elif rng.random() < 0.2:
+            alone, *others = rng.sample(self.net.nodes, len(self.net.nodes))
+            self.net.cut.update(frozenset((alone.number, one.number)) for one in others)
 
     def crash(self) -> None:
         node = self.pick()
@@ -277,10 +329,12 @@ class World:
             others = [one for one in self.net.nodes if one is not node]
             if not all(name in one.ledger() for one in others):
                 del self.firm[name]  # it may be lost, or with somebody who hears no renewals
+                self.over([name])
         for name in list(self.firm):  # adopted ones and lifecycle calls nobody else has heard
             self.firm[name] = -1
         self.freed.clear()  # its last frees may not have been heard
         self.done.clear()
+        self.told[node.number].clear()
         self.net.crash(node)
         for worker_id in WORKERS:
             node.put_worker(worker_id)
@@ -345,6 +399,7 @@ class World:
         leased = self.doomed | self.leased()
         before = self.net.nodes[0].ledger()
         self.doomed = leased
+        self.over(leased)
         self.clients.clear()
         self.quiet()
         for node in self.net.nodes:
@@ -354,6 +409,7 @@ class World:
         """Every id is freed, anywhere: nothing is left anywhere."""
         for name in list(self.net.nodes[0].ledger()):
             node = self.pick()
+            self.over([name])
             node.did(node.core.free(name, self.net.now))
         self.quiet()
         for node in self.net.nodes:
