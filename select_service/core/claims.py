@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
 
 from indexer.types import Scope
-from select_service.core.bookings import key_of
 from select_service.core.counters import ReplicaCounters
+from select_service.core.ends import ANCESTORS_MAX, Ends, Key
 from select_service.core.lease_copies import LeaseCopies
 from select_service.core.replica_events import Stamp
 from select_service.core.replica_messages import (
@@ -39,14 +39,8 @@ if TYPE_CHECKING:
     from select_service.core.reservation import Reservation
     from select_service.types import CoreLimits, LeaseState
 
-Key: TypeAlias = tuple[int, int]
-"""(owner, born): names one claim for ever."""
-
 SEQ_BITS: Final = 40
 """Statements of one life; the epoch stands above them, so that numbers never repeat."""
-
-ANCESTORS_MAX: Final = 8
-"""Owners in a row that may go while a reservation lives on, each adopted by the next."""
 
 _DIGEST_MASK: Final = (1 << 64) - 1
 _NOTHING: Final = Growth()
@@ -188,16 +182,6 @@ class ClaimSet:
         assert all(one.reservation_id == name for name, one in self.by_id.items())
 
 
-class _End(NamedTuple):
-    """That a claim is over, as we know it."""
-
-    name: str  # the id it was on
-    by_owner: bool  # its owner itself says so
-    since: float  # when we first heard it
-    noted: float  # when we last did
-    heir: Key | None = None  # the claim that took it over
-
-
 class Claims:
     """Everybody's claims, the ends of claims, and what we have yet to say about them.
 
@@ -213,15 +197,13 @@ class Claims:
         self.ready: list[Said] = []  # to be published with the next turn
         self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
         self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.ends = Ends(limits.replica_ended_max)
         self.copies = LeaseCopies(limits)
         self.counters = ReplicaCounters()
         self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
-        self.ended_lost = 0  # ends forgotten before their time
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
         self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
-        self._ended: OrderedDict[Key, _End] = OrderedDict()
-        self._ended_on: dict[str, dict[int, int]] = {}  # `key_of` the id: each owner's last one
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
         self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
@@ -235,52 +217,6 @@ class Claims:
     def alive(self, reservation_id: str) -> list[Claim]:
         """Return all claims on an id that have not ended."""
         return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
-
-    def has_ended(self, key: Key) -> bool:
-        """Tell whether the end of that claim is remembered."""
-        return key in self._ended
-
-    def was_ended_by_owner(self, key: Key) -> bool:
-        """Tell whether its owner itself said so."""
-        entry = self._ended.get(key)
-        return entry is not None and entry.by_owner
-
-    def ended_on(self, freed_key: str) -> list[Key]:
-        """Return the names of the claims that ended on a freed id, the last of each owner."""
-        return list(self._ended_on.get(freed_key, {}).items())
-
-    def endings(self) -> Iterator[Ended]:
-        """Yield the ends remembered now; they may change meanwhile."""
-        for key, entry in list(self._ended.items()):
-            yield Ended(entry.name, *key, self.heir_of(key))
-
-    def heir_of(self, key: Key) -> Key | None:
-        """Return the claim that lives on in place of one that has ended; None: none we know of."""
-        entry = self._ended.get(key)
-        return None if entry is None or entry.heir is None else self.living(entry.heir)
-
-    def living(self, key: Key) -> Key | None:
-        """Return that claim, or the last in the row of those that took it over one after another.
-
-        None when that one is over too.
-        """
-        for _ in range(ANCESTORS_MAX):
-            entry = self._ended.get(key)
-            if entry is None:
-                return key
-            if entry.heir is None:
-                return None
-            key = entry.heir
-        return None
-
-    def ended(self, claim: Claim) -> Ended:
-        """Put into words that a claim is over."""
-        return Ended(claim.reservation_id, *claim.key, self.heir_of(claim.key))
-
-    @property
-    def ended_count(self) -> int:
-        """How many ends are remembered."""
-        return len(self._ended)
 
     @property
     def early_count(self) -> int:
@@ -300,7 +236,10 @@ class Claims:
         return Said(self.router_id, self.epoch, self.seq, items)
 
     def say_later(self, what: Claim | Ended) -> None:
-        """Have growth or an end said with the next batch, once however often it changed."""
+        """Have growth or an end said with the next batch, once however often it changed.
+
+        As it is by then: with what else grew, and who is the heir.
+        """
         if isinstance(what, Claim):
             self._unsaid.setdefault(what.key, what)
         else:
@@ -335,7 +274,7 @@ class Claims:
         for key in list(islice(self._unsaid, limit - len(items))):
             what = self._unsaid.pop(key)
             if isinstance(what, str):
-                items.append(Ended(what, *key, self.heir_of(key)))
+                items.append(self.ends.told(what, key))
             elif not what.dead:
                 what.noted = what.owner != self.router_id
                 items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
@@ -354,7 +293,7 @@ class Claims:
     def learn(self, claim: Claim, now: float) -> bool:
         """Take in what an owner says it owns; False when that is known, or over."""
         name, born = claim.reservation_id, claim.born
-        if self.was_ended_by_owner(claim.key):
+        if self.ends.is_word_of_owner(claim.key):
             return False
         owners = self.sets[claim.owner]
         before = owners.by_id.get(name)
@@ -363,7 +302,7 @@ class Claims:
                 return False
             self.end(before, now)
             self.forget(before)
-        claim.dead = claim.key in self._ended
+        claim.dead = claim.key in self.ends
         self._inherit(claim, now)
         early = self._early.pop(claim.key, None)
         if early is not None:
@@ -416,11 +355,11 @@ class Claims:
 
     def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
         """Whether a caller freed its id when we knew only that this ancestor of it had ended."""
-        entry = self._ended.get(ancestor)
-        if entry is None:
+        since = self.ends.since(ancestor)
+        if since is None:
             return False
         return any(
-            self._freed_here.get(_name_digest(name), -inf) >= entry.since
+            self._freed_here.get(_name_digest(name), -inf) >= since
             for name in (claim.reservation_id, claim.record.selection_id)
             if name is not None
         )
@@ -465,7 +404,7 @@ class Claims:
 
     def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
         """Keep what became of a claim nobody has told us of yet."""
-        if key in self._ended:
+        if key in self.ends:
             return
         before = self._early.pop(key, None)
         tellers = {teller}
@@ -514,28 +453,8 @@ class Claims:
         heir: Key | None = None,
     ) -> None:
         """Remember that a claim is over, whether we ever heard of it or not."""
-        before = self._ended.pop(key, None)
-        if before is None:
-            self._ended[key] = _End(reservation_id, by_owner, now, now, heir)
-            lasts = self._ended_on.setdefault(key_of(reservation_id), {})
-            lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
-        else:
-            self._ended[key] = before._replace(
-                by_owner=by_owner or before.by_owner, noted=now, heir=before.heir or heir
-            )
+        self.ends.note(reservation_id, key, now, by_owner=by_owner, heir=heir)
         self._early.pop(key, None)
-        if len(self._ended) > self._limits.replica_ended_max:
-            self._forget_oldest_end()
-            self.ended_lost += 1
-
-    def _forget_oldest_end(self) -> None:
-        (owner, born), entry = self._ended.popitem(last=False)
-        freed_key = key_of(entry.name)
-        lasts = self._ended_on.get(freed_key, {})
-        if lasts.get(owner) == born:
-            del lasts[owner]
-            if not lasts:
-                del self._ended_on[freed_key]
 
     def end_own_said(self, claim: Claim, now: float, heir: Key | None = None) -> None:
         """Our own claim is over, and that is being published."""
@@ -545,7 +464,7 @@ class Claims:
     def end_own(self, claim: Claim, now: float, heir: Key | None = None) -> None:
         """Our own claim is over without anybody having said so; we do with the next batch."""
         self.end_own_said(claim, now, heir)
-        self.say_later(self.ended(claim))
+        self.say_later(Ended(claim.reservation_id, *claim.key))
 
     def note_freed(self, name: str, now: float) -> None:
         """Our caller means whatever is under this name, also what we have yet to hear of.
@@ -608,15 +527,12 @@ class Claims:
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
-        self.ready.append(self.say([full, self.ended(old)]))
+        self.ready.append(self.say([full, self.ends.told(old.reservation_id, old.key)]))
 
     def purge(self, now: float, limit: int) -> None:
         """Forget what is kept only for a while, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
-        for _ in range(limit):
-            if not self._ended or next(iter(self._ended.values())).noted > horizon:
-                break
-            self._forget_oldest_end()
+        self.ends.purge(horizon, limit)
         for _ in range(limit):
             if not self._freed_here or next(iter(self._freed_here.values())) > horizon:
                 break
@@ -636,10 +552,7 @@ class Claims:
             for one in some.by_id.values()
         )
         assert all(one.lease is None for one in self.own.by_id.values())
-        assert len(self._ended) <= self._limits.replica_ended_max
-        for lasts in self._ended_on.values():
-            assert lasts
-            assert self._ended.keys() >= set(lasts.items()), "of what is forgotten nothing is kept"
+        self.ends.check()
         assert len(self._early) <= self._limits.replica_ended_max
         assert len(self._freed_here) <= 2 * self._limits.replica_ended_max
         for name, claims in self._of_id.items():

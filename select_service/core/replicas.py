@@ -38,8 +38,9 @@ from select_service.types import ReplicaStatus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.claims import Claims, Key
+    from select_service.core.claims import Claims
     from select_service.core.desk import Desk
+    from select_service.core.ends import Key
     from select_service.core.membership import Membership
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart, Statement
     from select_service.types import CoreLimits
@@ -191,7 +192,7 @@ class Replicas:
         if live and record.lease is not None:
             self._desk.sign_of_life(record.lease.lease_id, now)
         if claim.dead:  # its owner has missed the end of it
-            self._claims.say_later(self._claims.ended(claim))
+            self._claims.say_later(Ended(claim.reservation_id, *claim.key))
         self.resolver.resolve(claim.reservation_id, now)
 
     def _grown(self, view: View, item: Grown, now: float, *, live: bool) -> None:
@@ -220,7 +221,7 @@ class Replicas:
             claims.note_end(item.reservation_id, key, now, by_owner=by_owner, heir=item.heir)
             return
         if item.heir is not None and not claim.dead:
-            self._succeed(claim, claims.living(item.heir), now)
+            self._succeed(claim, claims.ends.living(item.heir), now)
             if not claims.sets[item.owner].holds(claim):
                 return  # ours, and booking its heir has shown that its rank is not here
         if item.owner == claims.router_id:
@@ -334,7 +335,7 @@ class Replicas:
             if view.gone:  # it is reminded when it comes back
                 break
             if claim.dead:
-                self._claims.say_later(self._claims.ended(claim))
+                self._claims.say_later(Ended(claim.reservation_id, *claim.key))
             elif claim.tellers and any(map(self._is_silent, claim.tellers)):
                 self._claims.say_later(claim)
             if number % _LOOKS_PER_STEP == 0:
@@ -380,7 +381,7 @@ class Replicas:
             if not claim.dead:
                 given += 1
                 yield self._record(claim)
-        yield from claims.endings()
+        yield from claims.ends.retold()
         for view in list(self.views.values()):
             for claim in list(view.claims.by_id.values()):
                 if claim.dead:
@@ -419,7 +420,7 @@ class Replicas:
             view.incoming.promised = part.claims
         elif isinstance(part, ClaimRecord):
             view.incoming.seen.add(part.born)
-            if self._claims.was_ended_by_owner((router_id, part.born)):
+            if self._claims.ends.is_word_of_owner((router_id, part.born)):
                 # its state was put back to what it was before that: somebody must remind it
                 self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
             self._claimed(view, part, now)

@@ -531,7 +531,7 @@ def test_of_adoptions_in_a_row_the_last_is_the_heir() -> None:
     last.hears(Said(2000, 1, 50, [second_end]))  # of a claim nobody has told it of
     last.hears(Said(2000, 1, 51, [first_end]))
     assert last.core.desk.bookings.get("a").reservation.origin == 3000
-    assert last.load(1) == (0, 1, 1)
+    assert last.load(1) == (16, 1, 1)
 
 
 def test_an_heir_is_known_on_the_terms_of_the_old_claim_until_its_owner_tells_others() -> None:
@@ -543,7 +543,7 @@ def test_an_heir_is_known_on_the_terms_of_the_old_claim_until_its_owner_tells_ot
     other = msgspec.structs.replace(record, ttl_s=90.0)
     third.hears(Said(OURS, 1, adoption.seq, [other]))
     assert third.core.desk.bookings.get("a").reservation.ttl_s == 90.0
-    assert third.load(1) == (0, 1, 1)
+    assert third.load(1) == (16, 1, 1)
 
 
 def test_what_somebody_who_died_said_is_repeated_to_those_who_come_back() -> None:
