@@ -101,6 +101,11 @@ class Claim:
         return self.owner, self.born
 
     @property
+    def names(self) -> set[Key]:
+        """Its own, and those of the claims it took over."""
+        return {self.key, *self.record.adopts}
+
+    @property
     def booked(self) -> bool:
         """Whether our ledger carries its load."""
         return self.reservation is not None and self.reservation.live
@@ -218,6 +223,10 @@ class Claims:
         """Return all claims on an id that have not ended."""
         return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
 
+    def is_silent(self, router_id: int) -> bool:
+        """Tell whether nobody under that name is heard."""
+        return router_id in self.gone or router_id not in self.sets
+
     @property
     def early_count(self) -> int:
         """Growth of claims nobody told us of yet."""
@@ -303,11 +312,13 @@ class Claims:
             self.end(before, now)
             self.forget(before)
         claim.dead = claim.key in self.ends
-        self._inherit(claim, now)
         early = self._early.pop(claim.key, None)
         if early is not None:
             claim.join(early[0])
             claim.tellers = early[2]
+            if any(map(self.is_silent, early[2])):
+                self.say_later(claim)  # its owner may have missed it, and cannot ask them
+        self._inherit(claim, now)
         owners.add(claim)
         self._of_id.setdefault(name, []).append(claim)
         if not claim.dead:
@@ -345,11 +356,12 @@ class Claims:
 
     def _inherit(self, claim: Claim, now: float) -> None:
         """What happened here to the claims it took over has happened to it."""
-        for key in claim.record.adopts:
-            owners = self.sets.get(key[0])
-            old = None if owners is None else owners.find(claim.reservation_id, key[1])
-            if old is not None and claim.join(old.growth()):
+        for kin in self.kin_of(claim.reservation_id, claim.names):
+            if kin.join(claim.growth()) and kin.owner == self.router_id:
+                self.say_later(kin)
+            if claim.join(kin.growth()):
                 self.say_later(claim)
+        for key in claim.record.adopts:
             if not claim.dead and (key in self._freed_here or self._freed_since(claim, key)):
                 self.end(claim, now, by_owner=False)
 
@@ -401,6 +413,15 @@ class Claims:
                 del self._waiting[where]
 
     # -- growth --------------------------------------------------------------------------------
+
+    def kin_of(self, reservation_id: str, names: set[Key]) -> list[Claim]:
+        """Return the claims, dead ones too, that are the reservation which had these names.
+
+        Two may adopt one orphan at once, and somebody may know it by its old name yet: what is said
+        of one of them has happened to all.
+        """
+        claims = self._of_id.get(reservation_id, ())
+        return [one for one in claims if not names.isdisjoint(one.names)]
 
     def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
         """Keep what became of a claim nobody has told us of yet."""

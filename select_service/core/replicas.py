@@ -201,11 +201,15 @@ class Replicas:
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         if claim is None:
             self._claims.grow_early(key, item.growth, view.router_id, now)
-            return
-        news = claim.join(item.growth)
-        if news and item.owner == self._claims.router_id:
+        names = {key} if claim is None else claim.names
+        for kin in self._claims.kin_of(item.reservation_id, names):
+            self._grows(view, kin, item.growth, now, live=live)
+
+    def _grows(self, view: View, claim: Claim, growth: Growth, now: float, *, live: bool) -> None:
+        news = claim.join(growth)
+        if news and claim.owner == self._claims.router_id:
             self._claims.say_later(claim)  # for those who missed who said it to us
-        elif news and item.owner != view.router_id:
+        elif news and claim.owner != view.router_id:
             claim.tellers = (claim.tellers or set()) | {view.router_id}
         if claim.booked:
             self.resolver.follow(claim, now)
@@ -336,14 +340,10 @@ class Replicas:
                 break
             if claim.dead:
                 self._claims.say_later(Ended(claim.reservation_id, *claim.key))
-            elif claim.tellers and any(map(self._is_silent, claim.tellers)):
+            elif claim.tellers and any(map(self._claims.is_silent, claim.tellers)):
                 self._claims.say_later(claim)
             if number % _LOOKS_PER_STEP == 0:
                 yield
-
-    def _is_silent(self, router_id: int) -> bool:
-        view = self.views.get(router_id)
-        return view is None or view.gone
 
     def _settle(self, now: float) -> bool:
         """Do a slice of what is left over; True while there is more."""

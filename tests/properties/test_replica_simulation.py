@@ -58,8 +58,10 @@ class World:
         self.live: list[str] = []  # names a client may still use
         self.clients: list[Client] = []
         self.doomed: set[str] = set()  # under leases that were closed or are not renewed
-        self.told: list[set[str]] = [set() for _ in self.net.nodes]  # acknowledged at this node
+        # By node: what it has acknowledged a call for, with the output blocks it was told of.
+        self.told: list[dict[str, int]] = [{} for _ in self.net.nodes]
         self.lasting: set[str] = set()  # booked, and nobody has ended it
+        self.twice: set[str] = set()  # may be two reservations under one id
         self.workers_of: dict[str, set[int]] = {}  # by name: where it was booked
         self.net.promise = self.keeps_its_word
         for node in self.net.nodes:
@@ -94,29 +96,38 @@ class World:
     # -- what holds at every instant -----------------------------------------------------------
 
     def keeps_its_word(self, node: Node) -> None:
-        """What a node has acknowledged a call for it knows, until that ends.
+        """What a node has acknowledged a call for it knows, with that, until it ends.
 
         It is let go of where its worker is not here, and where its owner was not heard for so
         long, and nobody cared for it, that it counts as an orphan.
         """
         told, desk = self.told[node.number], node.core.desk
-        for name in [one for one in told if desk.bookings.live(one) is None]:
+        gone = []
+        for name, outputs in told.items():
+            booking = desk.bookings.live(name)
+            if booking is None:
+                gone.append(name)
+            elif name not in self.twice:  # else what counts may be the other one
+                assert booking.reservation.output_blocks >= outputs, f"{name} has shrunk"
+        for name in gone:
             aged = any(one.aged for one in desk.announcer.claims.alive(name))
             away = any(node.core.catalog.find(one) is None for one in self.workers_of[name])
             assert aged or away, f"{name} was acknowledged here and freed nowhere"
-            told.remove(name)
+            del told[name]
 
-    def acknowledged(self, node: Node, name: str) -> None:
+    def acknowledged(self, node: Node, name: str, outputs: int = 0) -> None:
         """A node has answered a lifecycle call; nobody has freed the reservation before."""
         if name in self.lasting:
-            self.told[node.number].add(name)
+            told = self.told[node.number]
+            told[name] = told.get(name, 0) + outputs
 
     def over(self, names: Iterable[str]) -> None:
         """From now on these may be gone anywhere."""
         gone = set(names)
         self.lasting -= gone
         for told in self.told:
-            told.difference_update(gone)
+            for name in gone & told.keys():
+                del told[name]
 
     # -- clients with leases -------------------------------------------------------------------
 
@@ -223,6 +234,7 @@ class World:
         """The same id at two replicas: each acknowledges unless it has heard of the other."""
         self.names += 1
         name = f"twice{self.names}"
+        self.twice.add(name)
         for node in self.rng.sample(self.net.nodes, 2):
             self.book_at(node, name)
             if self.rng.random() < 0.5:
@@ -285,7 +297,7 @@ class World:
             effects = node.core.output_block(name, fraction, self.net.now)
         except ReservationNotFound:
             return
-        self.acknowledged(node, name)
+        self.acknowledged(node, name, 1)
         node.did(effects)
         if self.firm.get(name, -1) >= 0:
             self.firm[name] += 1
@@ -303,7 +315,8 @@ class World:
             self.firm.pop(name, None)
         self.over(dropped)
         told = self.told[node.number]
-        told -= {name for name in told if worker_id in self.workers_of[name]}
+        for name in [one for one in told if worker_id in self.workers_of[one]]:
+            del told[name]
         node.did(node.core.delete_worker(worker_id, self.net.now)[1])
 
     def weather(self) -> None:
@@ -318,6 +331,8 @@ class World:
         elif rng.random() < 0.2:
             alone, *others = rng.sample(self.net.nodes, len(self.net.nodes))
             self.net.cut.update(frozenset((alone.number, one.number)) for one in others)
+            if rng.random() < 0.5:  # each side counts the other as gone
+                self.pass_time(LIMITS.replica_timeout_s + 0.5)
 
     def crash(self) -> None:
         node = self.pick()
