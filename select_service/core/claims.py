@@ -210,7 +210,7 @@ class Claims:
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
         self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
-        self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
+        self._freed_here: OrderedDict[int, float] = OrderedDict()  # by `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
         self._lease_news: dict[str, Renewed | Closed] = {}  # one a lease; see `say_of_lease`
@@ -362,8 +362,8 @@ class Claims:
             if claim.join(kin.growth()):
                 self.say_later(claim)
         for key in claim.record.adopts:
-            if not claim.dead and (key in self._freed_here or self._freed_since(claim, key)):
-                self.end(claim, now, by_owner=False)
+            if not claim.dead and (self.ends.was_freed(key) or self._freed_since(claim, key)):
+                self.end(claim, now, by_owner=False, freed=True)
 
     def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
         """Whether a caller freed its id when we knew only that this ancestor of it had ended."""
@@ -457,12 +457,20 @@ class Claims:
     # -- ends ----------------------------------------------------------------------------------
 
     def end(
-        self, claim: Claim, now: float, *, by_owner: bool = True, heir: Key | None = None
+        self,
+        claim: Claim,
+        now: float,
+        *,
+        by_owner: bool = True,
+        heir: Key | None = None,
+        freed: bool = False,
     ) -> None:
         """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
         claim.dead = True
         self.copies.leave(claim)
-        self.note_end(claim.reservation_id, claim.key, now, by_owner=by_owner, heir=heir)
+        self.note_end(
+            claim.reservation_id, claim.key, now, by_owner=by_owner, heir=heir, freed=freed
+        )
 
     def note_end(
         self,
@@ -472,19 +480,24 @@ class Claims:
         *,
         by_owner: bool,
         heir: Key | None = None,
+        freed: bool = False,
     ) -> None:
         """Remember that a claim is over, whether we ever heard of it or not."""
-        self.ends.note(reservation_id, key, now, by_owner=by_owner, heir=heir)
+        self.ends.note(reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed)
         self._early.pop(key, None)
 
-    def end_own_said(self, claim: Claim, now: float, heir: Key | None = None) -> None:
+    def end_own_said(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
         """Our own claim is over, and that is being published."""
-        self.end(claim, now, heir=heir)
+        self.end(claim, now, heir=heir, freed=freed)
         self.forget(claim)
 
-    def end_own(self, claim: Claim, now: float, heir: Key | None = None) -> None:
+    def end_own(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
         """Our own claim is over without anybody having said so; we do with the next batch."""
-        self.end_own_said(claim, now, heir)
+        self.end_own_said(claim, now, heir=heir, freed=freed)
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
     def note_freed(self, name: str, now: float) -> None:
@@ -493,25 +506,27 @@ class Claims:
         An adoption says that the old claim has ended, and who owns it now. We may have heard the
         first elsewhere, and not the second; then we know no claim that could be ended.
         """
-        self._note_freed(_name_digest(name), now)
+        what = _name_digest(name)
+        self._freed_here[what] = now
+        self._freed_here.move_to_end(what)
+        if len(self._freed_here) > self._limits.replica_ended_max:
+            self._freed_here.popitem(last=False)
 
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """Our caller has ended an id, and that is being published."""
         self.note_freed(reservation_id, now)
         for claim in claims:
-            for key in (claim.key, *claim.record.adopts):
-                self._note_freed(key, now)
             ours = claim.owner == self.router_id
-            self.end(claim, now, by_owner=ours)
+            self.end(claim, now, by_owner=ours, freed=True)
+            self.note_freed_before(claim, now)
             self._unsaid.pop(claim.key, None)
             if ours:
                 self.forget(claim)
 
-    def _note_freed(self, what: Key | int, now: float) -> None:
-        self._freed_here[what] = now
-        self._freed_here.move_to_end(what)
-        if len(self._freed_here) > 2 * self._limits.replica_ended_max:
-            self._freed_here.popitem(last=False)
+    def note_freed_before(self, claim: Claim, now: float) -> None:
+        """It has been freed: so has what took over a claim that it took over."""
+        for key in claim.record.adopts:
+            self.note_end(claim.reservation_id, key, now, by_owner=False, freed=True)
 
     def forget(self, claim: Claim) -> None:
         """Take a claim out of its owner's set and of ours."""
@@ -575,7 +590,7 @@ class Claims:
         assert all(one.lease is None for one in self.own.by_id.values())
         self.ends.check()
         assert len(self._early) <= self._limits.replica_ended_max
-        assert len(self._freed_here) <= 2 * self._limits.replica_ended_max
+        assert len(self._freed_here) <= self._limits.replica_ended_max
         for name, claims in self._of_id.items():
             assert claims, "nobody claims nothing"
             assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"

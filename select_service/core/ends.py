@@ -30,6 +30,7 @@ class _End(NamedTuple):
     since: float  # when we first heard it
     noted: float  # when we last did
     heir: Key | None  # the claim that took it over
+    freed: bool  # as somebody has freed the reservation
 
 
 class Ends:
@@ -56,6 +57,11 @@ class Ends:
         entry = self._ends.get(key)
         return entry is not None and entry.by_owner
 
+    def was_freed(self, key: Key) -> bool:
+        """Tell whether somebody freed the reservation: then all that took it over is over too."""
+        entry = self._ends.get(key)
+        return entry is not None and entry.freed
+
     def since(self, key: Key) -> float | None:
         """Return when that was heard first, None: it is not over, as far as we know."""
         entry = self._ends.get(key)
@@ -69,8 +75,7 @@ class Ends:
 
     def heir_of(self, key: Key) -> Key | None:
         """Return the claim that lives on in place of one that has ended; None: none we know of."""
-        entry = self._ends.get(key)
-        return None if entry is None or entry.heir is None else self.living(entry.heir)
+        return None if key not in self._ends else self.living(key)
 
     def living(self, key: Key) -> Key | None:
         """Return that claim, or the last in the row of those that took it over one after another.
@@ -81,7 +86,7 @@ class Ends:
             entry = self._ends.get(key)
             if entry is None:
                 return key
-            if entry.heir is None:
+            if entry.heir is None or entry.freed:
                 return None
             key = entry.heir
         return None
@@ -90,7 +95,7 @@ class Ends:
 
     def told(self, reservation_id: str, key: Key) -> Ended:
         """Put into words that a claim is over."""
-        return Ended(reservation_id, *key, self.heir_of(key))
+        return Ended(reservation_id, *key, self.heir_of(key), self.was_freed(key))
 
     def retold(self) -> Iterator[Ended]:
         """Yield what is remembered now; it may change meanwhile."""
@@ -100,17 +105,27 @@ class Ends:
     # -- changes -------------------------------------------------------------------------------
 
     def note(
-        self, reservation_id: str, key: Key, now: float, *, by_owner: bool, heir: Key | None
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None,
+        freed: bool,
     ) -> None:
         """Remember an end, whether we ever heard of the claim or not."""
         before = self._ends.pop(key, None)
         if before is None:
-            self._ends[key] = _End(reservation_id, by_owner, now, now, heir)
+            self._ends[key] = _End(reservation_id, by_owner, now, now, heir, freed)
             lasts = self._on.setdefault(key_of(reservation_id), {})
             lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
         else:
             self._ends[key] = before._replace(
-                by_owner=by_owner or before.by_owner, noted=now, heir=before.heir or heir
+                by_owner=by_owner or before.by_owner,
+                noted=now,
+                heir=before.heir or heir,
+                freed=freed or before.freed,
             )
         if len(self._ends) > self._ends_max:
             self._forget_oldest()

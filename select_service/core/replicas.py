@@ -147,7 +147,8 @@ class Replicas:
             self._claimed(view, claimed(envelope, event, event.data, stamp), now, live=True)
         elif event.data == "Free":
             for owner, born in stamp.of:
-                self._ended(view, Ended(event.request_id, owner, born), now, live=True)
+                end = Ended(event.request_id, owner, born, freed=not stamp.lapsed)
+                self._ended(view, end, now, live=True)
             self.resolver.free_unclaimed(event.request_id, now)
         else:
             for owner, born in stamp.of:
@@ -222,23 +223,41 @@ class Replicas:
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         by_owner = item.owner in (view.router_id, claims.router_id)
         if claim is None:
-            claims.note_end(item.reservation_id, key, now, by_owner=by_owner, heir=item.heir)
-            return
-        if item.heir is not None and not claim.dead:
+            claims.note_end(
+                *(item.reservation_id, key, now),
+                by_owner=by_owner,
+                heir=item.heir,
+                freed=item.freed,
+            )
+        elif item.heir is not None and not claim.dead:
             self._succeed(claim, claims.ends.living(item.heir), now)
             if not claims.sets[item.owner].holds(claim):
                 return  # ours, and booking its heir has shown that its rank is not here
-        if item.owner == claims.router_id:
-            if live:  # a caller of theirs, who lives
-                self.resolver.touch(claim, now)
-            self.resolver.unbook(claim, now)
-            claims.end_own(claim, now, item.heir)
+        kin = [] if claim is None else [claim]
+        if item.freed:
+            names = {key} if claim is None else claim.names
+            kin += [one for one in claims.kin_of(item.reservation_id, names) if one is not claim]
+        for one in kin:
+            if one is claim or not one.dead:
+                self._end(one, item, now, live=live, by_owner=by_owner and one is claim)
+        if kin:
+            self.resolver.resolve(item.reservation_id, now)
+
+    def _end(self, claim: Claim, item: Ended, now: float, *, live: bool, by_owner: bool) -> None:
+        claims = self._claims
+        ours = claim.owner == claims.router_id
+        if ours and live:  # a caller of theirs, who lives
+            self.resolver.touch(claim, now)
+        self.resolver.unbook(claim, now)
+        heir = item.heir if claim.born == item.born else None
+        if ours:
+            claims.end_own(claim, now, heir=heir, freed=item.freed)
         else:
-            self.resolver.unbook(claim, now)
-            claims.end(claim, now, by_owner=by_owner, heir=item.heir)
-            if by_owner:
-                claims.forget(claim)
-        self.resolver.resolve(item.reservation_id, now)
+            claims.end(claim, now, by_owner=by_owner, heir=heir, freed=item.freed)
+        if item.freed:
+            claims.note_freed_before(claim, now)
+        if by_owner and not ours:
+            claims.forget(claim)
 
     def _succeed(self, claim: Claim, heir: Key | None, now: float) -> None:
         """A claim ends because somebody has adopted it: know that one's claim, heard or not.

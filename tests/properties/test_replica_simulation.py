@@ -61,6 +61,9 @@ class World:
         # By node: what it has acknowledged a call for, with the output blocks it was told of.
         self.told: list[dict[str, int]] = [{} for _ in self.net.nodes]
         self.lasting: set[str] = set()  # booked, and nobody has ended it
+        # By node: what was freed, while it was known here, and what of that is heard to be over.
+        self.fading: list[set[str]] = [set() for _ in self.net.nodes]
+        self.past: list[set[str]] = [set() for _ in self.net.nodes]
         self.twice: set[str] = set()  # may be two reservations under one id
         self.workers_of: dict[str, set[int]] = {}  # by name: where it was booked
         self.net.promise = self.keeps_its_word
@@ -109,11 +112,21 @@ class World:
                 gone.append(name)
             elif name not in self.twice:  # else what counts may be the other one
                 assert booking.reservation.output_blocks >= outputs, f"{name} has shrunk"
+        self.stays_over(node)
         for name in gone:
             aged = any(one.aged for one in desk.announcer.claims.alive(name))
             away = any(node.core.catalog.find(one) is None for one in self.workers_of[name])
             assert aged or away, f"{name} was acknowledged here and freed nowhere"
             del told[name]
+
+    def stays_over(self, node: Node) -> None:
+        """What has been freed somewhere, and a node has heard to be over, does not come back."""
+        desk, fading, past = node.core.desk, self.fading[node.number], self.past[node.number]
+        for name in [one for one in fading if not desk.announcer.claims.alive(one)]:
+            fading.remove(name)
+            past.add(name)
+        back = [name for name in past if desk.bookings.live(name) is not None]
+        assert not back, f"{back} were over here, and freed"
 
     def acknowledged(self, node: Node, name: str, outputs: int = 0) -> None:
         """A node has answered a lifecycle call; nobody has freed the reservation before."""
@@ -273,6 +286,10 @@ class World:
             effects = node.core.free(name, self.net.now)
         except ReservationNotFound:
             return
+        if name in self.lasting - self.twice:
+            for one in self.net.nodes:
+                if one is node or one.core.desk.bookings.live(name) is not None:
+                    self.fading[one.number].add(name)
         self.over([name])
         node.did(effects)
         if self.firm.pop(name, None) is not None:
@@ -349,7 +366,8 @@ class World:
             self.firm[name] = -1
         self.freed.clear()  # its last frees may not have been heard
         self.done.clear()
-        self.told[node.number].clear()
+        for known in (self.told, self.fading, self.past):
+            known[node.number].clear()
         self.net.crash(node)
         for worker_id in WORKERS:
             node.put_worker(worker_id)
