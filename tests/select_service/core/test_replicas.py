@@ -513,7 +513,7 @@ def test_an_end_after_which_the_heir_ended_too_names_nobody() -> None:
     there.hears(here.effects.published[0])
     (said,) = (one for one in there.turn() if isinstance(one, Said))
     (end,) = said.items
-    assert end == Ended("a", 2000, 1)
+    assert end == Ended("a", 2000, 1, freed=True)
     third.hears(said)
     assert third.load(1) == (0, 0, 0)
 
@@ -544,6 +544,53 @@ def test_an_heir_is_known_on_the_terms_of_the_old_claim_until_its_owner_tells_ot
     third.hears(Said(OURS, 1, adoption.seq, [other]))
     assert third.core.desk.bookings.get("a").reservation.ttl_s == 90.0
     assert third.load(1) == (16, 1, 1)
+
+
+def test_two_adoptions_of_one_orphan_are_one_reservation() -> None:
+    """What was said of either has happened to it, and it ends under every name it has had."""
+    here, there, third = Replica(), Replica(2000), Replica(3000)
+    adoption = adopted(here, there, third)
+    third.now = here.now
+    silent(third)
+    third.core.output_block("a", None, third.now)
+    (other,) = (one for one in third.turn() if isinstance(one, Said) and len(one.items) == 2)
+    third.hears(adoption)
+    assert third.load(1) == (16, 2, 1), "the lower router's claim, with what we were told"
+    here.hears(other)
+    for said in third.turn(1.0):
+        here.hears(said)
+    for said in here.turn(1.0):
+        third.hears(said)
+    assert here.load(1) == third.load(1) == (0, 2, 1)
+    there.free("a")
+    for one in (here, third):
+        one.hears(there.effects.published[0])  # it has heard of no adoption
+        assert one.load(1) == (0, 0, 0)
+        assert not one.core.desk.announcer.claims.alive("a")
+
+
+def test_what_has_lapsed_where_it_was_booked_lives_where_it_was_adopted() -> None:
+    here, there, third = Replica(), Replica(2000), Replica(3000)
+    adoption = adopted(here, there, third, ttl_s=60.0)
+    there.tick(61.0)
+    (lapsed,) = there.effects.published
+    third.hears(lapsed)
+    third.hears(adoption)
+    here.hears(lapsed)
+    assert here.load(1) == (0, 1, 1)
+    assert third.load(1) == (16, 1, 1)  # it has not heard yet that the prompt is computed
+
+
+def test_an_adoption_of_what_was_freed_meanwhile_is_over_where_that_was_heard() -> None:
+    here, there, third = Replica(), Replica(2000), Replica(3000)
+    adoption = adopted(here, there, third)
+    there.free("a")
+    third.hears(there.effects.published[0])
+    third.hears(adoption)
+    assert third.load(1) == (0, 0, 0)
+    for said in third.turn():
+        here.hears(said)
+    assert here.load(1) == (0, 0, 0)
 
 
 def test_what_somebody_who_died_said_is_repeated_to_those_who_come_back() -> None:
