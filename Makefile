@@ -53,7 +53,8 @@ test-floors: $(FLOORS)/.installed
 # The reference service, an opponent in tests and benchmarks, never a dependency. It may be
 # impossible to install; the tests that need it then say so and skip. `make bench` does its own.
 peer: $(VENV)/.installed-test
-	$(BIN)/python -m bench.compare.peer
+	$(BIN)/python -m bench.compare.peer 1.3.1
+	$(BIN)/python -m bench.compare.peer 1.6.1
 
 # The tables of README.md that come out of the program; a test compares them.
 readme: $(VENV)/.installed-test

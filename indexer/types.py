@@ -116,6 +116,10 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
     message_bytes_max: int = 64 << 20
     """Longest message; a million tokens make 5 MB. libzmq drops the connection of a longer one."""
 
+    recall_wait_s: float = 600.0
+    """Blocks of an earlier life wait that long for the next batch of an engine that cannot be
+    asked; an idle engine says nothing, and waiting costs memory only."""
+
     polls_max: int = 64
     """Replays at one time that only look for lost last batches; each takes a socket."""
 
@@ -140,3 +144,24 @@ class RecoveryLimits(Struct, frozen=True, kw_only=True):
 
     bytes_max: int = 4 << 30
     """Longest dump, unpacked: some fifty million blocks."""
+
+
+class SnapshotLimits(Struct, frozen=True, kw_only=True):
+    """Budgets of the index snapshot on disk."""
+
+    interval_s: float = 60.0
+    """Between two. What an engine has said since the last one is asked of it again, and its
+    buffer of 10,000 batches covers minutes."""
+
+    bytes_max: int = 1 << 30
+    """Longest file, some sixty million blocks; ranks beyond are left out."""
+
+    hold_s: float = 2.0
+    """Longest time that a rank's events wait while its nodes are noted down; a rank that takes
+    longer is left out. A million blocks take some tenths of a second."""
+
+    shutdown_s: float = 5.0
+    """Longest wait for the last one at the end; without it the one before counts."""
+
+    unclaimed_s: float = 600.0
+    """How long ranks of an earlier life wait for their worker to be registered again."""

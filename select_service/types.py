@@ -643,7 +643,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     lease_ttl_min_s: float = 1.0  # housekeeping is no finer
     lease_ttl_max_s: float = 3600.0
     lease_name_length_max: int = 256  # characters of lease_id and of owner
-    batch_operations_max: int = 10_000
+    batch_operations_max: int = 1_000  # their member names are read in one go, 5 µs each
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms

@@ -87,6 +87,16 @@ class Cursor:
             self.last = seq - 1
             self._digests = array("Q")
 
+    def recent(self, count: int) -> tuple[list[int], int | None]:
+        """Digests of up to `count` last batches, the newest last, and that of batch 0."""
+        return [*self._digests[-count:]], self._zero
+
+    def recall(self, last: int, digests: list[int], zero: int | None) -> None:
+        """Stand where another cursor stood."""
+        self.reset()
+        self.last, self._zero = last, zero
+        self._digests = array("Q", digests[-(last + 1) :])
+
     def check(self) -> None:
         """Assert what the digests promise."""
         assert self.last is None or self.last >= 0

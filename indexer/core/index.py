@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from indexer.core import holdings, removal
 from indexer.core.audit import audit
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
+from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.node import OrphanRoot
 from indexer.core.radix_tree import RadixTree
@@ -23,7 +24,7 @@ from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from indexer.core.node import Node
     from indexer.types import PackedHashes
@@ -86,6 +87,7 @@ class KvIndex:
         self._free_ids: list[int] = []
         self._spent_ids: list[int] = []  # swept; in no mask any more, unless a dump keeps one
         self._below = 0  # mask of holders that ever held a block below the device
+        self._unproven = 0  # mask of holders that no answer and no dump names yet
         self._retired: deque[Holder] = deque()
         self._dumps = 0  # dumps in progress; they want ids and nodes to keep their identity
         self._orphan_blocks_dropped = 0
@@ -116,7 +118,8 @@ class KvIndex:
     def clear(self, rank: WorkerRank) -> None:
         """Forget all blocks, counts and orphans of a rank on every tier. O(1), see `detach`."""
         holder = self._ranks.get(rank)
-        if holder is not None and (holder.where or holder.waiting):
+        is_unproven = holder is not None and self._unproven & holder.bit
+        if holder is not None and (holder.where or holder.waiting or is_unproven):
             self._retire(holder)
             self._enter(rank, holder.slot)
 
@@ -151,6 +154,7 @@ class KvIndex:
     def _retire(self, holder: Holder) -> None:
         self.tree.live &= ~holder.bit
         self._below &= ~holder.bit
+        self._unproven &= ~holder.bit
         self._retired.append(holder)
 
     # ---- events
@@ -346,9 +350,10 @@ class KvIndex:
         O(nodes on the path) while all is on the device; ranks with lower tiers go on in groups.
         """
         groups, path, matched = self.tree.find(hashes, self.tree.live)
-        if not self._below or not path:
+        below = self._below & self.tree.live
+        if not below or not path:
             return Matches(self._table, groups, [], [])
-        return Matches(self._table, groups, *continue_below(groups, path, matched, self._below))
+        return Matches(self._table, groups, *continue_below(groups, path, matched, below))
 
     # ---- upkeep
 
@@ -428,6 +433,65 @@ class KvIndex:
             self._ranks[rank].note_hearsay(tier, names)
         return accepted
 
+    # ---- a rank's blocks on disk
+
+    def holds_anything(self, rank: WorkerRank) -> bool:
+        """Say whether the rank has blocks, matchable or not."""
+        holder = self._ranks.get(rank)
+        return holder is not None and bool(holder.where or holder.waiting)
+
+    def blocks_of(self, rank: WorkerRank) -> list[int]:
+        """Return how many blocks an attached rank holds, per tier."""
+        return self._ranks[rank].blocks.copy()
+
+    def freeze(self, rank: WorkerRank) -> Generator[FrozenRun]:
+        """Yield everything an attached rank has, see `frost.py`.
+
+        The rank itself must not change before the last; others may.
+
+        Raises:
+            RankChanged: it was cleared or detached meanwhile.
+        """
+        holder = self._ranks[rank]
+        self._dumps += 1
+        try:
+            for run in freeze(holder):
+                yield run
+                if self._ranks.get(rank) is not holder:
+                    raise RankChanged
+        finally:
+            self._dumps -= 1
+
+    def home_of(self, rank: WorkerRank) -> int | None:
+        """Return the cache group whose references are the plain ones."""
+        return self._ranks[rank].home
+
+    def thaw(self, rank: WorkerRank, home: int | None) -> Thaw:
+        """Begin to fill a rank that has nothing with frozen runs; `credit` lets it be seen.
+
+        A rank that is cleared or detached before that is as if it had never been filled.
+        """
+        self.attach(rank)
+        holder = self._ranks[rank]
+        assert not self.holds_anything(rank)
+        holder.home = home
+        self._unproven |= holder.bit
+        self.tree.live &= ~holder.bit
+        return Thaw(self.tree, holder)
+
+    def is_filled_by(self, thaw: Thaw) -> bool:
+        """Say whether what is thawed would still be the rank's."""
+        return self._ranks.get(thaw.holder.rank) is thaw.holder
+
+    def credit(self, rank: WorkerRank) -> None:
+        """What was thawed is the engine's: from now on it is matched and dumped."""
+        holder = self._ranks.get(rank)
+        if holder is not None and self._unproven & holder.bit:
+            self._unproven ^= holder.bit
+            self.tree.live |= holder.bit
+            if any(holder.blocks[1:]):
+                self._below |= holder.bit
+
     @property
     def stats(self) -> IndexStats:
         """Counters; O(ranks)."""
@@ -453,13 +517,15 @@ class KvIndex:
     def check(self) -> None:
         """Assert every promise of the index. O(everything)."""
         audit(self.tree, [*self._ranks.values()], [*self._retired])
-        assert self.tree.live == sum(h.bit for h in self._ranks.values()), (
-            "exactly the attached ranks are live"
+        assert self.tree.live | self._unproven == sum(h.bit for h in self._ranks.values()), (
+            "exactly the attached ranks are live, or wait to be proven"
         )
+        assert not self.tree.live & self._unproven, "what is not proven is not seen"
         assert {slot: rank for rank, h in self._ranks.items() for slot in [h.slot]} == (
             self._rank_of
         ), "each rank has one slot and each slot one rank"
         for holder in self._ranks.values():
-            assert not any(holder.blocks[1:]) or self._below & holder.bit, (
+            below = (self._below | self._unproven) & holder.bit
+            assert not any(holder.blocks[1:]) or below, (
                 "whoever holds something below the device is asked there"
             )

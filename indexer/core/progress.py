@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from indexer.core.cursor import Cursor
+from indexer.core.memory import StreamMemory
 from indexer.core.tallies import Tallies
 from indexer.core.wire import BatchDecoder
 from indexer.core.writer import IndexWriter
@@ -27,6 +28,9 @@ END_MARKER: Final = (1 << 64) - 1
 NAMES_REMEMBERED: Final = 64
 """Ranks an engine may have called itself on one stream before we stop keeping them."""
 
+DIGESTS_KEPT: Final = 64
+"""Of the last batches, for another life; the last one is the proof, the others know copies."""
+
 BEHEADED_BELIEVED: Final = 2
 """Answers without their beginning: one may have lost it on the way, all of them do not."""
 
@@ -35,7 +39,12 @@ PLAUSIBLE_LAG_S: Final = 86_400.0
 
 
 class Progress:
-    """Batches applied in order, batches lost, engines gone."""
+    """Batches applied in order, batches lost, engines gone.
+
+    Attributes:
+        is_unproven: Whether the blocks are of an earlier life and the engine has still to show
+            that it is the one they came from; until then no answer names them.
+    """
 
     def __init__(
         self,
@@ -58,12 +67,15 @@ class Progress:
         self._beheaded = 0  # answers in a row that were to begin with batch 0 and did not
         # the last batch applied before the engine may have become another one without a word
         self._doubted_after: int | None = None
+        self.is_unproven = False
+        self._index = index
         index.attach(rank)
 
     @property
     def kv_state(self) -> Literal["current", "uncertain"]:
         """Whether the index is known to hold what the engine holds (R35)."""
-        return "current" if self.lost_batches == 0 and self._doubted_after is None else "uncertain"
+        is_known = self._doubted_after is None and not self.is_unproven
+        return "current" if self.lost_batches == 0 and is_known else "uncertain"
 
     @property
     def _is_past_gone(self) -> bool:
@@ -76,6 +88,63 @@ class Progress:
             return None
         lag = wall_now - self.last_batch_ts
         return max(lag, 0.0) if abs(lag) < PLAUSIBLE_LAG_S else None
+
+    # -- from one life to the next -----------------------------------------------------------------
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the blocks are those after the last batch, and nobody else wrote any of them."""
+        return not (
+            self._writer.is_busy
+            or self.is_unproven
+            or self._doubted_after is not None
+            or self._writer.ranks != {self.rank}
+            or self.cursor.last is None
+            or self.cursor.digest_of(self.cursor.last) is None
+        )
+
+    @property
+    def ranks_written(self) -> set[WorkerRank]:
+        """Ranks whose blocks came, at least in part, from this stream."""
+        return self._writer.ranks
+
+    def memory(self) -> StreamMemory:
+        """What another process needs to go on from here; the stream is at rest."""
+        assert self.is_at_rest
+        assert self.cursor.last is not None
+        digests, zero = self.cursor.recent(DIGESTS_KEPT)
+        return StreamMemory(
+            self.cursor.last,
+            digests,
+            zero,
+            self.lost_batches,
+            sorted(self._names),
+            dict(self._writer.groups),
+            self.last_batch_ts,
+        )
+
+    def _recall(self, memory: StreamMemory) -> None:
+        """Stand where an earlier life stood; its blocks are in the index, uncredited."""
+        assert self.cursor.last is None
+        self.cursor.recall(memory.last, memory.digests, memory.zero)
+        self.lost_batches = memory.lost_batches
+        self.last_batch_ts = memory.last_batch_ts
+        self._names.update(memory.names)
+        self._writer.groups.update(memory.groups)
+        self.is_unproven = True
+
+    def _credit(self) -> None:
+        """The engine is the one we knew, and everything since has been applied."""
+        self.is_unproven = False
+        self.tallies.count_recall("credited")
+        self._index.credit(self.rank)
+
+    def _deny(self, reason: str) -> None:
+        """What an earlier life has left is void, if there is any; the caller begins anew."""
+        if self.is_unproven:
+            self.is_unproven = False
+            self.tallies.count_recall(reason)
+            self._writer.forget_blocks()
 
     def check(self) -> None:
         """Assert what can be asserted about a position."""
@@ -111,6 +180,8 @@ class Progress:
             # all was cleared: whatever was lost, or another engine's, is gone anyway
             self.lost_batches = 0
             self._doubted_after = None
+            if self.is_unproven:
+                self._credit()  # nothing of an earlier life is left that could be wrong
         return left
 
     def _give_up_before(self, seq: int) -> None:
@@ -120,6 +191,7 @@ class Progress:
             self.cursor.skip_to(seq)
 
     def _lose(self, batches: int) -> None:
+        self._deny("lost")  # on doubt hold nothing rather, whatever the policy
         self.lost_batches += batches
         self.tallies.lost_batches += batches
         self._drop_if_told()
@@ -131,6 +203,7 @@ class Progress:
 
     def _begin_anew(self) -> None:
         """Another engine process speaks: nothing that was known of the old one holds."""
+        self._deny("restarted")
         self._writer.forget()
         self._names.clear()
         self.cursor.reset()

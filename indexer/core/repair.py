@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indexer.core.index import KvIndex
+    from indexer.core.memory import StreamMemory
     from indexer.types import WorkerRank
 
 REPLY_FRAMES: Final = (3, 4)  # delimiter, topic (vLLM 0.26 and later), sequence, payload
@@ -53,6 +54,7 @@ class Repair(Progress):
         self._ask_after = float("-inf")
         self._backoff_s = 0.0
         self._quiet_since: float | None = None
+        self._proof_until = 0.0  # of an engine that cannot be asked
 
     @property
     def is_replaying(self) -> bool:
@@ -67,6 +69,31 @@ class Repair(Progress):
         replay = self._replay
         if replay is not None and not replay.suspects and self.backlog and not self._is_proof_due:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
+
+    # -- blocks of an earlier life -----------------------------------------------------------------
+
+    def recall(self, memory: StreamMemory, now: float) -> None:
+        """Go on where an earlier life stopped, once the engine shows that it is the same.
+
+        The rank's blocks of that moment are in the index, uncredited. An engine with a replay
+        endpoint is asked for the last batch again; with the same digest it is the same engine,
+        and when everything after it is applied the blocks are credited. One without must go on
+        with the very next number, and from blocks it should have. On any doubt the blocks are
+        dropped, and all is as if there had been none: a wrong credit costs more than a cold start.
+        """
+        self._recall(memory)
+        if self.has_replay:
+            self._ask(Mode.VERIFY, now)
+        else:
+            self._proof_until = now + self._limits.recall_wait_s
+
+    def _judge_recall(self, replay: Replay, outcome: str) -> None:
+        """The replay that was to prove the blocks of an earlier life has ended."""
+        if replay.is_verified and outcome in {"complete", "overtaken"}:
+            self._credit()
+        else:
+            self._deny("unproven" if outcome in {"complete", "overtaken"} else outcome)
+            self._begin_anew()
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -114,13 +141,13 @@ class Repair(Progress):
 
     def _watch_silence(self, now: float, *, may_poll: bool) -> None:
         """Give up a replay that is late, or look for lost last batches."""
-        replay, limits = self._replay, self._limits
-        if replay is not None:
-            if now >= replay.deadline:
-                self._abandon("deadline", now)
-            elif now >= replay.quiet_until:
-                self._ask_again_or_abandon("silent", now)
+        limits = self._limits
+        if self._replay is not None:
+            self._watch_replay(self._replay, now)
             return
+        if self.is_unproven and now >= self._proof_until:
+            self._deny("unheard")
+            self._begin_anew()
         if self._doubted_after is not None and may_poll and self._may_ask(now):
             if self._doubted_after == self.cursor.last:
                 self._ask(Mode.VERIFY, now)
@@ -134,6 +161,14 @@ class Repair(Progress):
         if is_quiet and may_poll and not self.backlog and self._may_ask(now):
             can_rebuild = self.lost_batches and not self._is_past_gone
             self._ask(Mode.REBUILD if can_rebuild else Mode.POLL, now)
+
+    def _watch_replay(self, replay: Replay, now: float) -> None:
+        if now >= replay.deadline:
+            self._abandon("deadline", now)
+        elif now >= replay.quiet_until and self.is_unproven and not self.backlog:
+            self._ask_again(now)  # not heard at all: it may be on its way, and nothing waits
+        elif now >= replay.quiet_until:
+            self._ask_again_or_abandon("silent", now)
 
     # -- replies -----------------------------------------------------------------------------------
 
@@ -181,13 +216,7 @@ class Repair(Progress):
             return False
         last = self.cursor.last
         if last is None or seq > last:
-            if self._decoder.decode(payload) is None:
-                self._waste(now)  # garbage is nobody's voice
-                return False
-            if replay.mode in {Mode.VERIFY, Mode.POLL}:
-                self._doubt()  # what was asked for is not there to be compared with
-            replay.is_verified = True
-            return True
+            return self._verify_beyond(replay, payload, now)
         if seq < last:
             self._waste(now)
             return False
@@ -200,6 +229,19 @@ class Repair(Progress):
         replay.hear(now)
         self._meet_live(now)
         return False
+
+    def _verify_beyond(self, replay: Replay, payload: bytes, now: float) -> bool:
+        """The first reply is a later batch than what we know: there is nothing to compare."""
+        if self._decoder.decode(payload) is None:
+            self._waste(now)  # garbage is nobody's voice
+            return False
+        if self.is_unproven:
+            self._on_other_engine(payload, now, why="gone")
+            return False
+        if replay.mode in {Mode.VERIFY, Mode.POLL}:
+            self._doubt()  # what was asked for is not there to be compared with
+        replay.is_verified = True
+        return True
 
     def _begin_rebuild(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
         """Let go of what is known if the whole past is there to take its place."""
@@ -218,23 +260,25 @@ class Repair(Progress):
         replay.mode = Mode.GAP if self.backlog else Mode.POLL
         return True
 
-    def _on_other_engine(self, payload: bytes, now: float) -> None:
+    def _on_other_engine(self, payload: bytes, now: float, *, why: str = "restarted") -> None:
         batch = self._decoder.decode(payload)
         if batch is None:
             self._waste(now)  # no engine's voice at all
         elif self._is_foreign(batch):
             self._shun(now)
         else:
-            self._start_over(now)
+            self._start_over(now, why)
 
-    def _start_over(self, now: float) -> None:
+    def _start_over(self, now: float, why: str = "restarted") -> None:
         """The endpoint speaks for another engine than the one we know: learn that one.
 
         What waits may be of either engine; the replay has it all, up to this moment.
         """
         replay = self._replay
         assert replay is not None
-        self.tallies.hidden_restarts += 1
+        if why == "restarted":
+            self.tallies.hidden_restarts += 1
+        self._deny(why)
         self._begin_anew()
         self.backlog.clear()
         replay.suspects = 0
@@ -354,7 +398,10 @@ class Repair(Progress):
 
     def _end_replay(self, outcome: str, now: float) -> None:
         self.tallies.count_replay(outcome)
+        replay = self._replay
         self._stop_replay()
+        if self.is_unproven and replay is not None:
+            self._judge_recall(replay, outcome)
         self._backoff_s = 0.0
         self._quiet_since = now
 

@@ -123,6 +123,7 @@ class EventStream(Repair):
         """Stop for good and forget what the stream has brought; late messages are ignored."""
         if not self.closed:
             self.closed = True
+            self._deny("closed")
             self._stop_replay()
             self.backlog.clear()
             self._writer.forget()
@@ -142,6 +143,14 @@ class EventStream(Repair):
         if verdict is Verdict.RESTARTED:
             self.tallies.restarts += 1
             self._begin_anew()
+        if (
+            self.is_unproven
+        ):  # and the engine cannot be asked: what it says is all the proof there is
+            if verdict is Verdict.CONTIGUOUS and not self._writer.is_strange(batch):
+                self._credit()
+            else:
+                self._deny("gap" if verdict is Verdict.GAP else "strange")
+                self._begin_anew()
         self._hear_name(batch)
         if seq != self.cursor.expected:
             self.tallies.gaps += 1

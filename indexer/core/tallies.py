@@ -30,7 +30,7 @@ _PLAIN: Final = (
 class Tallies:
     """Counters of one stream, or the sum over several."""
 
-    __slots__ = ("bad_messages", "events", "replays", *_PLAIN)
+    __slots__ = ("bad_messages", "events", "recalls", "replays", *_PLAIN)
 
     messages: int
     batches: int
@@ -51,6 +51,7 @@ class Tallies:
         self.events: dict[Labels, int] = {}
         self.bad_messages: dict[str, int] = {}  # frames | sequence | payload | replay
         self.replays: dict[str, int] = {}  # outcome → how many ended so
+        self.recalls: dict[str, int] = {}  # credited, or why blocks of an earlier life were not
 
     def add(self, other: Tallies) -> None:
         """Add another stream's counters to these."""
@@ -59,6 +60,7 @@ class Tallies:
         for mine, theirs in (
             (self.bad_messages, other.bad_messages),
             (self.replays, other.replays),
+            (self.recalls, other.recalls),
         ):
             for label, count in theirs.items():
                 mine[label] = mine.get(label, 0) + count
@@ -77,3 +79,7 @@ class Tallies:
     def count_replay(self, outcome: str) -> None:
         """One more replay has ended."""
         self.replays[outcome] = self.replays.get(outcome, 0) + 1
+
+    def count_recall(self, outcome: str) -> None:
+        """Blocks of an earlier life have their verdict."""
+        self.recalls[outcome] = self.recalls.get(outcome, 0) + 1

@@ -129,6 +129,44 @@ class IndexWriter:
         self._batch = self._slice = None
         self.is_busy = False
 
+    @property
+    def ranks(self) -> set[WorkerRank]:
+        """Every rank this stream wrote to since it knows anything."""
+        return self._written
+
+    @property
+    def groups(self) -> dict[int, bool]:
+        """Cache groups the engine has told of, and whether their blocks count."""
+        return self._groups
+
+    def is_strange(self, batch: EventBatch) -> bool:
+        """Whether a batch builds on blocks, or drops some, that its engine should not have.
+
+        It should have what we have. What we would not have filed is no evidence.
+        """
+        told: set[int] = set()
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                return False
+            if not isinstance(event, BlockStored | BlockRemoved) or not self._is_filed(event):
+                continue
+            names = event.block_hashes
+            if isinstance(event, BlockStored):
+                told.update(names)
+                names = [] if event.parent is None else [event.parent]
+            if any(name not in told and self._is_unknown(name) for name in names):
+                return True
+        return False
+
+    def _is_unknown(self, name: int) -> bool:
+        return self._index.namespace_of(self._own_rank, name) is None
+
+    def _is_filed(self, event: BlockStored | BlockRemoved) -> bool:
+        is_main = self._groups.get(event.group, event.group == 0)
+        if isinstance(event, BlockStored) and event.attention is not None:
+            is_main = event.attention in MAIN_ATTENTION
+        return is_main and not event.is_remote and event.tier is not None
+
     def forget_blocks(self) -> None:
         """Clear every rank this stream wrote to."""
         for rank in self._written:

@@ -38,6 +38,7 @@ class _Feed:
         "connected_at",
         "dealer",
         "is_connected",
+        "is_held",
         "is_queued",
         "reconnect_after_s",
         "reconnect_at",
@@ -57,6 +58,7 @@ class _Feed:
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
+        self.is_held = False
         self.is_connected = False
         self.was_connected = False
         self.connected_at = 0.0
@@ -102,8 +104,21 @@ class Listeners:
 
     # -- verbs -------------------------------------------------------------------------------------
 
-    def start(self, stream: EventStream, endpoint: str, replay_endpoint: str | None) -> None:
+    def start(
+        self,
+        stream: EventStream,
+        endpoint: str,
+        replay_endpoint: str | None,
+        *,
+        is_held: bool = False,
+    ) -> None:
         """Follow a stream's endpoint from now on.
+
+        Args:
+            stream: where the messages go.
+            endpoint: of its publisher.
+            replay_endpoint: where replays are asked for, if anywhere.
+            is_held: subscribe, but let messages wait until `release`.
 
         Raises:
             EndpointRefused: libzmq will not connect to one of the two.
@@ -112,6 +127,7 @@ class Listeners:
         if replay_endpoint is not None:
             self._sockets.try_connect(replay_endpoint)
         feed = _Feed(stream, self._sockets.subscribe(endpoint), replay_endpoint)
+        feed.is_held = is_held
         self._feeds[id(stream)] = feed
         loop = asyncio.get_running_loop()
         loop.add_reader(feed.subscriber.fd, self._queue, feed)
@@ -120,6 +136,21 @@ class Listeners:
         self._hear_news(feed)
         if self._tick_handle is None:
             self._tick()
+
+    def hold(self, stream: EventStream) -> None:
+        """Let a stream's messages wait in their socket until `release`: the stream stands still."""
+        feed = self._feeds.get(id(stream))
+        if feed is not None:
+            feed.is_held = True
+
+    def release(self, stream: EventStream) -> None:
+        """Let a held stream go on. Idempotent."""
+        feed = self._feeds.get(id(stream))
+        if feed is not None and feed.is_held:
+            feed.is_held = False
+            if stream.request is not feed.request:
+                self._sync(feed)
+            self._queue(feed)
 
     def stop(self, stream: EventStream) -> None:
         """Close a stream's sockets; unread messages are lost. Idempotent."""
@@ -171,6 +202,8 @@ class Listeners:
 
     def _serve(self, feed: _Feed, end: float) -> bool:
         """Read and work; False when both sockets are empty and nothing is pending."""
+        if feed.is_held:
+            return False
         stream = feed.stream
         for _ in range(self._limits.messages_per_turn):
             now = self._clock()
@@ -226,6 +259,8 @@ class Listeners:
             self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
 
     def _watch(self, feed: _Feed, now: float) -> None:
+        if feed.is_held:
+            return
         if feed.reconnect_at is not None and now >= feed.reconnect_at:
             self._connect_again(feed, now)
         feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)

@@ -222,7 +222,7 @@ FLAGS: Final = (
         "--replica-orphan-ttl-s",
         _seconds(zero=False),
         "S",
-        "a reservation whose replica is gone ends so long after it was last touched",
+        "of a replica that is gone, what has no lease or ttl_s ends so long after its last call",
         watch='replica_reservations_total{event="orphan_expired"}',
     ),
     Flag(
@@ -491,7 +491,7 @@ FLAGS: Final = (
         "--state-dir",
         str,
         "DIR",
-        "keep workers, reservations and leases here and bring them back at the start; one process"
+        "keep workers, reservations, leases and the index here and bring them back; one process"
         " per directory",
     ),
     Flag(
@@ -506,6 +506,43 @@ FLAGS: Final = (
         "S",
         "with relaxed durability: the most a crash may take with it",
         watch="state_pending_rows",
+    ),
+    Flag(
+        "--index-snapshot-interval-s",
+        _seconds(zero=True),
+        "S",
+        "with --state-dir: write the index there this often and at the end; 0 = neither write nor"
+        " read it",
+        watch="index_snapshot_written_timestamp_seconds",
+    ),
+    Flag(
+        "--index-snapshot-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest index snapshot; ranks beyond are left out",
+        watch='index_snapshot_left_out{reason="no_room"}',
+    ),
+    Flag(
+        "--index-snapshot-hold-s",
+        _seconds(zero=False),
+        "S",
+        "longest time that a rank's events wait while it is noted down, or it is left out",
+        watch='index_snapshot_left_out{reason="slow"}',
+    ),
+    Flag(
+        "--index-snapshot-proof-s",
+        _seconds(zero=False),
+        "S",
+        "a rank without a replay endpoint may stay silent so long after a restart, then what the"
+        " snapshot had of it is dropped",
+        watch='index_snapshot_recalled_ranks_total{outcome="unheard"}',
+    ),
+    Flag(
+        "--index-snapshot-shutdown-s",
+        _seconds(zero=False),
+        "S",
+        "longest wait for the last index snapshot at the end",
+        watch="index_snapshot_written_timestamp_seconds",
     ),
     Flag(
         "--reservation-ttl-s",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal
 
-from indexer.config import EventLossPolicy, RecoveryLimits, StreamLimits
+from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, StreamLimits
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
 from select_service.types import CacheBasis, CacheScope, CoreLimits, ReplicaLimits, RouterConfig
@@ -22,6 +22,7 @@ KubernetesKind = Literal["pods", "endpointslices"]
 _CORE: Final = CoreLimits()
 _ADMISSION: Final = AdmissionSettings()
 _STREAMS: Final = StreamLimits()
+_SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
@@ -99,6 +100,11 @@ class Settings:
     state_dir: str | None = None
     durability: Durability = Durability.STRICT
     durability_window_s: float = 0.05
+    index_snapshot_interval_s: float = _SNAPSHOTS.interval_s
+    index_snapshot_bytes_max: int = _SNAPSHOTS.bytes_max
+    index_snapshot_hold_s: float = _SNAPSHOTS.hold_s
+    index_snapshot_proof_s: float = _STREAMS.recall_wait_s
+    index_snapshot_shutdown_s: float = _SNAPSHOTS.shutdown_s
     reservation_ttl_s: float = _CORE.reservation_ttl_s
     reservation_ttl_max_s: float = _CORE.reservation_ttl_max_s
     freed_ids_max: int = _CORE.freed_ids_max
@@ -234,6 +240,19 @@ class Settings:
         )
 
     @property
+    def snapshot_limits(self) -> SnapshotLimits | None:
+        """Budgets of the index snapshot; None: there is none."""
+        if not self.index_snapshot_interval_s:
+            return None
+        return SnapshotLimits(
+            interval_s=self.index_snapshot_interval_s,
+            bytes_max=self.index_snapshot_bytes_max,
+            hold_s=self.index_snapshot_hold_s,
+            shutdown_s=self.index_snapshot_shutdown_s,
+            unclaimed_s=self.recovery_unclaimed_s,
+        )
+
+    @property
     def stream_limits(self) -> StreamLimits:
         """Budgets of the KV-event streams."""
         return StreamLimits(
@@ -247,6 +266,7 @@ class Settings:
             replay_bytes_max=self.replay_bytes_max,
             replay_useless_max=self.replay_useless_max,
             polls_max=self.kv_polls_max,
+            recall_wait_s=self.index_snapshot_proof_s,
             orphan_blocks_max=self.kv_orphan_blocks_max,
             backlog_batches_max=self.kv_backlog_batches_max,
             backlog_bytes_max=self.kv_backlog_bytes_max,

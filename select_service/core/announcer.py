@@ -136,7 +136,8 @@ class Announcer:
         """
         claim = reservation.claim
         assert claim is not None
-        envelope = self._envelope(partition, reservation, "Free", self.claims.stamp([claim]))
+        stamp = msgspec.structs.replace(self.claims.stamp([claim]), lapsed=True)
+        envelope = self._envelope(partition, reservation, "Free", stamp)
         self.claims.untie(claim, b"")
         self.claims.end_own_said(claim, now)
         self.claims.homeless.append(reservation.reservation_id)
@@ -148,7 +149,7 @@ class Announcer:
         if not meant:
             return None
         self.claims.end_all(reservation_id, meant, now)
-        return self.claims.say([Ended(reservation_id, *claim.key) for claim in meant])
+        return self.claims.say([Ended(reservation_id, *one.key, freed=True) for one in meant])
 
     def expires(self, reservation: Reservation) -> bool:
         """Tell whether time may end it: its owner is who watches the time, while it is there."""

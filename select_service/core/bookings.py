@@ -126,7 +126,10 @@ class Bookings:
         self._live[reservation.reservation_id] = booking
         self._recall(reservation.reservation_id)
         if self.changes is not None and reservation.origin == "local":
-            self.changes.booked(reservation.reservation_id)
+            if booking.answer is None:  # acknowledged long ago, and back again
+                self.changes.mark(RESERVATION, reservation.reservation_id)
+            else:
+                self.changes.booked(reservation.reservation_id)
         second = reservation.selection_id
         if second is not None:
             booking.older = self._second_names.get(second)

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
 
 from indexer.types import Scope
-from select_service.core.bookings import key_of
 from select_service.core.counters import ReplicaCounters
+from select_service.core.ends import ANCESTORS_MAX, Ends, Key
 from select_service.core.lease_copies import LeaseCopies
 from select_service.core.replica_events import Stamp
 from select_service.core.replica_messages import (
@@ -39,14 +39,8 @@ if TYPE_CHECKING:
     from select_service.core.reservation import Reservation
     from select_service.types import CoreLimits, LeaseState
 
-Key: TypeAlias = tuple[int, int]
-"""(owner, born): names one claim for ever."""
-
 SEQ_BITS: Final = 40
 """Statements of one life; the epoch stands above them, so that numbers never repeat."""
-
-ANCESTORS_MAX: Final = 8
-"""Owners in a row that may go while a reservation lives on, each adopted by the next."""
 
 _DIGEST_MASK: Final = (1 << 64) - 1
 _NOTHING: Final = Growth()
@@ -64,6 +58,7 @@ class Claim:
         "fraction",
         "hashes",
         "hashes_digest",
+        "hearsay",
         "lease",
         "noted",
         "outputs",
@@ -93,6 +88,7 @@ class Claim:
         self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
         self.lease: LeaseCopy | None = None  # it lives under; of our own, the booking knows
         self.noted = False  # we have said how it grew, and it is not ours
+        self.hearsay = False  # its owner has not told us of it: its terms may be others
         growth = record.growth
         self.prefill_done = growth.prefill_done
         self.outputs = dict(growth.outputs)
@@ -105,9 +101,19 @@ class Claim:
         return self.owner, self.born
 
     @property
+    def names(self) -> set[Key]:
+        """Its own, and those of the claims it took over."""
+        return {self.key, *self.record.adopts}
+
+    @property
     def booked(self) -> bool:
         """Whether our ledger carries its load."""
         return self.reservation is not None and self.reservation.live
+
+    def succeeded(self, born: int) -> ClaimRecord:
+        """What somebody states who adopts it: the same but for name, growth and terms."""
+        adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
+        return msgspec.structs.replace(self.record, born=born, adopts=adopts)
 
     def growth(self) -> Growth:
         """What became of it so far."""
@@ -181,15 +187,6 @@ class ClaimSet:
         assert all(one.reservation_id == name for name, one in self.by_id.items())
 
 
-class _End(NamedTuple):
-    """That a claim is over, as we know it."""
-
-    name: str  # the id it was on
-    by_owner: bool  # its owner itself says so
-    since: float  # when we first heard it
-    noted: float  # when we last did
-
-
 class Claims:
     """Everybody's claims, the ends of claims, and what we have yet to say about them.
 
@@ -205,17 +202,15 @@ class Claims:
         self.ready: list[Said] = []  # to be published with the next turn
         self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
         self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.ends = Ends(limits.replica_ended_max)
         self.copies = LeaseCopies(limits)
         self.counters = ReplicaCounters()
         self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
-        self.ended_lost = 0  # ends forgotten before their time
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
         self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
-        self._ended: OrderedDict[Key, _End] = OrderedDict()
-        self._ended_on: dict[str, dict[int, int]] = {}  # `key_of` the id: each owner's last one
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
-        self._freed_here: OrderedDict[Key | int, float] = OrderedDict()  # or `_name_digest`
+        self._freed_here: OrderedDict[int, float] = OrderedDict()  # by `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
         self._lease_news: dict[str, Renewed | Closed] = {}  # one a lease; see `say_of_lease`
@@ -228,28 +223,9 @@ class Claims:
         """Return all claims on an id that have not ended."""
         return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
 
-    def has_ended(self, key: Key) -> bool:
-        """Tell whether the end of that claim is remembered."""
-        return key in self._ended
-
-    def was_ended_by_owner(self, key: Key) -> bool:
-        """Tell whether its owner itself said so."""
-        entry = self._ended.get(key)
-        return entry is not None and entry.by_owner
-
-    def ended_on(self, freed_key: str) -> list[Key]:
-        """Return the names of the claims that ended on a freed id, the last of each owner."""
-        return list(self._ended_on.get(freed_key, {}).items())
-
-    def endings(self) -> Iterator[Ended]:
-        """Yield the ends remembered now; they may change meanwhile."""
-        for key, entry in list(self._ended.items()):
-            yield Ended(entry.name, *key)
-
-    @property
-    def ended_count(self) -> int:
-        """How many ends are remembered."""
-        return len(self._ended)
+    def is_silent(self, router_id: int) -> bool:
+        """Tell whether nobody under that name is heard."""
+        return router_id in self.gone or router_id not in self.sets
 
     @property
     def early_count(self) -> int:
@@ -269,7 +245,10 @@ class Claims:
         return Said(self.router_id, self.epoch, self.seq, items)
 
     def say_later(self, what: Claim | Ended) -> None:
-        """Have growth or an end said with the next batch, once however often it changed."""
+        """Have growth or an end said with the next batch, once however often it changed.
+
+        As it is by then: with what else grew, and who is the heir.
+        """
         if isinstance(what, Claim):
             self._unsaid.setdefault(what.key, what)
         else:
@@ -304,7 +283,7 @@ class Claims:
         for key in list(islice(self._unsaid, limit - len(items))):
             what = self._unsaid.pop(key)
             if isinstance(what, str):
-                items.append(Ended(what, *key))
+                items.append(self.ends.told(what, key))
             elif not what.dead:
                 what.noted = what.owner != self.router_id
                 items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
@@ -323,7 +302,7 @@ class Claims:
     def learn(self, claim: Claim, now: float) -> bool:
         """Take in what an owner says it owns; False when that is known, or over."""
         name, born = claim.reservation_id, claim.born
-        if self.was_ended_by_owner(claim.key):
+        if self.ends.is_word_of_owner(claim.key):
             return False
         owners = self.sets[claim.owner]
         before = owners.by_id.get(name)
@@ -332,12 +311,14 @@ class Claims:
                 return False
             self.end(before, now)
             self.forget(before)
-        claim.dead = claim.key in self._ended
-        self._inherit(claim, now)
+        claim.dead = claim.key in self.ends
         early = self._early.pop(claim.key, None)
         if early is not None:
             claim.join(early[0])
             claim.tellers = early[2]
+            if any(map(self.is_silent, early[2])):
+                self.say_later(claim)  # its owner may have missed it, and cannot ask them
+        self._inherit(claim, now)
         owners.add(claim)
         self._of_id.setdefault(name, []).append(claim)
         if not claim.dead:
@@ -357,6 +338,17 @@ class Claims:
             if ttl_s not in (None, claim.lease.lease_ttl_s):
                 self.copies.touch(claim.lease, now, ttl_s)
 
+    def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
+        """Its owner itself tells of what others told us before; True: on other terms than they."""
+        before = claim.record
+        claim.hearsay = False
+        leases = [one and one.lease_id for one in (before.lease, record.lease)]
+        if before.ttl_s == record.ttl_s and leases[0] == leases[1]:
+            return False
+        self.copies.leave(claim)
+        claim.record = msgspec.structs.replace(before, ttl_s=record.ttl_s, lease=record.lease)
+        return True
+
     def age(self, claim: Claim) -> None:
         """Its owner is gone and its time is up. It stays known: the owner may come back with it."""
         claim.aged = True
@@ -364,21 +356,22 @@ class Claims:
 
     def _inherit(self, claim: Claim, now: float) -> None:
         """What happened here to the claims it took over has happened to it."""
-        for key in claim.record.adopts:
-            owners = self.sets.get(key[0])
-            old = None if owners is None else owners.find(claim.reservation_id, key[1])
-            if old is not None and claim.join(old.growth()):
+        for kin in self.kin_of(claim.reservation_id, claim.names):
+            if kin.join(claim.growth()) and kin.owner == self.router_id:
+                self.say_later(kin)
+            if claim.join(kin.growth()):
                 self.say_later(claim)
-            if not claim.dead and (key in self._freed_here or self._freed_since(claim, key)):
-                self.end(claim, now, by_owner=False)
+        for key in claim.record.adopts:
+            if not claim.dead and (self.ends.was_freed(key) or self._freed_since(claim, key)):
+                self.end(claim, now, by_owner=False, freed=True)
 
     def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
         """Whether a caller freed its id when we knew only that this ancestor of it had ended."""
-        entry = self._ended.get(ancestor)
-        if entry is None:
+        since = self.ends.since(ancestor)
+        if since is None:
             return False
         return any(
-            self._freed_here.get(_name_digest(name), -inf) >= entry.since
+            self._freed_here.get(_name_digest(name), -inf) >= since
             for name in (claim.reservation_id, claim.record.selection_id)
             if name is not None
         )
@@ -421,9 +414,18 @@ class Claims:
 
     # -- growth --------------------------------------------------------------------------------
 
+    def kin_of(self, reservation_id: str, names: set[Key]) -> list[Claim]:
+        """Return the claims, dead ones too, that are the reservation which had these names.
+
+        Two may adopt one orphan at once, and somebody may know it by its old name yet: what is said
+        of one of them has happened to all.
+        """
+        claims = self._of_id.get(reservation_id, ())
+        return [one for one in claims if not names.isdisjoint(one.names)]
+
     def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
         """Keep what became of a claim nobody has told us of yet."""
-        if key in self._ended:
+        if key in self.ends:
             return
         before = self._early.pop(key, None)
         tellers = {teller}
@@ -454,43 +456,48 @@ class Claims:
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def end(self, claim: Claim, now: float, *, by_owner: bool = True) -> None:
+    def end(
+        self,
+        claim: Claim,
+        now: float,
+        *,
+        by_owner: bool = True,
+        heir: Key | None = None,
+        freed: bool = False,
+    ) -> None:
         """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
         claim.dead = True
         self.copies.leave(claim)
-        self.note_end(claim.reservation_id, claim.key, now, by_owner=by_owner)
+        self.note_end(
+            claim.reservation_id, claim.key, now, by_owner=by_owner, heir=heir, freed=freed
+        )
 
-    def note_end(self, reservation_id: str, key: Key, now: float, *, by_owner: bool) -> None:
+    def note_end(
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None = None,
+        freed: bool = False,
+    ) -> None:
         """Remember that a claim is over, whether we ever heard of it or not."""
-        before = self._ended.pop(key, None)
-        if before is None:
-            self._ended[key] = _End(reservation_id, by_owner, now, now)
-            lasts = self._ended_on.setdefault(key_of(reservation_id), {})
-            lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
-        else:
-            self._ended[key] = _End(reservation_id, by_owner or before.by_owner, before.since, now)
+        self.ends.note(reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed)
         self._early.pop(key, None)
-        if len(self._ended) > self._limits.replica_ended_max:
-            self._forget_oldest_end()
-            self.ended_lost += 1
 
-    def _forget_oldest_end(self) -> None:
-        (owner, born), entry = self._ended.popitem(last=False)
-        freed_key = key_of(entry.name)
-        lasts = self._ended_on.get(freed_key, {})
-        if lasts.get(owner) == born:
-            del lasts[owner]
-            if not lasts:
-                del self._ended_on[freed_key]
-
-    def end_own_said(self, claim: Claim, now: float) -> None:
+    def end_own_said(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
         """Our own claim is over, and that is being published."""
-        self.end(claim, now)
+        self.end(claim, now, heir=heir, freed=freed)
         self.forget(claim)
 
-    def end_own(self, claim: Claim, now: float) -> None:
+    def end_own(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
         """Our own claim is over without anybody having said so; we do with the next batch."""
-        self.end_own_said(claim, now)
+        self.end_own_said(claim, now, heir=heir, freed=freed)
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
     def note_freed(self, name: str, now: float) -> None:
@@ -499,25 +506,27 @@ class Claims:
         An adoption says that the old claim has ended, and who owns it now. We may have heard the
         first elsewhere, and not the second; then we know no claim that could be ended.
         """
-        self._note_freed(_name_digest(name), now)
+        what = _name_digest(name)
+        self._freed_here[what] = now
+        self._freed_here.move_to_end(what)
+        if len(self._freed_here) > self._limits.replica_ended_max:
+            self._freed_here.popitem(last=False)
 
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """Our caller has ended an id, and that is being published."""
         self.note_freed(reservation_id, now)
         for claim in claims:
-            for key in (claim.key, *claim.record.adopts):
-                self._note_freed(key, now)
             ours = claim.owner == self.router_id
-            self.end(claim, now, by_owner=ours)
+            self.end(claim, now, by_owner=ours, freed=True)
+            self.note_freed_before(claim, now)
             self._unsaid.pop(claim.key, None)
             if ours:
                 self.forget(claim)
 
-    def _note_freed(self, what: Key | int, now: float) -> None:
-        self._freed_here[what] = now
-        self._freed_here.move_to_end(what)
-        if len(self._freed_here) > 2 * self._limits.replica_ended_max:
-            self._freed_here.popitem(last=False)
+    def note_freed_before(self, claim: Claim, now: float) -> None:
+        """It has been freed: so has what took over a claim that it took over."""
+        for key in claim.record.adopts:
+            self.note_end(claim.reservation_id, key, now, by_owner=False, freed=True)
 
     def forget(self, claim: Claim) -> None:
         """Take a claim out of its owner's set and of ours."""
@@ -544,30 +553,22 @@ class Claims:
         reservation = old.reservation
         assert reservation is not None
         record = msgspec.structs.replace(
-            old.record,
-            born=self.seq + 1,
-            growth=old.growth(),
-            adopts=[*old.record.adopts[1 - ANCESTORS_MAX :], old.key],
-            ttl_s=ttl_s,
-            lease=lease,
+            old.succeeded(self.seq + 1), growth=old.growth(), ttl_s=ttl_s, lease=lease
         )
         self.untie(old, b"")
-        self.end(old, now, by_owner=False)
+        self.end(old, now, by_owner=False, heir=(self.router_id, record.born))
         claim = Claim(self.router_id, record, old.hashes_digest)
         self.own.add(claim)
         self._of_id[claim.reservation_id].append(claim)
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
-        self.ready.append(self.say([full, Ended(old.reservation_id, *old.key)]))
+        self.ready.append(self.say([full, self.ends.told(old.reservation_id, old.key)]))
 
     def purge(self, now: float, limit: int) -> None:
         """Forget what is kept only for a while, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
-        for _ in range(limit):
-            if not self._ended or next(iter(self._ended.values())).noted > horizon:
-                break
-            self._forget_oldest_end()
+        self.ends.purge(horizon, limit)
         for _ in range(limit):
             if not self._freed_here or next(iter(self._freed_here.values())) > horizon:
                 break
@@ -587,12 +588,9 @@ class Claims:
             for one in some.by_id.values()
         )
         assert all(one.lease is None for one in self.own.by_id.values())
-        assert len(self._ended) <= self._limits.replica_ended_max
-        for lasts in self._ended_on.values():
-            assert lasts
-            assert self._ended.keys() >= set(lasts.items()), "of what is forgotten nothing is kept"
+        self.ends.check()
         assert len(self._early) <= self._limits.replica_ended_max
-        assert len(self._freed_here) <= 2 * self._limits.replica_ended_max
+        assert len(self._freed_here) <= self._limits.replica_ended_max
         for name, claims in self._of_id.items():
             assert claims, "nobody claims nothing"
             assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"

@@ -92,9 +92,9 @@ class Foreigners:
             self._resolver.touch(claim, now)
             self._resolver.unbook(claim, now)
             if claim.owner == claims.router_id:
-                claims.end_own(claim, now)
+                claims.end_own(claim, now, freed=True)
             else:
-                claims.end(claim, now, by_owner=False)
+                claims.end(claim, now, by_owner=False, freed=True)
                 claims.say_later(Ended(reservation_id, *claim.key))
 
     def _book_foreign(self, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from select_service.core.deadlines import Deadlines, rounded_up
 from select_service.types import LeaseRecord, LeaseState
 
@@ -99,6 +101,7 @@ class LeaseCopies:
             self.touch(copy, now, ttl_s)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
         claim.lease = copy
+        claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # its names, once
 
     def _has_room_for(self, terms: LeaseState) -> bool:
         longest = self._limits.lease_name_length_max

@@ -21,6 +21,8 @@ from select_service.core.policy import PolicyBook, PolicyError
 from select_service.errors import scope_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from indexer.core.registry import Registry
     from indexer.core.stream import EventStream
     from select_service.core.effects import Effects
@@ -51,6 +53,10 @@ class Membership:
             for rank in sorted(worker.event_sources)
             if (at := WorkerRank(worker.worker_id, rank)) in self._sources
         ]
+
+    def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
+        """Return every open stream with its endpoint and its replay endpoint."""
+        return iter([*self._sources.values()])
 
     def judge(self, worker: Worker) -> None:
         """Set lifecycle and reasons of a record that is about to enter its scope."""

@@ -83,6 +83,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     ttl_s: float | None = None  # of an admission; None: no more than the default
     lease: LeaseState | None = None  # of an admission: what it lives under
     fairness_id: str = ""  # of an admission: whose share of the pool it is, unless the tenant's
+    lapsed: bool = False  # of an end: for its time was up, which may be otherwise at who adopted it
 
 
 class ReplicaEnvelope(Struct, frozen=True):

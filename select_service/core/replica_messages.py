@@ -79,12 +79,19 @@ class Grown(Struct, frozen=True, tag="grown"):
     growth: Growth
 
 
-class Ended(Struct, frozen=True, tag="ended"):
-    """This claim is over, for good."""
+class Ended(Struct, frozen=True, omit_defaults=True, tag="ended"):
+    """This claim is over, for good.
+
+    `heir` names the claim that took it over, if one did and is not known to be over itself: who has
+    not heard of that one yet still knows that the reservation lives. `freed`: somebody has freed
+    the reservation, and with it whatever took this claim over.
+    """
 
     reservation_id: str
     owner: U64
     born: U64
+    heir: tuple[U64, U64] | None = None
+    freed: bool = False
 
 
 class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):

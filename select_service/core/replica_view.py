@@ -99,6 +99,17 @@ class View:
         for number in range(self.high + 1, seq + 1):
             self.missing[number] = now
 
+    def has_heard(self, seq: int) -> bool:
+        """Tell whether what it said under this number is certainly known, or over by now."""
+        heard = seq <= self.high and seq not in self.missing
+        return heard and (self.hole is None or seq > self.hole)
+
+    def mentioned(self, seq: int, now: float, limits: CoreLimits) -> None:
+        """Somebody else has heard it say something under this number, in this life."""
+        if seq > self.high and seq >> SEQ_BITS == self.high >> SEQ_BITS:
+            self._skip_to(seq, now, limits)
+            self.high = seq
+
     def doubt(self) -> None:
         """Something was certainly missed: nothing short of a new snapshot will do."""
         self.hole = self.high

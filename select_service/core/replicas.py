@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from select_service.core.claims import Claims
     from select_service.core.desk import Desk
+    from select_service.core.ends import Key
     from select_service.core.membership import Membership
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart, Statement
     from select_service.types import CoreLimits
@@ -119,6 +120,7 @@ class Replicas:
             view.gone = False
             self._claims.gone.discard(router_id)
             view.doubt()  # we may have let its claims expire
+            self._chores.append(self._remind(view))
         return view
 
     def _open_view(self, router_id: int, epoch: int, now: float) -> View:
@@ -145,7 +147,8 @@ class Replicas:
             self._claimed(view, claimed(envelope, event, event.data, stamp), now, live=True)
         elif event.data == "Free":
             for owner, born in stamp.of:
-                self._ended(view, Ended(event.request_id, owner, born), now, live=True)
+                end = Ended(event.request_id, owner, born, freed=not stamp.lapsed)
+                self._ended(view, end, now, live=True)
             self.resolver.free_unclaimed(event.request_id, now)
         else:
             for owner, born in stamp.of:
@@ -164,16 +167,28 @@ class Replicas:
         else:
             self._ended(view, item, now)
 
-    def _claimed(self, view: View, record: ClaimRecord, now: float, *, live: bool = False) -> None:
+    def _claimed(
+        self,
+        view: View,
+        record: ClaimRecord,
+        now: float,
+        *,
+        live: bool = False,
+        told_of: bool = False,
+    ) -> None:
+        """Its owner says so, or (`told_of`) somebody who has heard it."""
         if len(record.hashes) % HASH_BYTES or len(view.claims) >= self._limits.replica_claims_max:
             self.counters.claims_refused += 1
             return
         claim = view.claims.find(record.reservation_id, record.born)
         if claim is None:
             claim = Claim(view.router_id, record)
+            claim.hearsay = told_of
             if not self._claims.learn(claim, now):
                 return
         else:
+            if claim.hearsay and not told_of and self._claims.believe_owner(claim, record):
+                self.resolver.book_anew(claim, now)
             self._claims.learn_again(claim, record, now)
         if live and record.lease is not None:
             self._desk.sign_of_life(record.lease.lease_id, now)
@@ -187,11 +202,15 @@ class Replicas:
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         if claim is None:
             self._claims.grow_early(key, item.growth, view.router_id, now)
-            return
-        news = claim.join(item.growth)
-        if news and item.owner == self._claims.router_id:
+        names = {key} if claim is None else claim.names
+        for kin in self._claims.kin_of(item.reservation_id, names):
+            self._grows(view, kin, item.growth, now, live=live)
+
+    def _grows(self, view: View, claim: Claim, growth: Growth, now: float, *, live: bool) -> None:
+        news = claim.join(growth)
+        if news and claim.owner == self._claims.router_id:
             self._claims.say_later(claim)  # for those who missed who said it to us
-        elif news and item.owner != view.router_id:
+        elif news and claim.owner != view.router_id:
             claim.tellers = (claim.tellers or set()) | {view.router_id}
         if claim.booked:
             self.resolver.follow(claim, now)
@@ -204,19 +223,60 @@ class Replicas:
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         by_owner = item.owner in (view.router_id, claims.router_id)
         if claim is None:
-            claims.note_end(item.reservation_id, key, now, by_owner=by_owner)
-            return
-        if item.owner == claims.router_id:
-            if live:  # a caller of theirs, who lives
-                self.resolver.touch(claim, now)
-            self.resolver.unbook(claim, now)
-            claims.end_own(claim, now)
+            claims.note_end(
+                *(item.reservation_id, key, now),
+                by_owner=by_owner,
+                heir=item.heir,
+                freed=item.freed,
+            )
+        elif item.heir is not None and not claim.dead:
+            self._succeed(claim, claims.ends.living(item.heir), now)
+            if not claims.sets[item.owner].holds(claim):
+                return  # ours, and booking its heir has shown that its rank is not here
+        kin = [] if claim is None else [claim]
+        if item.freed:
+            names = {key} if claim is None else claim.names
+            kin += [one for one in claims.kin_of(item.reservation_id, names) if one is not claim]
+        for one in kin:
+            if one is claim or not one.dead:
+                self._end(one, item, now, live=live, by_owner=by_owner and one is claim)
+        if kin:
+            self.resolver.resolve(item.reservation_id, now)
+
+    def _end(self, claim: Claim, item: Ended, now: float, *, live: bool, by_owner: bool) -> None:
+        claims = self._claims
+        ours = claim.owner == claims.router_id
+        if ours and live:  # a caller of theirs, who lives
+            self.resolver.touch(claim, now)
+        self.resolver.unbook(claim, now)
+        heir = item.heir if claim.born == item.born else None
+        if ours:
+            claims.end_own(claim, now, heir=heir, freed=item.freed)
         else:
-            self.resolver.unbook(claim, now)
-            claims.end(claim, now, by_owner=by_owner)
-            if by_owner:
-                claims.forget(claim)
-        self.resolver.resolve(item.reservation_id, now)
+            claims.end(claim, now, by_owner=by_owner, heir=heir, freed=item.freed)
+        if item.freed:
+            claims.note_freed_before(claim, now)
+        if by_owner and not ours:
+            claims.forget(claim)
+
+    def _succeed(self, claim: Claim, heir: Key | None, now: float) -> None:
+        """A claim ends because somebody has adopted it: know that one's claim, heard or not.
+
+        Else the reservation would be unknown here, although it lives, until that is heard. All but
+        its terms follows from the old one; if it is over too, its owner does not have it.
+        """
+        if heir is None or heir[0] in (claim.owner, self._claims.router_id):
+            return
+        view = self._view_told_of(heir[0], now)
+        if view is None or view.has_heard(heir[1]):
+            return
+        view.mentioned(heir[1], now, self._limits)
+        record = msgspec.structs.replace(
+            claim.succeeded(heir[1]),
+            hashes=self.resolver.chain(claim),
+            lease=self.leases.terms(claim),
+        )
+        self._claimed(view, record, now, told_of=True)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -267,7 +327,7 @@ class Replicas:
                 view.gone = True
                 view.pulling_since = view.incoming = None
                 self._claims.gone.add(router_id)
-                self._chores.append(self._repeat_last_words(view))
+                self._chores.append(self._repeat_last_words())
             long_ago = silent_s > self._limits.replica_ended_s and now >= view.bury_at
             if view.gone and not view.buried and long_ago:
                 view.buried = True
@@ -288,18 +348,21 @@ class Replicas:
             del self.views[view.router_id], self._claims.sets[view.router_id]
             self._claims.gone.discard(view.router_id)
 
-    def _repeat_last_words(self, gone: View) -> Iterator[None]:
-        """What it said about claims of others, they may have missed, and cannot ask it again."""
+    def _repeat_last_words(self) -> Iterator[None]:
         for view in list(self.views.values()):
-            for number, claim in enumerate(list(view.claims.by_id.values())):
-                if view.gone or view is gone:
-                    break
-                if claim.dead:
-                    self._claims.say_later(Ended(claim.reservation_id, *claim.key))
-                elif claim.tellers and gone.router_id in claim.tellers:
-                    self._claims.say_later(claim)
-                if number % _LOOKS_PER_STEP == 0:
-                    yield
+            yield from self._remind(view)
+
+    def _remind(self, view: View) -> Iterator[None]:
+        """What the gone said about its claims it may have missed, and cannot ask them again."""
+        for number, claim in enumerate(list(view.claims.by_id.values())):
+            if view.gone:  # it is reminded when it comes back
+                break
+            if claim.dead:
+                self._claims.say_later(Ended(claim.reservation_id, *claim.key))
+            elif claim.tellers and any(map(self._claims.is_silent, claim.tellers)):
+                self._claims.say_later(claim)
+            if number % _LOOKS_PER_STEP == 0:
+                yield
 
     def _settle(self, now: float) -> bool:
         """Do a slice of what is left over; True while there is more."""
@@ -337,7 +400,7 @@ class Replicas:
             if not claim.dead:
                 given += 1
                 yield self._record(claim)
-        yield from claims.endings()
+        yield from claims.ends.retold()
         for view in list(self.views.values()):
             for claim in list(view.claims.by_id.values()):
                 if claim.dead:
@@ -376,7 +439,7 @@ class Replicas:
             view.incoming.promised = part.claims
         elif isinstance(part, ClaimRecord):
             view.incoming.seen.add(part.born)
-            if self._claims.was_ended_by_owner((router_id, part.born)):
+            if self._claims.ends.is_word_of_owner((router_id, part.born)):
                 # its state was put back to what it was before that: somebody must remind it
                 self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
             self._claimed(view, part, now)
@@ -398,15 +461,22 @@ class Replicas:
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
             self._grown(teller, grown, now, live=False)
             return
+        view = self._view_told_of(owner, now)
+        if view is not None:
+            self._claimed(view, part.claim, now, told_of=True)
+
+    def _view_told_of(self, router_id: int, now: float) -> View | None:
+        """Return what is known of a publisher that others have heard; to us it may be gone."""
+        view = self.views.get(router_id)
         if view is None:
             if len(self.views) >= self._limits.replica_publishers_max:
                 self.counters.publishers_refused += 1
-                return
-            view = self._open_view(owner, 1, now)
+                return None
+            view = self._open_view(router_id, 1, now)
             view.gone = True
             view.doubt()
-            self._claims.gone.add(owner)
-        self._claimed(view, part.claim, now)
+            self._claims.gone.add(router_id)
+        return view
 
     def end(self, router_id: int, now: float, *, complete: bool) -> None:
         """It has come to its end, or has broken off."""

@@ -140,6 +140,12 @@ class Resolver:
         self._claims.untie(claim, b"")
         self.release(booking, now)
 
+    def book_anew(self, claim: Claim, now: float) -> None:
+        """It lives on other terms than it was booked on; `resolve` books it again."""
+        booking = self._desk.bookings.live(claim.reservation_id)
+        if booking is not None and booking.reservation.claim is claim:
+            self._give_up(booking, now)
+
     def _give_up(self, booking: Booking, now: float) -> None:
         """Another claim counts; this one stays a claim, with its hashes."""
         claim = booking.reservation.claim

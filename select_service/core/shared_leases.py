@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from indexer.types import HASH_BYTES
+from select_service.core.leases import LISTED_MAX
 from select_service.core.replica_messages import Closed, Ended, Renewed
 from select_service.errors import LeaseConflict
 from select_service.types import LeaseList
@@ -132,8 +133,9 @@ class SharedLeases:
 
     def listed(self, owner: str | None, limit: int, now: float) -> LeaseList:
         """Describe open leases, oldest first, then those known through others."""
+        limit = min(limit, LISTED_MAX)
         here = self._leases.listed(owner, limit, now)
-        there, total = self._copies.listed(owner, max(0, limit - len(here.leases)), now)
+        there, total = self._copies.listed(owner, limit - len(here.leases), now)
         return LeaseList([*here.leases, *there], here.total + total)
 
     # -- what replicas say ---------------------------------------------------------------------
@@ -236,8 +238,6 @@ class SharedLeases:
     def _free_orphans(self, copy: LeaseCopy) -> Iterator[None]:
         """Its owner has closed it here: nobody else will end what is nobody's."""
         for claim in self._orphans(copy):
-            if not copy.closed:
-                break
             name, key = claim.reservation_id, claim.key
             self._resolver.unbook(claim, self._now)
             self._claims.end_all(name, [claim], self._now)

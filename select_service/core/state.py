@@ -205,7 +205,7 @@ class Reservations:
 
     def _freed_record(self, name: str) -> bytes:
         """Say which claims ended with it: their owners may be away, and come back with them."""
-        ended = self._desk.announcer.claims.ended_on(name)
+        ended = self._desk.announcer.claims.ends.on(name)
         return _ENDED + _encode(ended) if ended else _FREED
 
     def _restore_freed(self, name: str, record: bytes, now: float) -> None:
@@ -242,7 +242,8 @@ class Reservations:
             born = facts.born or announcer.claims.stamp().seq
             announcer.own(partition, booking.reservation, born, facts.adopts)
             for key in facts.adopts:
-                announcer.claims.note_end(name, key, now, by_owner=False)
+                heir = announcer.claims.router_id, born
+                announcer.claims.note_end(name, key, now, by_owner=False, heir=heir)
         return self._nothing
 
 

@@ -65,6 +65,7 @@ def create_driver(settings: Settings) -> Driver:
         replica_sync_port=settings.replica_sync_port,
         replica_limits=settings.replica_limits,
         keeper=_keeper(settings),
+        snapshot_limits=settings.snapshot_limits,
         indexer_peers=settings.indexer_peers,
         recovery_limits=settings.recovery_limits,
         ready_timeout_s=settings.ready_timeout_s,

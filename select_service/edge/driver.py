@@ -20,6 +20,7 @@ from msgspec import UNSET
 from indexer.core.registry import Registry
 from indexer.edge.listener import Listeners
 from indexer.edge.recovery import Recovery
+from indexer.edge.snapshots import Source
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
 from select_service.core.discovery import API
@@ -30,19 +31,21 @@ from select_service.edge.batches import Batches
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import (
     INDEX_RECOVERY,
+    INDEX_SNAPSHOT,
     REPLICA_LEDGERS,
     WORKER,
     LedgersApplied,
     Readiness,
 )
 from select_service.edge.replicas import Replicas
+from select_service.edge.warm_start import WarmStart
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
 from select_service.types import Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from indexer.types import RecoveryLimits, StreamLimits
+    from indexer.types import RecoveryLimits, SnapshotLimits, StreamLimits
     from select_service.admission_types import (
         AdmissionChange,
         AdmissionSettings,
@@ -112,6 +115,7 @@ class Driver:
         replica_sync_port: int | None = None,
         replica_limits: ReplicaLimits | None = None,
         keeper: Keeper | None = None,
+        snapshot_limits: SnapshotLimits | None = None,
         indexer_peers: Sequence[str] = (),
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
@@ -130,6 +134,7 @@ class Driver:
             replica_sync_port: where bookings are published; None: nowhere.
             replica_limits: bounds of the replica plane.
             keeper: keeps the state on disk; None: it ends with the process. `close` closes it.
+            snapshot_limits: budgets of the index snapshot beside that; None: there is none.
             indexer_peers: base URLs of those who may have an index to start with.
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
@@ -169,6 +174,11 @@ class Driver:
                 *(registry, indexer_peers, self.core.make_room), limits=recovery_limits, clock=clock
             )
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
+        self.warm_start: WarmStart | None = None
+        if keeper is not None and snapshot_limits is not None:
+            directory = keeper.journal.store.directory
+            self.warm_start = WarmStart(directory, registry, snapshot_limits, clock)
+            self.readiness.wait_for(INDEX_SNAPSHOT, self._is_snapshot_judged)
         self.discovery: Discovery | None = None
         """Where workers and replicas are found; set before `start`."""
         if replica_sync_port is not None:
@@ -210,6 +220,8 @@ class Driver:
                 limits=self._stream_limits,
                 on_load=self.load_topic.hear,
             )
+        if self.warm_start is not None:
+            await self.warm_start.open(self._listeners)
         if self.keeper is not None:
             await self._restore(self.keeper)
         if self._replica_sync_port is not None:
@@ -224,6 +236,8 @@ class Driver:
         self.readiness.start()
         if self.recovery is not None:
             self._recovering = loop.create_task(self._recover(self.recovery))
+        if self.warm_start is not None:
+            self.warm_start.start(self._sources)
         self._housekeeper = loop.create_task(self._keep_house())
         if self.discovery is not None:
             self.discovery.start()
@@ -233,22 +247,17 @@ class Driver:
         self._closing = True
         if self.discovery is not None:
             await self.discovery.close()
-        for futures in self._waiting.values():
-            for future in futures:
-                if not future.done():
-                    future.set_exception(ShuttingDown())
-        self._waiting.clear()
+        self._send_away()
         self._watch_deadlines()
         self.load_topic.close()
         await self._batches.close()
-        if self._recovering is not None:
-            self._recovering.cancel()
-            await asyncio.gather(self._recovering, return_exceptions=True)
-            self._recovering = None
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
-            await asyncio.gather(self._housekeeper, return_exceptions=True)
-            self._housekeeper = None
+        for task in (self._recovering, self._housekeeper):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._recovering = self._housekeeper = None
+        if self.warm_start is not None:
+            await self.warm_start.close()
         if self._listeners is not None:
             await self._listeners.close()
             self._listeners = None
@@ -258,6 +267,13 @@ class Driver:
         if self.keeper is not None:
             await self.keeper.close()
 
+    def _send_away(self) -> None:
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(ShuttingDown())
+        self._waiting.clear()
+
     async def _restore(self, keeper: Keeper) -> None:
         """Bring back what is on disk, and write down what changes from now on."""
         dropped = await keeper.restore(self.core.state, self._carry_out, self._clock)
@@ -265,6 +281,18 @@ class Driver:
         for key in dropped:
             changes.mark(*key)
         keeper.start(changes, self._release)
+
+    def _sources(self) -> list[Source]:
+        return [Source(*source) for source in self.core.membership.sources()]
+
+    def _is_snapshot_judged(self) -> bool:
+        """Whether what an earlier life knew of workers that are there has its verdict."""
+        assert self.warm_start is not None
+        if self.recovery is not None and self.recovery.outcome == "running":
+            return False  # streams are not followed yet
+        if self.discovery is not None and not self.discovery.is_settled:
+            return False  # nor known
+        return self.warm_start.is_judged
 
     def _register_again(self, replicas: Replicas) -> None:
         for endpoint in self.core.peer_endpoints.endpoints:
@@ -640,12 +668,19 @@ class Driver:
         if self.recovery is not None and self.recovery.outcome == "running":
             self._held.append(listen)
             return
+        warm = self.warm_start
+        is_known = warm is not None and warm.knows(listen.stream)
         try:
-            listeners.start(listen.stream, listen.endpoint, listen.replay_endpoint)
+            listeners.start(
+                listen.stream, listen.endpoint, listen.replay_endpoint, is_held=is_known
+            )
         except EndpointRefused as error:
             rank = listen.stream.rank
             _log.warning("event source refused: %s (worker %d)", error, rank.worker_id)
             self._carry_out(self.core.refuse_source(rank, str(error), self._clock()))
+            return
+        if warm is not None and is_known:
+            warm.give_back(listen)
 
 
 def _router_id(keeper: Keeper | None, rng: random.Random) -> int:

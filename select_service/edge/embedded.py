@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from indexer.types import EventLossPolicy
+from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.driver import Driver
 from select_service.edge.keeper import Keeper
 from select_service.types import BatchAnswer, LeaseRenewal
@@ -71,8 +71,8 @@ class SelectionService:
             limits: bounds of memory, and the TTL of reservations.
             on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
             replica_sync_port: where bookings are published to replicas; None: nowhere.
-            state_dir: where workers, reservations and leases are kept; None: nowhere. Taken at
-                once, given back when the context is left.
+            state_dir: where workers, reservations, leases and the index are kept; None: nowhere.
+                Taken at once, given back when the context is left.
             strict: a verb that changes something returns once that is on disk.
             admission: who is let in at all; None: everybody.
             seed: for ties and temperatures; None: from the system.
@@ -88,6 +88,7 @@ class SelectionService:
             replica_sync_port=replica_sync_port,
             keeper=keeper,
             admission=admission,
+            snapshot_limits=SnapshotLimits(),
             seed=seed,
         )
 

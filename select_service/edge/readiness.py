@@ -19,6 +19,7 @@ _log = logging.getLogger("select_service")
 WORKER: Final = "schedulable_worker"
 INDEX_RECOVERY: Final = "index_recovery"
 REPLICA_LEDGERS: Final = "replica_ledgers"
+INDEX_SNAPSHOT: Final = "index_snapshot"
 STATE: Final = "state"
 DISCOVERY: Final = "discovery"
 

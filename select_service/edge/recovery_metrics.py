@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
 
 _RECOVERY: Final = ("running", "recovered", "failed")
-_GATES: Final = ("index_recovery", "replica_ledgers", "state", "discovery")
+_GATES: Final = ("index_recovery", "index_snapshot", "replica_ledgers", "state", "discovery")
 
 
 class RecoveryMetrics(Collector):

@@ -127,7 +127,7 @@ class ReplicaMetrics(Collector):
         copies.add_metric((), len(self._service.core.desk.announcer.claims.copies))
         yield copies
         ended = self._gauge("replica_ended", "Ends of reservations remembered.")
-        ended.add_metric((), self._service.core.desk.announcer.claims.ended_count)
+        ended.add_metric((), len(self._service.core.desk.announcer.claims.ends))
         yield ended
         gaps = sum(view.gaps for view in replicas.views.values())
         for name, text, count in (

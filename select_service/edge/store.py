@@ -36,12 +36,12 @@ __all__ = ["Damage", "Identity", "Loaded", "Store"]
 PAGE: Final = 4096  # SQLite's default
 
 CHECKPOINT_PAGES: Final = 1000
-"""Of the log, before it is copied into the file: 4 MB, some 10 ms every few hundred commits."""
+"""Of the log, before it is copied into the file: 4 MB, some 10 ms every hundred commits or two."""
 
 LOG_BYTES: Final = wal.HEADER.size + CHECKPOINT_PAGES * (wal.FRAME.size + PAGE)
-"""The log's size from the start. A sync of a file that has grown waits for the file system's own
-journal and the thread that writes it: 0.12 instead of 0.08 ms here, 4 instead of 0.2 on busy
-processors. SQLite reads a log to the first frame that is not of its time, and zeros are of none."""
+"""The log's size from the start. A sync of a file that has grown writes its metadata too, and
+commits the journal of a file system that has one: 0.12 instead of 0.08 ms here, without a journal.
+SQLite reads a log to the first frame that is not of its time, and zeros are of none."""
 
 _ZEROS: Final = 1 << 18
 

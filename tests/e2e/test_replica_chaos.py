@@ -42,7 +42,6 @@ class Booking:
     outputs: Counter[int] = field(default_factory=Counter)  # by the replica that was told
     prefilled_at: set[int] = field(default_factory=set)
     freed_at: set[int] = field(default_factory=set)
-    moved: bool = False  # who owned it was out of reach, so somebody else may own it now
 
     @property
     def load(self) -> tuple[int, int]:
@@ -61,7 +60,6 @@ class Clients:
     dice: random.Random
     ever: dict[str, Booking] = field(default_factory=dict)
     live: dict[str, Booking] = field(default_factory=dict)
-    apart: set[frozenset[int]] = field(default_factory=set)  # replicas that cannot hear each other
 
     def act(self) -> None:
         """One call to one replica."""
@@ -99,9 +97,7 @@ class Clients:
         """False where the replica has not heard of the reservation yet."""
         answer = replica.request(method, f"/reservations/{booking.name}{verb}", body)
         assert answer.status in {200, GONE}, (verb, answer)
-        known = answer.status != GONE
-        booking.moved |= known and frozenset((replica.port, booking.booked_at)) in self.apart
-        return known
+        return answer.status != GONE
 
     @property
     def truth(self) -> Loads:
@@ -126,9 +122,8 @@ class Watch:
     Load is neither made nor lost: it is the sum of the reservations that are live there, each of
     them once, each as it was admitted somewhere and no larger than what clients have added to it;
     what this replica has acknowledged itself or was seen to know stays until somebody frees it,
-    and what it has seen the end of does not come back. A reservation that has changed its owner is
-    let off the last two: who hears that the old owner has let go before it hears who is the new
-    one does without until its next pull.
+    and what it has seen the end of does not come back. That holds for a reservation that changes
+    its owner, too: who hears that the old one has let go hears who is the new one.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -157,12 +152,10 @@ class Watch:
         over = self._over.setdefault(replica.port, set())
         assert not over & here.keys(), "what is over does not come back"
         ever = self._clients.ever
-        over |= {name for name in before.keys() - here.keys() if not ever[name].moved}
+        over |= before.keys() - here.keys()
         for booking in ever.values():
             self._keeps_its_word(replica.port, booking, here.get(booking.name))
         for name, then in before.items():
-            if ever[name].moved:
-                continue
             if name in here:
                 assert here[name].outputs >= then.outputs
                 assert here[name].prefill_done >= then.prefill_done
@@ -181,7 +174,7 @@ class Watch:
     def _keeps_its_word(self, port: int, booking: Booking, one: Booked | None) -> None:
         assert one is None or port not in booking.freed_at, f"{booking.name} was freed here"
         told = port == booking.booked_at or booking.outputs[port] or port in booking.prefilled_at
-        if told and not booking.freed_at and not booking.moved:
+        if told and not booking.freed_at:
             assert one is not None, f"{booking.name} was acknowledged here and freed nowhere"
             assert one.outputs >= booking.outputs[port]
             assert one.prefill_done or port not in booking.prefilled_at
@@ -275,9 +268,9 @@ def test_a_storm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_a_long_storm(tmp_path: Path, seed: int) -> None:
-    storm(tmp_path, seed, 3000)
+    storm(tmp_path, seed, 1200)
 
 
 @pytest.mark.slow
@@ -291,7 +284,6 @@ def test_a_partition(tmp_path: Path) -> None:
         alone = replicas[2]
         for link, (speaker, hearer) in zip(links, itertools.permutations(replicas, 2), strict=True):
             link.set(CALM, cut=alone in (speaker, hearer))
-        clients.apart = {frozenset((alone.port, other.port)) for other in replicas[:2]}
         live_on(clients, watch, 120)
         eventually(lambda: alone.metric("replica_publishers", state="gone"), 2.0)
         live_on(clients, watch, 60)
@@ -313,7 +305,6 @@ def test_a_replica_that_dies_in_the_storm(tmp_path: Path) -> None:
         dead.process.kill()
         dead.process.wait()
         clients.replicas = replicas[1:]
-        clients.apart = {frozenset((dead.port, other.port)) for other in clients.replicas}
         slowest = 0.0
         for _ in range(200):
             started = time.monotonic()

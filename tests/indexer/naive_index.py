@@ -23,6 +23,7 @@ class NaiveIndex:
         self.chains: dict[WorkerRank, dict[int, Chain]] = {}
         self.namespaces: dict[WorkerRank, dict[int, Namespace]] = {}
         self.counts: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}
+        self.unproven: set[WorkerRank] = set()
 
     def attach(self, rank: WorkerRank) -> int:
         if rank not in self.slots:
@@ -37,6 +38,18 @@ class NaiveIndex:
         self.chains[rank] = {}
         self.namespaces[rank] = {}
         self.counts[rank] = Counter()
+        self.unproven.discard(rank)
+
+    def recall(self, rank: WorkerRank, other: NaiveIndex) -> None:
+        """Take over what another index had of a rank; nobody sees it before `credit`."""
+        self.attach(rank)
+        self.chains[rank] = other.chains[rank].copy()
+        self.namespaces[rank] = other.namespaces[rank].copy()
+        self.counts[rank] = other.counts[rank].copy()
+        self.unproven.add(rank)
+
+    def credit(self, rank: WorkerRank) -> None:
+        self.unproven.discard(rank)
 
     def namespace_of(self, rank: WorkerRank, engine_hash: int) -> Namespace | None:
         return self.namespaces[rank].get(engine_hash)
@@ -84,6 +97,8 @@ class NaiveIndex:
         return len(known)
 
     def held(self, rank: WorkerRank, tier: Tier) -> set[Chain]:
+        if rank in self.unproven:
+            return set()
         return {
             self.chains[rank][name]
             for (t, _, name), count in self.counts.get(rank, Counter()).items()

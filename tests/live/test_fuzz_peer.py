@@ -11,7 +11,8 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -30,7 +31,7 @@ BLOCK_SIZE: Final = 16
 TIE: Final = 1e-9
 ENV: Final = {"DYN_USE_KV_EVENTS": "false"}
 STEPS_SHOWN: Final = 25
-GONE_DEADLINE_S: Final = 5.0
+CHANGE_DEADLINE_S: Final = 5.0
 
 Body = dict[str, Any]
 Rank = tuple[int, int]
@@ -73,6 +74,13 @@ class Duel:
         )
         return theirs.status, theirs.json
 
+    def register(self, record: Body) -> None:
+        """Register a worker with both; the reference says 201 first and takes it in afterwards."""
+        self.ask("POST", "/workers", record)
+        sign = b'"worker_id":%d,' % record["worker_id"]
+        for server in self.servers:
+            _wait_until(partial(_lists, server, sign))
+
 
 class Traffic:
     """One random fleet, and random requests to it."""
@@ -104,7 +112,7 @@ class Traffic:
             "max_num_batched_tokens": 10**9,
             "taints": sorted(self.taints[worker_id]),
         }
-        self.duel.ask("POST", "/workers", record)
+        self.duel.register(record)
 
     def step(self) -> None:
         """Send one request of some kind, in proportions that keep the fleet half busy."""
@@ -302,7 +310,7 @@ def test_few_reservations_that_share_blocks(servers: tuple[Server, Server], seed
     duel, dice = Duel(servers, seed), random.Random(seed)
     for game in range(GAMES):
         record = {"worker_id": game, "endpoint": "e", "block_size": BLOCK_SIZE}
-        duel.ask("POST", "/workers", record | {"max_num_batched_tokens": 10**9})
+        duel.register(record | {"max_num_batched_tokens": 10**9})
         names: list[str] = []
         for move in range(dice.randrange(1, 8)):
             name = dice.choice([*names, None, None])
@@ -322,14 +330,22 @@ def test_few_reservations_that_share_blocks(servers: tuple[Server, Server], seed
             duel.ask("DELETE", _path(name))
         for server in servers:  # what becomes of the record differs on purpose (D5)
             server.request("DELETE", f"/workers/{game}")
-            _wait_until_gone(server)
+            # the reference says 200 first and lets the worker's load go afterwards
+            _wait_until(partial(_has_no_load, server))
 
 
-def _wait_until_gone(server: Server) -> None:
-    """The reference says 200 first and lets the worker's load go afterwards."""
-    deadline = time.monotonic() + GONE_DEADLINE_S
-    while b"worker_id" in server.request("GET", "/loads").raw:
-        assert time.monotonic() < deadline, f"{server.command}: the worker's load stays"
+def _lists(server: Server, sign: bytes) -> bool:
+    return sign in server.request("POST", "/potential_loads", {"token_ids": [1]}).raw
+
+
+def _has_no_load(server: Server) -> bool:
+    return b"worker_id" not in server.request("GET", "/loads").raw
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + CHANGE_DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, "a worker neither comes nor goes"
         time.sleep(POLL_S)
 
 

@@ -21,6 +21,8 @@ COMMAND = "make readme"
 FIXED = (
     ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
     ("select_service.edge.protocol", "LINGER_S", "seconds a refused client may go on sending"),
+    ("select_service.edge.store", "LOG_BYTES", "bytes of the state's log, from the start"),
+    ("select_service.edge.journal", "BATCH_ROWS_MAX", "rows in one commit"),
     ("select_service.core.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
@@ -42,6 +44,14 @@ FIXED = (
         "DEADLINE_S",
         "seconds to wait for a full worker",
     ),
+    ("indexer.edge.snapshots", "SLICE_S", "seconds of the index snapshot between other requests"),
+    (
+        "indexer.edge.snapshots",
+        "REST_TURNS",
+        "turns a rank gets to end a batch before its snapshot",
+    ),
+    ("indexer.edge.snapshot_file", "FRAME_BYTES_MAX", "bytes of a frame of the index snapshot"),
+    ("indexer.core.progress", "DIGESTS_KEPT", "digests of a rank's last batches in the snapshot"),
     ("select_service.edge.replica_sync", "TURN_S", "seconds for all replicas' messages together"),
     ("select_service.edge.replica_sync", "MESSAGES_PER_TURN", "messages of one replica in a row"),
     ("select_service.edge.replica_pull", "SLICE_S", "seconds of a snapshot between other requests"),

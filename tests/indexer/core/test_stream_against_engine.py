@@ -12,8 +12,15 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
+from indexer.core.memory import StreamMemory
 from indexer.core.progress import BEHEADED_BELIEVED
 from indexer.core.replay import Mode, ReplayRequest
 from indexer.core.stream import EventStream
@@ -89,21 +96,63 @@ class StreamMachine(RuleBasedStateMachine):
     def begin(self, steps: int, has_replay: bool, form: str) -> None:
         self.steps, self.form = steps, form
         self.engine = Engine(1, steps, form)
+        self.has_replay = has_replay
+        self._come_alive()
+        self.snapshot: tuple[int, StreamMemory, NaiveIndex] | None = None
+        self.wire: deque[tuple[int, int, bytes]] = deque()
+        self.applied_of = 1  # whose batches the cursor counts
+        self.dead_request: ReplayRequest | None = None
+        self.now = 0.0
+
+    def _come_alive(self) -> None:
+        self.beheaded = 0  # answers from number 0 on that lost their beginning on the way
         self.index = NaiveIndex(16)
         self.stream = EventStream(
             Scope("m", "t"),
             RANK,
             self.index,  # type: ignore[arg-type]
             worker_ranks=range(1),
-            has_replay=has_replay,
+            has_replay=self.has_replay,
             on_event_loss=self.policy,
             limits=LIMITS,
         )
-        self.wire: deque[tuple[int, int, bytes]] = deque()
-        self.applied_of = 1  # whose batches the cursor counts
-        self.dead_request: ReplayRequest | None = None
-        self.beheaded = 0  # answers from number 0 on that lost their beginning on the way
-        self.now = 0.0
+
+    # -- ourselves --------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.stream.is_at_rest)
+    @rule()
+    def write_snapshot(self) -> None:
+        copy = NaiveIndex(16)
+        copy.recall(RANK, self.index)
+        memory = self.stream.memory()
+        assert memory.last_batch_ts is not None
+        self.snapshot = (int(memory.last_batch_ts // 1e6), memory, copy)
+
+    @precondition(lambda self: self.snapshot is not None)
+    @rule(is_mute=st.booleans())
+    def crash(self, is_mute: bool) -> None:
+        """Come back with the snapshot; what was on its way to us is lost."""
+        assert self.snapshot is not None
+        self.wire.clear()
+        self.dead_request = None
+        self._come_alive()
+        self.applied_of, memory, copy = self.snapshot
+        self.recalled_of = self.applied_of
+        self.index.recall(RANK, copy)
+        self.stream.recall(memory, self.now)
+        self.stream.check()
+        assert not any(self.index.held(RANK, tier) for tier in Tier), "nothing before the proof"
+        if is_mute:
+            self.dead_request = self.stream.request
+
+    @invariant()
+    def only_the_same_engine_is_credited(self) -> None:
+        if not hasattr(self, "stream"):
+            return
+        if self.stream.is_unproven:
+            assert not any(self.index.held(RANK, tier) for tier in Tier)
+        elif self.stream.tallies.recalls.pop("credited", 0) and self.has_replay:
+            assert self.recalled_of == self.engine.number
 
     # -- the engine -----------------------------------------------------------------------------
 

@@ -258,6 +258,8 @@ def test_our_own_messages_come_back(message: Heartbeat | Said) -> None:
         CLAIM,
         Grown("x", 1, 2, Growth()),
         Ended("x", 1, 2),
+        Ended("x", 1, 2, (3, 2**64 - 1)),
+        Ended("x", 1, 2, freed=True),
         Hearsay(5, CLAIM),
         Hearsay(5, LEASED),
         Renewed("l", 5.0, 2.5),
@@ -266,6 +268,12 @@ def test_our_own_messages_come_back(message: Heartbeat | Said) -> None:
 )
 def test_parts_of_snapshots_come_back(part: Any) -> None:
     assert decode_part(encode_part(part)) == part
+
+
+def test_ends_without_heirs_are_as_they_always_were() -> None:
+    told = msgspec.msgpack.decode(encode_part(Ended("x", 1, 2)))
+    assert told == {"type": "ended", "reservation_id": "x", "owner": 1, "born": 2}
+    assert decode_part(msgspec.msgpack.encode(told | {"later": 1})) == Ended("x", 1, 2)
 
 
 def test_claims_without_terms_are_as_they_always_were() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from select_service.core import shared_leases
 from select_service.core.replica_messages import Closed, Renewed, Said
 from select_service.errors import (
     InvalidField,
@@ -15,35 +16,20 @@ from select_service.errors import (
     LeaseExpired,
     LeaseNotFound,
 )
-from select_service.types import (
-    CoreLimits,
-    LeaseRecord,
-    LeaseRenewal,
-    LeaseRequest,
-    ReservationRequest,
+from select_service.types import LeaseRequest
+from tests.models.replica_net import LIMITS, Net
+from tests.select_service.core.leased import (
+    COUNT,
+    book,
+    close,
+    leased,
+    made,
+    open_here,
+    opened,
+    owned,
+    renew,
+    sizes,
 )
-from tests.models.replica_net import LIMITS, Net, Node
-
-COUNT = 10
-
-
-def made(nodes: int, limits: CoreLimits = LIMITS) -> Net:
-    net = Net(1, nodes, limits)
-    for node in net.nodes:
-        node.put_worker(1)
-    net.run(2.0)
-    return net
-
-
-def leased(nodes: int, limits: CoreLimits = LIMITS) -> Net:
-    """Replicas, and ten reservations under a lease of 20 seconds at the first."""
-    net = made(nodes, limits)
-    opened(net.nodes[0])
-    for number in range(COUNT):
-        book(net.nodes[0], f"r{number}", lease_id="l")
-    net.run(2.0)
-    assert sizes(net) == [COUNT] * nodes
-    return net
 
 
 @pytest.fixture
@@ -54,50 +40,6 @@ def net() -> Net:
 @pytest.fixture
 def three() -> Net:
     return leased(3)
-
-
-def opened(node: Node, ttl_s: float = 20.0, owner: str = "o") -> LeaseRecord:
-    request = LeaseRequest(owner=owner, ttl_s=ttl_s, lease_id="l")
-    return node.core.open_lease(request, node.net.now)[0]
-
-
-def book(node: Node, name: str, lease_id: str | None = None, ttl_s: float | None = None) -> None:
-    request = ReservationRequest(
-        reservation_id=name,
-        worker_id=1,
-        sequence_hashes=[len(name)],
-        isl_tokens=9,
-        lease_id=lease_id,
-        ttl_s=ttl_s,
-    )
-    node.did(node.core.reserve(request, node.net.now)[1])
-
-
-def renew(node: Node, ttl_s: float | None = None) -> LeaseRecord:
-    return node.core.renew_lease("l", LeaseRenewal(ttl_s=ttl_s), node.net.now)[0]
-
-
-def close(node: Node) -> None:
-    lease, effects = node.core.close_lease("l", node.net.now)
-    node.did(effects)
-    while lease is not None and lease.reservations:
-        node.did(node.core.clear_lease(lease, node.net.now))
-
-
-def sizes(net: Net) -> list[int]:
-    return [len(node.ledger()) for node in net.nodes if not node.is_down]
-
-
-def open_here(node: Node) -> list[tuple[str, str, float, int]]:
-    return [
-        (one.lease_id, one.owner, one.ttl_s, one.reservations)
-        for one in node.core.leases(node.net.now, None, 100).leases
-        if one.router_ids is msgspec.UNSET
-    ]
-
-
-def owned(node: Node) -> int:
-    return len(node.core.desk.announcer.claims.own)
 
 
 # -- while the owner lives -----------------------------------------------------------------------
@@ -262,6 +204,23 @@ def test_leases_of_others_are_listed_with_whose_they_are(three: Net) -> None:
     assert node.core.leases(three.now, "nobody", 9).total == 0
 
 
+def test_no_list_is_longer_than_one_turn_allows(
+    three: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in three.nodes[:2]:
+        for name in "abc":
+            lease_id = f"{node.number}{name}"
+            request = LeaseRequest(owner="me", ttl_s=9.0, lease_id=lease_id)
+            node.core.open_lease(request, three.now)
+            book(node, f"of-{lease_id}", lease_id=lease_id)
+    three.run(2.0)
+    monkeypatch.setattr(shared_leases, "LISTED_MAX", 5)
+    found = three.nodes[1].core.leases(three.now, None, 1000)
+    assert [one.lease_id for one in found.leases[:4]] == ["1a", "1b", "1c", "l"]
+    assert len(found.leases) == 5
+    assert found.total == 7
+
+
 # -- when it is gone -----------------------------------------------------------------------------
 
 
@@ -356,6 +315,17 @@ def test_closing_frees_what_is_nobodys(three: Net) -> None:
             renew(node)
 
 
+def test_what_was_closed_stays_closed_when_its_id_is_opened_again_at_once(three: Net) -> None:
+    three.kill(three.nodes[0])
+    three.run(5.0)
+    close(three.nodes[1])
+    opened(three.nodes[1])
+    book(three.nodes[1], "anew", lease_id="l")
+    three.run(2.0)
+    assert [node.ledger().keys() for node in three.nodes[1:]] == [{"anew"}, {"anew"}]
+    assert open_here(three.nodes[1]) == [("l", "o", 20.0, 1)]
+
+
 def test_who_returns_hears_that_its_lease_was_closed(three: Net) -> None:
     three.cut = {frozenset((0, 1)), frozenset((0, 2))}
     three.run(5.0)
@@ -423,84 +393,12 @@ def test_what_is_told_in_snapshots_has_its_lease_too(three: Net) -> None:
     assert sizes(three) == [COUNT, COUNT]
 
 
-# -- one id, two claims --------------------------------------------------------------------------
-
-
-def booked_twice() -> tuple[Net, Node, Node]:
-    """The same id at two replicas, each under a lease of its own; the first one's counts."""
-    net = made(2)
-    one, other = sorted(net.nodes, key=lambda node: node.router_id)
-    net.cut.add(frozenset((0, 1)))
-    for node, lease_id in ((one, "first"), (other, "second")):
-        request = LeaseRequest(owner="o", ttl_s=20.0, lease_id=lease_id)
-        node.core.open_lease(request, net.now)
-        book(node, "r", lease_id=lease_id)
-    net.cut.clear()
-    net.run(2.0)
-    assert sizes(net) == [1, 1]
-    assert other.ledger().keys() == {"r"}
-    assert other.core.desk.bookings.get("r").reservation.origin == one.router_id
-    return net, one, other
-
-
-def test_a_claim_that_is_booked_again_has_its_lease_again() -> None:
-    net, _one, other = booked_twice()
-    for _ in range(2):
-        net.run(15.0)
-        other.core.renew_lease("second", LeaseRenewal(), net.now)
-    assert sizes(net) == [1, 1], "that the first was missed ends the first alone"
-    reservation = other.core.desk.bookings.get("r").reservation
-    assert reservation.origin == "local"
-    assert reservation.lease is not None
-    assert reservation.lease.lease_id == "second"
-    net.run(25.0)
-    assert sizes(net) == [0, 0]
-
-
-def test_a_claim_whose_lease_ended_meanwhile_is_not_booked_again() -> None:
-    net, one, _other = booked_twice()
-    for _ in range(2):
-        net.run(15.0)
-        one.core.renew_lease("first", LeaseRenewal(), net.now)
-    net.run(25.0)
-    assert sizes(net) == [0, 0]
-
-
-def test_a_claim_that_is_booked_again_has_its_time_to_live_again() -> None:
-    net = made(2)
-    one, other = sorted(net.nodes, key=lambda node: node.router_id)
-    net.cut.add(frozenset((0, 1)))
-    book(one, "r", ttl_s=5.0)
-    book(other, "r", ttl_s=12.0)
-    net.cut.clear()
-    net.run(7.0)
-    assert sizes(net) == [1, 1]
-    assert other.core.desk.bookings.get("r").reservation.ttl_s == 12.0
-    net.run(13.0)
-    assert sizes(net) == [0, 0]
-
-
 def test_what_is_told_but_makes_no_sense_changes_nothing(net: Net) -> None:
-    shared = net.nodes[0].core.replicas.leases
+    told = net.nodes[0].core.replicas.leases
     for ttl_s in (-1.0, 0.0, float("inf"), float("nan"), 1e12):
-        shared.renewed(Renewed("l", ttl_s), net.now)
-        shared.renewed(Renewed("nobody's", ttl_s), net.now)
-    shared.closed(Closed("l", [1, 2]), net.now)
-    shared.closed(Closed("nobody's", [net.nodes[0].router_id]), net.now)
+        told.renewed(Renewed("l", ttl_s), net.now)
+        told.renewed(Renewed("nobody's", ttl_s), net.now)
+    told.closed(Closed("l", [1, 2]), net.now)
+    told.closed(Closed("nobody's", [net.nodes[0].router_id]), net.now)
     assert open_here(net.nodes[0]) == [("l", "o", 20.0, COUNT)]
     net.nodes[0].core.check()
-
-
-def test_what_became_of_an_orphan_that_has_aged_is_told_to_its_owner() -> None:
-    net = made(2)
-    one, other = net.nodes
-    book(one, "r")
-    net.run(1.0)
-    net.cut.add(frozenset((0, 1)))
-    other.did(other.core.output_block("r", None, net.now))  # nobody hears of it
-    net.run(LIMITS.replica_timeout_s + LIMITS.replica_orphan_ttl_s + 1.0)
-    assert sizes(net) == [1, 0]
-    net.cut.clear()
-    net.run(5.0)
-    assert sizes(net) == [1, 1]
-    assert one.ledger() == other.ledger()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.changes import RESERVATION, Changes
+from select_service.core.replica_messages import ClaimRecord
 from select_service.errors import ServiceError
 from tests.select_service.core.fleet import Fleet
 
@@ -114,6 +115,18 @@ def test_a_booking_is_fresh_until_it_is_written_as_it_was_booked() -> None:
     assert list(changes.fresh.values()) == list(changes.marked.values())
     changes.written(key, ordinal)
     assert changes.fresh
+
+
+def test_what_is_booked_again_for_its_claim_was_acknowledged_long_ago() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    changes = fleet.core.keep_changes()
+    partition = next(iter(fleet.core.partitions.values()))
+    slot = partition.workers[1].slots[0]
+    record = ClaimRecord("a", 1, *partition.scope, 16, 1, 0)
+    fleet.core.desk.learn(partition, slot, record, b"", "local", fleet.now)
+    assert (RESERVATION, "a") in changes.marked
+    assert not changes.fresh, "a disk that refuses must not take it back"
 
 
 def test_what_cannot_be_read_is_dropped_and_counted() -> None:

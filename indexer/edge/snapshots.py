@@ -1,0 +1,411 @@
+"""Writes the index to disk now and then, and gives a stream back what an earlier life knew.
+
+Each rank is frozen at one moment between two batches (`core/frost.py`): its stream is held while
+its nodes are noted down, a slice per turn of the loop, and goes on before anything is written.
+What is read back stays unseen until its engine has proven to be the same (`Repair.recall`).
+Nothing here is ever fatal: without a snapshot a start is cold, and that is all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from indexer.core.frost import BadFrost, FrozenRun, RankChanged
+from indexer.edge.snapshot_file import (
+    NAME,
+    PIECE_BYTES,
+    BadSnapshot,
+    Entry,
+    FrozenRank,
+    RankEnd,
+    RankHead,
+    SnapshotReader,
+    SnapshotWriter,
+)
+from indexer.types import EventLossPolicy, Scope, SnapshotLimits, WorkerRank
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from pathlib import Path
+
+    from indexer.core.frost import Thaw
+    from indexer.core.index import KvIndex
+    from indexer.core.registry import Registry
+    from indexer.core.stream import EventStream
+    from indexer.edge.listener import Listeners
+
+__all__ = ["Snapshots", "Source"]
+
+_log = logging.getLogger("indexer")
+
+SLICE_S: Final = 0.0002
+"""How long it may hold the loop before it lets others through."""
+
+REST_TURNS: Final = 200
+"""Turns of the loop that a stream gets to come to the end of a batch."""
+
+_RUN_BYTES: Final = 48  # of a frozen run beside its hashes, about
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_runs: Final = msgspec.msgpack.Decoder(list[FrozenRun]).decode
+
+
+class Source(NamedTuple):
+    """A stream and where it listens."""
+
+    stream: EventStream
+    endpoint: str
+    replay_endpoint: str | None
+
+    @property
+    def key(self) -> tuple[Scope, WorkerRank]:
+        """Scope and rank."""
+        return self.stream.scope, self.stream.rank
+
+
+class _LeftOut(Exception):
+    """A rank that is not written, or not taken back; the argument says why in a word."""
+
+
+class Snapshots:
+    """The snapshot of one state directory; lives on the loop it is used from.
+
+    Attributes:
+        written_at: when the file was written, in wall-clock seconds; None: there is none.
+        seconds, bytes, blocks, ranks: of the last one written.
+        writes: how many were.
+        failures: those that were not, by kind.
+        left_out: ranks that the last one written is without, by reason.
+        damage: what was wrong with the file found at the start, by kind.
+        rejected: ranks of it that were not even offered to their engine, by reason.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        registry: Registry,
+        limits: SnapshotLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.written_at: float | None = None
+        self.seconds = 0.0
+        self.bytes = self.blocks = self.ranks = self.writes = 0
+        self.failures: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}
+        self.damage: dict[str, int] = {}
+        self.rejected: dict[str, int] = {}
+        self._directory = directory
+        self._registry = registry
+        self._clock = clock
+        self._reader: SnapshotReader | None = None
+        self._entries: dict[tuple[Scope, WorkerRank], Entry] = {}
+        self._offered: dict[EventStream, Entry] = {}  # their engines have still to prove them
+        self._is_loading = False
+        self._unclaimed_until = 0.0
+        self._positions: dict[tuple[Scope, WorkerRank], int | None] = {}
+        self._is_writing = False
+        self._turn_ends = 0.0
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Look at what an earlier life has left."""
+        try:
+            reader = await asyncio.to_thread(SnapshotReader, self._directory / NAME)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            _log.error("index snapshot: cannot be read, the index starts empty: %s", error)
+            self.damage["unreadable"] = 1
+            return
+        self._reader, self._entries, self.damage = reader, reader.entries, reader.damage
+        self._unclaimed_until = self._clock() + self.limits.unclaimed_s
+        if self.damage:
+            facts = {"damage": self.damage, "ranks_left": len(self._entries)}
+            _log.error("index snapshot: damaged, what is whole is used: %s", facts)
+        _log.info("index snapshot: %d ranks of an earlier life", len(self._entries))
+
+    def forget_unclaimed(self) -> None:
+        """Let go of ranks whose worker has not come in time, and of the file when it is used up."""
+        if self._entries and self._clock() >= self._unclaimed_until:
+            self._reject("unclaimed", len(self._entries))
+            self._entries = {}
+        if self._reader is not None and not (self._entries or self._offered or self._is_loading):
+            self._reader.close()
+            self._reader = None
+
+    @property
+    def unclaimed(self) -> int:
+        """Ranks of an earlier life whose worker has not come yet."""
+        return len(self._entries)
+
+    def knows(self, stream: EventStream) -> bool:
+        """Say whether an earlier life has left something for a stream."""
+        return (stream.scope, stream.rank) in self._entries
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        self._entries, self._offered = {}, {}
+        self.forget_unclaimed()
+
+    async def load(self, source: Source) -> bool:
+        """Give a stream that has heard nothing back what it knew; False: it begins without.
+
+        The stream must be held meanwhile.
+        """
+        entry = self._entries.pop(source.key, None)
+        if entry is None:
+            return False
+        stream = source.stream
+        self._is_loading = True
+        try:
+            index = self._check(entry.head, source)
+            await self._thaw(entry, stream, index)
+        except _LeftOut as reason:
+            self._reject(str(reason))
+        except (BadSnapshot, BadFrost, OSError, msgspec.DecodeError) as error:
+            _log.error("index snapshot: worker %d: %s", stream.rank.worker_id, error)
+            self._reject("damaged")
+        except asyncio.CancelledError:
+            self._entries[source.key] = entry  # what is written at the end still has it
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, the stream begins cold
+            _log.exception("index snapshot: an error of ours")
+            self._reject("internal")
+        finally:
+            self._is_loading = False
+        if stream.is_unproven:
+            self._offered[stream] = entry
+        return stream.is_unproven
+
+    def _reject(self, reason: str, count: int = 1) -> None:
+        _count(self.rejected, reason, count)
+
+    def _check(self, head: RankHead, source: Source) -> KvIndex:
+        stream = source.stream
+        index = self._registry.index(stream.scope)
+        if stream.closed or index is None:
+            raise _LeftOut("closed")
+        if (head.endpoint, head.replay_endpoint) != (source.endpoint, source.replay_endpoint):
+            raise _LeftOut("other_endpoint")
+        if (head.block_size, head.is_eagle) != (index.block_size, index.is_eagle):
+            raise _LeftOut("other_blocks")
+        if head.is_uncertain and self._registry.on_event_loss is EventLossPolicy.DROP:
+            raise _LeftOut("uncertain")
+        if index.holds_anything(stream.rank):
+            # a peer's dump of this minute is there and seen; replay from the beginning mends it
+            raise _LeftOut("recovered")
+        return index
+
+    async def _thaw(self, entry: Entry, stream: EventStream, index: KvIndex) -> None:
+        assert self._reader is not None
+        pieces = await asyncio.to_thread(self._reader.read, entry)
+        if stream.closed or index.holds_anything(stream.rank):
+            raise _LeftOut("closed" if stream.closed else "recovered")
+        thaw = index.thaw(stream.rank, entry.head.home)
+        try:
+            runs = await self._add_all(thaw, pieces, index)
+            if entry.end == RankEnd(runs, thaw.blocks):
+                stream.recall(entry.head.memory, self._clock())
+        finally:
+            if index.is_filled_by(thaw) and not stream.is_unproven:
+                index.clear(stream.rank)
+        if not stream.is_unproven:
+            raise BadSnapshot("less or more than was written")
+
+    async def _add_all(self, thaw: Thaw, pieces: list[bytes], index: KvIndex) -> int:
+        runs = 0
+        self._turn_ends = self._clock() + SLICE_S
+        for piece in pieces:
+            for run in _decode_runs(piece):
+                thaw.add(run)
+                runs += 1
+                if await self._give_way() and not index.is_filled_by(thaw):
+                    raise _LeftOut("closed")
+        return runs
+
+    async def _give_way(self) -> bool:
+        if self._clock() < self._turn_ends:
+            return False
+        await asyncio.sleep(0)
+        self._turn_ends = self._clock() + SLICE_S
+        return True
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    async def write(self, sources: Iterable[Source], listeners: Listeners) -> bool:
+        """Write a new snapshot in the place of the old one; False: the old one stays.
+
+        Nothing is written when no stream has moved. Ranks of an earlier life that nobody has
+        claimed yet, or whose engine has still to prove them, go over as they are.
+        """
+        if self._is_writing or self._is_loading:
+            return False
+        sources = list(sources)
+        if self.writes and self._where(sources) == self._positions:
+            return False
+        self._is_writing = True
+        try:
+            return await self._write(sources, listeners)
+        finally:
+            self._is_writing = False
+
+    @staticmethod
+    def _where(sources: list[Source]) -> dict[tuple[Scope, WorkerRank], int | None]:
+        return {source.key: source.stream.cursor.last for source in sources}
+
+    async def _write(self, sources: list[Source], listeners: Listeners) -> bool:
+        started = self._clock()
+        loop = asyncio.get_running_loop()
+        positions = self._where(sources)
+        left_out: dict[str, int] = {}
+        ranks = blocks = 0
+        writer: SnapshotWriter | None = None
+        try:
+            writer = await asyncio.to_thread(SnapshotWriter, self._directory)
+            async for rank in self._ranks(sources, listeners, left_out):
+                if writer.written + rank.size > self.limits.bytes_max:
+                    _count(left_out, "no_room")
+                    continue
+                ranks += 1
+                blocks += sum(rank.end.blocks)
+                await asyncio.to_thread(writer.add, rank)
+            await asyncio.to_thread(writer.finish)
+        except OSError as error:
+            self._failed(error)
+            return False
+        finally:
+            if writer is not None:
+                loop.run_in_executor(None, writer.abandon)  # nothing when it has finished
+        if left_out.get("no_room"):
+            _log.warning(
+                "index snapshot: %d ranks left out, more than %d bytes",
+                left_out["no_room"],
+                self.limits.bytes_max,
+            )
+        path = self._directory / NAME
+        self.written_at = (await asyncio.to_thread(path.stat)).st_mtime
+        self.seconds = self._clock() - started
+        self.bytes, self.blocks, self.left_out = writer.written, blocks, left_out
+        self.ranks = ranks
+        self.writes += 1
+        self._positions = positions
+        return True
+
+    async def _ranks(
+        self, sources: list[Source], listeners: Listeners, left_out: dict[str, int]
+    ) -> AsyncIterator[FrozenRank]:
+        self.forget_unclaimed()
+        self._offered = {s: entry for s, entry in self._offered.items() if s.is_unproven}
+        for source in sources:
+            carried = self._offered.get(source.stream)
+            try:
+                yield (
+                    await self._freeze(source, listeners)
+                    if carried is None
+                    else await self._carry_over(carried)
+                )
+            except _LeftOut as reason:
+                _count(left_out, str(reason))
+        for entry in list(self._entries.values()):
+            try:
+                yield await self._carry_over(entry)
+            except _LeftOut as reason:
+                _count(left_out, str(reason))
+
+    async def _carry_over(self, entry: Entry) -> FrozenRank:
+        assert self._reader is not None
+        try:
+            pieces = await asyncio.to_thread(self._reader.read, entry)
+        except BadSnapshot:
+            raise _LeftOut("damaged") from None
+        return FrozenRank(_encode(entry.head), pieces, entry.end)
+
+    def _failed(self, error: OSError) -> None:
+        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        _count(self.failures, "disk_full" if is_full else "unwritable")
+        _log.error("index snapshot: not written, the old one stays: %s", error)
+
+    async def _freeze(self, source: Source, listeners: Listeners) -> FrozenRank:
+        """Note down a rank as it is after its last batch.
+
+        Raises:
+            _LeftOut: there is no such moment, or nothing to note down.
+        """
+        stream = source.stream
+        index = self._registry.index(stream.scope)
+        for _ in range(REST_TURNS):
+            if stream.closed or index is None:
+                raise _LeftOut("closed")
+            if self._is_shared(stream):
+                raise _LeftOut("shared")
+            if stream.is_at_rest:
+                break
+            if stream.is_unproven or stream.cursor.last is None:
+                raise _LeftOut("unproven" if stream.is_unproven else "silent")
+            await asyncio.sleep(0)
+        else:
+            raise _LeftOut("busy")
+        listeners.hold(stream)
+        try:
+            return await self._freeze_held(source, index)
+        except RankChanged:
+            raise _LeftOut("closed") from None
+        finally:
+            listeners.release(stream)
+
+    def _is_shared(self, stream: EventStream) -> bool:
+        """Whether another stream has written for this rank too, or this one for others."""
+        return stream.ranks_written != {stream.rank} or any(
+            stream.rank in other.ranks_written
+            for other in self._registry.streams()
+            if other is not stream and other.scope == stream.scope
+        )
+
+    async def _freeze_held(self, source: Source, index: KvIndex) -> FrozenRank:
+        stream = source.stream
+        memory = stream.memory()
+        head = RankHead(
+            *stream.scope,
+            block_size=index.block_size,
+            is_eagle=index.is_eagle,
+            worker_id=stream.rank.worker_id,
+            dp_rank=stream.rank.dp_rank,
+            endpoint=source.endpoint,
+            replay_endpoint=source.replay_endpoint,
+            home=index.home_of(stream.rank),
+            is_uncertain=bool(memory.lost_batches)
+            and self._registry.on_event_loss is EventLossPolicy.KEEP,
+            memory=memory,
+        )
+        blocks = index.blocks_of(stream.rank)
+        until = self._clock() + self.limits.hold_s
+        self._turn_ends = self._clock() + SLICE_S
+        pieces: list[bytes] = []
+        batch: list[FrozenRun] = []
+        size = runs = 0
+        with closing(index.freeze(stream.rank)) as freezing:
+            for run in freezing:
+                batch.append(run)
+                runs += 1
+                size += len(run.edge) + len(run.names) + _RUN_BYTES
+                if size >= PIECE_BYTES:
+                    pieces.append(_encode(batch))
+                    batch, size = [], 0
+                if await self._give_way() and self._clock() >= until:
+                    raise _LeftOut("slow")
+        pieces.append(_encode(batch))
+        if not stream.is_at_rest or stream.memory() != memory:
+            raise _LeftOut("changed")
+        return FrozenRank(_encode(head), pieces, RankEnd(runs, blocks))
+
+
+def _count(counts: dict[str, int], reason: str, count: int = 1) -> None:
+    counts[reason] = counts.get(reason, 0) + count

@@ -1,0 +1,136 @@
+"""What of the index outlives the process: written now and then, given back to streams at the start.
+
+Between the driver, which opens streams, and `indexer/edge/snapshots.py`, which knows the file. A
+stream that an earlier life knew is subscribed at once and held until its blocks are back; then its
+engine is asked for proof, and only that lets them be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from indexer.edge.snapshots import Snapshots, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from indexer.core.registry import Registry
+    from indexer.core.stream import EventStream
+    from indexer.edge.listener import Listeners
+    from indexer.types import SnapshotLimits
+    from select_service.core.effects import Listen
+
+__all__ = ["WarmStart"]
+
+_log = logging.getLogger("select_service")
+
+
+class WarmStart:
+    """The index snapshot of one driver.
+
+    Attributes:
+        snapshots: the file and its counters.
+        load_seconds: spent on giving streams back what they knew.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        registry: Registry,
+        limits: SnapshotLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.snapshots = Snapshots(directory, registry, limits, clock)
+        self.load_seconds = 0.0
+        self._registry = registry
+        self._clock = clock
+        self._listeners: Listeners | None = None
+        self._sources: Callable[[], Iterable[Source]] = tuple
+        self._waiting: deque[Source] = deque()  # held until their blocks are back
+        self._loading: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def open(self, listeners: Listeners) -> None:
+        """Look at what there is, before the first stream is opened."""
+        self._listeners = listeners
+        await self.snapshots.open()
+
+    def start(self, sources: Callable[[], Iterable[Source]]) -> None:
+        """Begin to write; `sources` are all streams that are open when it is called."""
+        self._sources = sources
+        self._writing = asyncio.get_running_loop().create_task(self._keep_writing())
+
+    async def close(self) -> None:
+        """Write a last one if there is time, while the listeners are open. Idempotent."""
+        tasks = [task for task in (self._loading, self._writing) if task is not None]
+        is_started, self._loading, self._writing = self._writing is not None, None, None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if is_started:
+            try:
+                async with asyncio.timeout(self.snapshots.limits.shutdown_s):
+                    await self.write()
+            except TimeoutError:
+                _log.warning("index snapshot: no time for a last one, the one before stays")
+        self.snapshots.close()
+
+    # -- streams of an earlier life ------------------------------------------------------------
+
+    def knows(self, stream: EventStream) -> bool:
+        """Say whether a new stream must be held until `give_back` has been through with it."""
+        return self.snapshots.knows(stream)
+
+    def give_back(self, listen: Listen) -> None:
+        """Load what a held stream knew and let it go on."""
+        self._waiting.append(Source(listen.stream, listen.endpoint, listen.replay_endpoint))
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load_all())
+
+    async def _load_all(self) -> None:
+        assert self._listeners is not None
+        started = self._clock()
+        while self._waiting:
+            source = self._waiting[0]
+            await self.snapshots.load(source)
+            self._waiting.popleft()
+            self._listeners.release(source.stream)
+        self.load_seconds += self._clock() - started
+        self._loading = None
+
+    @property
+    def unproven(self) -> int:
+        """Ranks that wait for their blocks, or for their engine's word on them."""
+        return len(self._waiting) + sum(s.is_unproven for s in self._registry.streams())
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether every engine that can be asked has answered; the others speak when they work."""
+        return not self._waiting and not any(
+            stream.is_unproven and stream.has_replay for stream in self._registry.streams()
+        )
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def write(self) -> bool:
+        """Write a snapshot now."""
+        assert self._listeners is not None
+        try:
+            return await self.snapshots.write(self._sources(), self._listeners)
+        except Exception:  # noqa: BLE001 - it costs a snapshot and nothing else
+            _log.exception("index snapshot: not written through an error of ours")
+            self.snapshots.failures["internal"] = self.snapshots.failures.get("internal", 0) + 1
+            return False
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(self.snapshots.limits.interval_s)
+            if not self._waiting:
+                await self.write()

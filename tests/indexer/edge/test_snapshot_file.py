@@ -1,0 +1,132 @@
+"""The snapshot file: cut, bent and mixed up anywhere, it gives back what was written or nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from indexer.core.memory import StreamMemory
+from indexer.edge.snapshot_file import (
+    NAME,
+    NEW,
+    BadSnapshot,
+    FrozenRank,
+    RankEnd,
+    RankHead,
+    SnapshotReader,
+    SnapshotWriter,
+)
+
+Found = dict[int, list[bytes]]
+
+
+def rank(number: int) -> FrozenRank:
+    memory = StreamMemory(number, [number], None, 0, [], {}, 1.5)
+    head = RankHead("m", "t", 16, False, number, 0, "tcp://a:1", None, 0, False, memory)
+    dice = random.Random(number)
+    pieces = [dice.randbytes(dice.randrange(1, 60)) for _ in range(number)]
+    return FrozenRank(msgspec.msgpack.encode(head), pieces, RankEnd(number, [number, 0, 0, 0]))
+
+
+RANKS = [rank(number) for number in range(4)]
+WHOLE: Found = {number: list(one.pieces) for number, one in enumerate(RANKS)}
+
+
+def write(directory: Path) -> bytes:
+    writer = SnapshotWriter(directory)
+    for one in RANKS:
+        writer.add(one)
+    writer.finish()
+    writer.abandon()
+    data = (directory / NAME).read_bytes()
+    assert len(data) == writer.written
+    return data
+
+
+def read(directory: Path, data: bytes) -> tuple[Found, dict[str, int]]:
+    path = directory / NAME
+    path.write_bytes(data)
+    reader = SnapshotReader(path)
+    try:
+        entries = reader.entries.values()
+        return {entry.head.worker_id: reader.read(entry) for entry in entries}, reader.damage
+    finally:
+        reader.close()
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, write(tmp_path)) == (WHOLE, {})
+
+
+def test_cut_anywhere(tmp_path: Path) -> None:
+    data = write(tmp_path)
+    for length in range(len(data)):
+        found, damage = read(tmp_path, data[:length])
+        assert found.items() <= WHOLE.items()
+        assert damage, f"a file cut at {length} of {len(data)} looks whole"
+
+
+def test_one_bit_anywhere(tmp_path: Path) -> None:
+    data = write(tmp_path)
+    for at in range(len(data)):
+        bent = bytearray(data)
+        bent[at] ^= 1 << at % 8
+        found, damage = read(tmp_path, bytes(bent))
+        assert found.items() <= WHOLE.items()
+        assert damage, f"byte {at} of {len(data)} is wrong and nobody says so"
+
+
+def test_damage_in_the_middle_costs_one_rank(tmp_path: Path) -> None:
+    data = bytearray(write(tmp_path))
+    at = data.find(RANKS[1].pieces[0])
+    data[at] ^= 0xFF
+    found, damage = read(tmp_path, bytes(data))
+    assert set(found) == {0, 2, 3}
+    assert damage == {"frame": 1}
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda new, old: new[: len(new) // 2] + old[len(new) // 2 :],
+        lambda new, old: old[:16] + new[16:],
+        lambda new, _: new[:16] + new[16:] + new[16:],
+    ],
+)
+def test_pieces_of_another_file_do_not_pass(
+    mix: Callable[[bytes, bytes], bytes], tmp_path: Path
+) -> None:
+    old, new = write(tmp_path), write(tmp_path)
+    assert len(old) == len(new)
+    assert old != new, "each file has a number of its own"
+    found, damage = read(tmp_path, mix(new, old))
+    assert found.items() <= WHOLE.items()
+    assert damage or found == WHOLE
+
+
+def test_a_file_that_changes_after_it_was_looked_at(tmp_path: Path) -> None:
+    data = bytearray(write(tmp_path))
+    path = tmp_path / NAME
+    reader = SnapshotReader(path)
+    entry = next(one for one in reader.entries.values() if one.head.worker_id == 3)
+    data[entry.start + 20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadSnapshot):
+        reader.read(entry)
+    reader.close()
+
+
+def test_an_abandoned_file_leaves_the_old_one(tmp_path: Path) -> None:
+    data = write(tmp_path)
+    writer = SnapshotWriter(tmp_path)
+    writer.add(RANKS[1])
+    assert (tmp_path / NEW).exists()
+    writer.abandon()
+    writer.add(RANKS[2])
+    writer.finish()
+    assert not (tmp_path / NEW).exists()
+    assert (tmp_path / NAME).read_bytes() == data

@@ -1,0 +1,292 @@
+"""Snapshots of streams without sockets: who is left out, who is not taken back, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from indexer.core.registry import Registry
+from indexer.core.stream import EventStream
+from indexer.edge import snapshots as module
+from indexer.edge.listener import Listeners
+from indexer.edge.snapshot_file import NAME, FrozenRank, RankEnd, SnapshotReader, SnapshotWriter
+from indexer.edge.snapshots import Snapshots, Source
+from indexer.types import EventLossPolicy, Scope, SnapshotLimits, WorkerRank
+from tests.indexer.encoding import encode_batch, end_marker, message, reply, stored
+
+SCOPE = Scope("m", "t")
+ENDPOINT, REPLAY = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
+DEADLINE_S = 20.0
+
+
+def batch(number: int, rank: int | None = None) -> bytes:
+    event = stored([number + 1], [number * 16 + at for at in range(16)])
+    return encode_batch([event], ts=float(number), rank=rank)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came to that")
+
+
+class House:
+    """A registry, and the snapshots of one directory."""
+
+    built: ClassVar[list[House]] = []
+
+    def __init__(self, directory: Path, *, block_size: int = 16, **options: Any) -> None:
+        self.built.append(self)
+        self.now = 0.0
+        policy = options.pop("policy", EventLossPolicy.KEEP)
+        self.registry = Registry(on_event_loss=policy)
+        self.index = self.registry.open_index(SCOPE, block_size)
+        self.listeners = Listeners(self.registry)
+        self.snapshots = Snapshots(
+            directory, self.registry, SnapshotLimits(**options), lambda: self.now
+        )
+
+    def source(self, worker: int = 1, *numbers: int, replay: str | None = REPLAY) -> Source:
+        stream = self.registry.open_stream(
+            SCOPE, WorkerRank(worker, 0), worker_ranks=range(2), has_replay=replay is not None
+        )
+        for number in numbers:
+            self.live(stream, number)
+        return Source(stream, ENDPOINT, replay)
+
+    def live(self, stream: EventStream, number: int, rank: int | None = None) -> None:
+        stream.on_live(message(number, batch(number, rank)), self.now)
+
+    async def write(self, *sources: Source) -> bool:
+        return await self.snapshots.write(sources, self.listeners)
+
+    async def load(self, source: Source) -> bool:
+        await self.snapshots.open()
+        loaded = await self.snapshots.load(source)
+        self.registry.check()
+        assert loaded == source.stream.is_unproven
+        return loaded
+
+
+def run(use: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        try:
+            await use()
+        finally:
+            while House.built:
+                house = House.built.pop()
+                house.snapshots.close()
+                await house.listeners.close()
+
+    asyncio.run(asyncio.wait_for(whole(), DEADLINE_S))
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    async def use() -> None:
+        house = House(tmp_path)
+        assert await house.write(house.source(1, 0, 1, 2), house.source(2, 0), house.source(3))
+        assert house.snapshots.left_out == {"silent": 1}
+        assert (house.snapshots.ranks, house.snapshots.blocks) == (2, 4)
+        assert house.snapshots.written_at == (tmp_path / NAME).stat().st_mtime
+        assert house.snapshots.bytes == (tmp_path / NAME).stat().st_size
+        other = House(tmp_path)
+        source = other.source()
+        assert await other.load(source)
+        source.stream.on_replay(reply(2, batch(2)), 0.0)
+        source.stream.on_replay(end_marker(), 0.0)
+        assert other.index.stats.holdings[0] == 3
+        assert source.stream.kv_state == "current"
+        assert not await other.snapshots.load(source), "once only"
+        assert other.snapshots.unclaimed == 1
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block_size": 32}, "other_blocks"),
+        ({"replay": None}, "other_endpoint"),
+        ({"first": [0]}, "recovered"),
+        ({"closed": True}, "closed"),
+        ({"policy": EventLossPolicy.DROP}, "uncertain"),
+    ],
+)
+def test_what_is_not_taken_back(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    async def use() -> None:
+        house = House(tmp_path)
+        source = house.source(1, 0, 1, 5, replay=None)  # something was lost
+        assert await house.write(source._replace(replay_endpoint=REPLAY))
+        replay = change.pop("replay", REPLAY)
+        first, is_closed = change.pop("first", []), change.pop("closed", False)
+        other = House(tmp_path, **change)
+        source = other.source(1, *first, replay=replay)
+        if is_closed:
+            other.registry.close_stream(source.stream)
+        assert not await other.load(source)
+        assert other.snapshots.rejected == {reason: 1}
+
+    run(use)
+
+
+def test_what_a_strict_life_has_kept_a_strict_life_takes_back(tmp_path: Path) -> None:
+    async def use() -> None:
+        house = House(tmp_path, policy=EventLossPolicy.DROP)
+        assert await house.write(house.source(1, 0, 5, 6, replay=None))
+        other = House(tmp_path, policy=EventLossPolicy.DROP)
+        assert await other.load(other.source(1, replay=None))
+        assert other.index.stats.holdings[0] == 2, "what came after the loss"
+
+    run(use)
+
+
+def test_ranks_that_are_written_by_several_are_left_out(tmp_path: Path) -> None:
+    async def use() -> None:
+        house = House(tmp_path)
+        one, two = house.source(1, 0), house.source(1, 0)
+        assert await house.write(one, two)
+        assert house.snapshots.left_out == {"shared": 2}
+        house.registry.close_stream(two.stream)
+        house.live(one.stream, 1, rank=1)
+        assert await house.write(two, one)
+        assert house.snapshots.left_out == {"shared": 1, "closed": 1}
+
+    run(use)
+
+
+@pytest.mark.parametrize("happens", ["slow", "changed", "closed"])
+def test_what_befalls_a_rank_that_is_being_noted_down(
+    happens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is held, so only a bug or a leaving worker can change it; nothing is written."""
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+
+    async def use() -> None:
+        house = House(tmp_path, hold_s=1.0)
+        source = house.source(1, *range(20))
+        writing = asyncio.ensure_future(house.write(source))
+        await until(lambda: house.index._dumps)
+        if happens == "slow":
+            house.now = 2.0
+        elif happens == "changed":
+            house.live(source.stream, 20)
+        else:
+            house.registry.close_stream(source.stream)
+        assert await writing
+        assert house.snapshots.left_out == {happens: 1}
+        assert house.index._dumps == 0
+        with closing(SnapshotReader(tmp_path / NAME)) as reader:
+            assert not reader.entries
+
+    run(use)
+
+
+def test_a_worker_that_leaves_while_its_blocks_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+
+    async def use() -> None:
+        house = House(tmp_path)
+        assert await house.write(house.source(1, *range(20)))
+        other = House(tmp_path)
+        source = other.source()
+        loading = asyncio.ensure_future(other.load(source))
+        await until(lambda: other.index.holds_anything(source.stream.rank))
+        other.registry.close_stream(source.stream)
+        other.index.detach(source.stream.rank)
+        assert not await loading
+        assert other.snapshots.rejected == {"closed": 1}
+        assert other.index.stats.holdings[0] == 0
+
+    run(use)
+
+
+def test_a_load_that_is_interrupted_keeps_what_there_is_for_the_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+
+    async def use() -> None:
+        house = House(tmp_path)
+        assert await house.write(house.source(1, *range(20)))
+        other = House(tmp_path)
+        source = other.source()
+        loading = asyncio.ensure_future(other.load(source))
+        await until(lambda: other.index.holds_anything(source.stream.rank))
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        assert not other.index.holds_anything(source.stream.rank)
+        assert await other.write(source)
+        assert other.snapshots.ranks == 1
+        last = House(tmp_path)
+        assert await last.load(last.source())
+
+    run(use)
+
+
+@pytest.mark.parametrize("lie", ["runs", "blocks", "order", "frost"])
+def test_a_file_that_contradicts_itself(lie: str, tmp_path: Path) -> None:
+    async def use() -> None:
+        house = House(tmp_path)
+        assert await house.write(house.source(1, 0, 1))
+        with closing(SnapshotReader(tmp_path / NAME)) as reader:
+            (entry,) = reader.entries.values()
+            pieces, end = reader.read(entry), entry.end
+        if lie == "runs":
+            end = RankEnd(end.runs + 1, end.blocks)
+        elif lie == "blocks":
+            end = RankEnd(end.runs, [1, 1, 0, 0])
+        elif lie == "order":
+            pieces = [*pieces, *pieces]
+        else:
+            pieces = [msgspec.msgpack.encode("no runs")]
+        writer = SnapshotWriter(tmp_path)
+        writer.add(FrozenRank(msgspec.msgpack.encode(entry.head), pieces, end))
+        writer.finish()
+        other = House(tmp_path)
+        source = other.source()
+        assert not await other.load(source)
+        assert other.snapshots.rejected == {"damaged": 1}
+        assert not other.index.holds_anything(source.stream.rank)
+        other.live(source.stream, 0)
+        assert other.index.stats.holdings[0] == 1
+
+    run(use)
+
+
+def test_nobody_waits_for_ever_for_a_worker(tmp_path: Path) -> None:
+    async def use() -> None:
+        house = House(tmp_path)
+        assert await house.write(house.source(1, 0))
+        other = House(tmp_path, unclaimed_s=60.0)
+        await other.snapshots.open()
+        other.now = 59.0
+        assert await other.write()
+        assert other.snapshots.ranks == 1, "it goes over as it is"
+        other.now = 60.0
+        other.snapshots.forget_unclaimed()
+        assert other.snapshots.unclaimed == 0
+        assert other.snapshots.rejected == {"unclaimed": 1}
+
+    run(use)
+
+
+def test_a_directory_in_place_of_the_file(tmp_path: Path) -> None:
+    async def use() -> None:
+        (tmp_path / NAME).mkdir()
+        house = House(tmp_path)
+        await house.snapshots.open()
+        assert house.snapshots.damage == {"unreadable": 1}
+        assert not await house.write(house.source(1, 0))
+        assert house.snapshots.failures == {"unwritable": 1}
+
+    run(use)
