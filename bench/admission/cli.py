@@ -119,8 +119,13 @@ def _summary(line: Line) -> str:
     retry = "" if result.first_retry is None else f" first retry {result.first_retry:.3f}"
     traffic = ""
     if line.traffic is not None:
-        per_s = line.traffic.calls / line.traffic.wall_s
-        traffic = f"; {per_s:.0f} calls/s, at worst {result.lateness_s * 1e3:.0f} ms late"
+        wall_s = line.traffic.wall_s
+        traffic = (
+            f"; {line.traffic.calls / wall_s:.0f} calls/s,"
+            f" CPU client {line.traffic.client_cpu_s / wall_s:.0%}"
+            f" service {line.server_cpu_s / wall_s:.0%},"
+            f" at worst {result.lateness_s * 1e3:.0f} ms late"
+        )
     return f"{line.load:g}x {line.policy:14} {attained}{retry}{traffic}"
 
 

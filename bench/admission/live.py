@@ -38,6 +38,7 @@ class Traffic(NamedTuple):
     calls: int
     attempts: int
     refused_operations: int  # lifecycle calls the service did not accept; must be 0
+    client_cpu_s: float
     has_reports: bool  # whether the service takes workers' own reports
 
 
@@ -68,6 +69,7 @@ class LiveRun:
         """Play it to its end."""
         await self._register()
         self._started = time.monotonic()
+        cpu_s = time.process_time()
         try:
             async with asyncio.TaskGroup() as group:
                 keepers = [group.create_task(self._tell())]
@@ -83,6 +85,7 @@ class LiveRun:
             self._calls.calls,
             self._attempted,
             self._refused_operations,
+            time.process_time() - cpu_s,
             self._has_reports,
         )
         return measure(self.play, self.refused_at), traffic

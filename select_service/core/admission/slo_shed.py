@@ -203,7 +203,7 @@ class SloShed(Generic[T]):
             return 0.0
         drains = rate * pool.instances
         self._in_pool_s = in_pool_s = pool.prefill_backlog / drains + ask.work / rate
-        ahead = self.queue.work_ahead(line)
+        ahead = self.queue.work_before(line, ask.tenant_id, ask.work)
         if not ahead:
             return in_pool_s
         left = max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)

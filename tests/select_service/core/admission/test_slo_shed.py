@@ -137,6 +137,21 @@ def test_what_goes_on_coming_above_makes_hopeless_too() -> None:
     assert policy.judge(ask, pool, 300.0).outcome == "wait", "nobody has come for long"
 
 
+def test_who_sends_little_is_not_refused_for_what_another_tenant_sends() -> None:
+    policy = policy_of()
+    pool = FixedPool(2.0, rate=1_000)
+    for number in range(30):
+        policy.enqueue(Ask(1_000, "batch", "mallory"), str(number), 0.0)
+    assert policy.judge(Ask(1_000, "batch", "mallory"), pool, 0.0).code == "infeasible-deadline"
+    assert policy.judge(Ask(1_000, "batch", "carol"), pool, 0.0).outcome == "wait"
+    carol = policy.enqueue(Ask(1_000, "batch", "carol"), "c", 0.0)
+    assert [one.item for one in policy.may_go(FixedPool(0.0), 40)].index("c") == 30
+    first = next_of(policy, FixedPool(0.0))
+    assert first is not None
+    policy.serve(first, 0.0)
+    assert next_of(policy, FixedPool(0.0)) is carol
+
+
 def test_who_can_be_shed_does_not_wait_until_it_must_be_late() -> None:
     policy = policy_of()
     pool = FixedPool(2.0, backlog=3_000, rate=1_000)
