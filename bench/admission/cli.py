@@ -15,7 +15,7 @@ import msgspec
 from bench.admission.capacity import Capacity, measure_capacity
 from bench.admission.live import play_live
 from bench.admission.play import Script
-from bench.admission.policies import TARGET_TTFT_S, contenders
+from bench.admission.policies import contenders
 from bench.admission.report import Line, table
 from bench.admission.simulated import simulate
 from bench.admission.workload import TARGETS_S, WEIGHTS, read_workload
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     capacity = _capacity(args, script)
     chosen = [
         one
-        for one in contenders(script, capacity, 1.0 if args.simulated else args.time_scale)
+        for one in contenders(script, capacity, args.time_scale)
         if not args.policies or one.name in args.policies.split(",")
     ]
     lines, broken = _play_all(args, script, capacity, chosen)
@@ -104,13 +104,13 @@ def _play_all(
 
 
 def _play(args: argparse.Namespace, one: Contender, script: Script, load: float) -> Line:
+    alone = simulate(script, one, time_scale=args.time_scale)
     if args.simulated:
-        result = simulate(script, one.policy, one.config, target_ttft_s=TARGET_TTFT_S)
-        return Line(load, one.name, one.config, result, None)
+        return Line(load, one.name, one.config, alone, None)
     flags = () if one.policy == "always-admit" and not one.config else one.flags(args.time_scale)
     with RunningServer(Server(one.name, (*_SERVICE, *flags))) as server:
         result, traffic = play_live(server.address, script, time_scale=args.time_scale)
-        return Line(load, one.name, one.config, result, traffic, server.cpu_s())
+        return Line(load, one.name, one.config, result, traffic, server.cpu_s(), alone)
 
 
 def _summary(line: Line) -> str:

@@ -31,6 +31,17 @@ class Contender:
     policy: str
     config: dict[str, Any]
 
+    def in_model_time(self, time_scale: float) -> dict[str, Any]:
+        """Its configuration where a second of the play takes a second."""
+        config = dict(self.config)
+        if "refill_rate" in config:
+            config["refill_rate"] *= time_scale
+        if "targets_ms" in config:
+            config["targets_ms"] = {
+                name: ms / time_scale for name, ms in config["targets_ms"].items()
+            }
+        return config
+
     def flags(self, time_scale: float) -> tuple[str, ...]:
         """As the service is started."""
         return (

@@ -24,6 +24,7 @@ class Line:
     result: Result
     traffic: Traffic | None  # None: without the service
     server_cpu_s: float = 0.0
+    simulated: Result | None = None  # the same without the service
 
     @property
     def unaccounted(self) -> int:
@@ -31,12 +32,23 @@ class Line:
         result = self.result
         return result.offered - sum(result.outcomes.values()) + result.outcomes.get("failed", 0)
 
+    @property
+    def apart(self) -> float | None:
+        """By how many points some class did better or worse than without the service, at most."""
+        if self.simulated is None:
+            return None
+        alone = self.simulated.classes
+        return 100 * max(
+            abs(one.attained - alone[name].attained) for name, one in self.result.classes.items()
+        )
+
     def document(self) -> dict[str, Any]:
         """All of it, for JSON."""
         derived = {
             "attained": self.result.attained,
             "attained_at_first": self.result.attained_at_first,
             "first_retry": self.result.first_retry,
+            "points_apart": self.apart,
             "attained_by_class": {
                 name: [one.attained_at_first, one.attained]
                 for name, one in self.result.classes.items()
@@ -65,9 +77,18 @@ def _of_load(load: float, lines: Sequence[Line]) -> str:
         "first retry",
         "inversions",
         "unaccounted",
+        "apart",
     ]
     rows = [head, ["---"] * len(head)]
-    rows += [[line.policy, *_cells(line.result, classes), str(line.unaccounted)] for line in lines]
+    rows += [
+        [
+            line.policy,
+            *_cells(line.result, classes),
+            str(line.unaccounted),
+            "-" if line.apart is None else f"{line.apart:.1f}",
+        ]
+        for line in lines
+    ]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.admission.measures import Result, measure
 from bench.admission.play import Play, Script
+from bench.admission.policies import TARGET_TTFT_S
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.gate import Decision, Gate
@@ -20,6 +21,7 @@ from select_service.core.admission.pool_load import PoolLoad, RankLoad, Saturati
 from select_service.core.admission.returns import retry_after_header
 
 if TYPE_CHECKING:
+    from bench.admission.policies import Contender
     from bench.admission.worker import Happening
     from bench.admission.workload import Client
 
@@ -40,12 +42,13 @@ class Simulated:
     """One play with a gate of its own."""
 
     def __init__(
-        self, script: Script, policy: str, config: dict[str, Any], *, target_ttft_s: float = 1.0
+        self, script: Script, policy: str, config: dict[str, Any], *, time_scale: float = 1.0
     ) -> None:
         self.play = Play(script)
+        self._scale = time_scale  # wall seconds per second: the header has whole ones
         self.refused_at: list[tuple[float, str]] = []
         built: Built[Client] = build(policy, config)
-        limits = SaturationLimits(target_ttft_s=target_ttft_s)
+        limits = SaturationLimits(target_ttft_s=TARGET_TTFT_S)
         self.pool = PoolLoad(limits, DrainMeter())
         self.gate: Gate[Client] = Gate(built.classes, built.policy, self.pool, queue=built.queue)
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
@@ -93,7 +96,7 @@ class Simulated:
 
     def _refuse(self, client: Client, decision: Decision, now: float) -> None:
         self.refused_at.append((now, client.slo_class))
-        header = float(retry_after_header(decision.retry_after_s))
+        header = retry_after_header(decision.retry_after_s * self._scale) / self._scale
         self.play.refused(client, decision.code, header, now)
 
     def _place(self, client: Client, now: float) -> None:
@@ -134,8 +137,7 @@ class Simulated:
         self.pool.note(slot, load, now)
 
 
-def simulate(
-    script: Script, policy: str, config: dict[str, Any], *, target_ttft_s: float = 1.0
-) -> Result:
+def simulate(script: Script, contender: Contender, *, time_scale: float = 1.0) -> Result:
     """Play a script before one policy."""
-    return Simulated(script, policy, config, target_ttft_s=target_ttft_s).run()
+    config = contender.in_model_time(time_scale)
+    return Simulated(script, contender.policy, config, time_scale=time_scale).run()

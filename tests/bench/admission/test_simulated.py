@@ -9,7 +9,7 @@ import pytest
 from bench.admission.capacity import Capacity
 from bench.admission.measures import Result
 from bench.admission.play import Script
-from bench.admission.policies import TARGET_TTFT_S, contenders
+from bench.admission.policies import contenders
 from bench.admission.simulated import simulate
 from bench.admission.workload import read_workload
 
@@ -21,7 +21,7 @@ NAMES = [one.name for one in contenders(SCRIPT, CAPACITY)]
 def play(name: str, load: float, seconds: float = 20.0) -> Result:
     script = replace(SCRIPT, rate=load * CAPACITY.rate, seconds=seconds)
     one = next(one for one in contenders(SCRIPT, CAPACITY) if one.name == name)
-    return simulate(script, one.policy, one.config, target_ttft_s=TARGET_TTFT_S)
+    return simulate(script, one)
 
 
 @pytest.mark.parametrize("name", NAMES)
