@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +41,16 @@ class Traffic(NamedTuple):
     refused_operations: int  # lifecycle calls the service did not accept; must be 0
     client_cpu_s: float
     has_reports: bool  # whether the service takes workers' own reports
+    counted: dict[str, int]  # by the service itself, all classes; empty: it has no gate
+
+    @property
+    def is_conserved(self) -> bool:
+        """Whether the service accounts for everybody it was asked about."""
+        counted = self.counted
+        if not counted:
+            return True
+        ends = ("admitted", "refused", "withdrawn", "waiting")
+        return counted["offered"] == sum(counted[one] for one in ends) <= self.attempts
 
 
 class LiveRun:
@@ -76,6 +87,7 @@ class LiveRun:
                 if self._has_reports:
                     keepers.append(group.create_task(self._report()))
                 await self._play(group)
+                counted = await self._counted()
                 for task in (*keepers, *self._attempts):
                     task.cancel()
         finally:
@@ -87,6 +99,7 @@ class LiveRun:
             self._refused_operations,
             time.process_time() - cpu_s,
             self._has_reports,
+            counted,
         )
         return measure(self.play, self.refused_at), traffic
 
@@ -193,6 +206,16 @@ class LiveRun:
                 if reply.status >= 300:
                     raise BadAnswer(f"report: {reply.status} {reply.body!r:.300}")
                 await asyncio.sleep(_REPORT_EVERY_S / len(self.play.workers))
+
+    async def _counted(self) -> dict[str, int]:
+        """Ask the service what became of everybody, while some still wait."""
+        reply = await self._calls.call(request_bytes("GET", "/admission"))
+        if reply.status != 200:
+            return {}
+        sums = Counter[str]()
+        for counts in msgspec.json.decode(reply.body)["counters"].values():
+            sums.update(counts)
+        return dict(sums) if sums["offered"] else {}
 
     def _report_of(self, worker_id: int) -> bytes:
         worker = self.play.workers[worker_id]

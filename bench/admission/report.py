@@ -28,9 +28,16 @@ class Line:
 
     @property
     def unaccounted(self) -> int:
-        """Requests without an outcome or with a failed one; must be 0."""
+        """What must be 0.
+
+        Requests without an outcome or with a failed one, lifecycle calls that were refused, and
+        1 if the service itself does not account for everybody.
+        """
         result = self.result
-        return result.offered - sum(result.outcomes.values()) + result.outcomes.get("failed", 0)
+        lost = result.offered - sum(result.outcomes.values()) + result.outcomes.get("failed", 0)
+        if self.traffic is not None:
+            lost += self.traffic.refused_operations + (not self.traffic.is_conserved)
+        return lost
 
     @property
     def apart(self) -> float | None:
