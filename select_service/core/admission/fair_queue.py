@@ -28,15 +28,24 @@ TENANTS_MAX: Final = 4096
 class Waiting(Generic[T]):
     """One waiting request; compared by identity."""
 
-    __slots__ = ("arrival", "ask", "band", "cost", "deadline", "flow", "item", "work")
+    __slots__ = ("arrival", "ask", "band", "cost", "deadline", "flow", "item", "turn", "work")
 
-    def __init__(self, item: T, ask: Ask, band: int, cost: int, deadline: float) -> None:
+    def __init__(
+        self,
+        item: T,
+        ask: Ask,
+        band: int,
+        cost: int,
+        deadline: float,
+        turn: float | None = None,
+    ) -> None:
         self.item = item
         self.ask = ask
         self.band = band
         self.work = ask.work  # prefill tokens
         self.cost = cost  # what its tenant is charged when it is served
         self.deadline = deadline  # then it has waited too long
+        self.turn = deadline if turn is None else turn  # of its tenant's, the lowest goes first
         self.arrival = 0
         self.flow: Flow[T] | None = None  # while it waits
 
@@ -56,6 +65,10 @@ class Flow(Generic[T]):
 
 def _by_deadline(one: Waiting[T]) -> tuple[float, int]:
     return one.deadline, one.arrival
+
+
+def _by_turn(one: Waiting[T]) -> tuple[float, int]:
+    return one.turn, one.arrival
 
 
 def _by_counter(flow: Flow[T]) -> tuple[int, int]:
@@ -106,7 +119,7 @@ class _Band(Generic[T]):
 
     def add(self, flow: Flow[T], one: Waiting[T]) -> None:
         if flow.waiting is None:
-            flow.waiting = SortedKeyList(key=_by_deadline)
+            flow.waiting = SortedKeyList(key=_by_turn)
             self._join(flow)
         flow.waiting.add(one)
         flow.work += one.work

@@ -210,10 +210,9 @@ class SloShed(Generic[T]):
         return in_pool_s + ahead / left
 
     def _hopeless(self, ask: Ask, line: int, pool: Pool, now: float) -> Verdict | None:
-        slack = self.settings.feasibility_slack
-        if not slack or (line == 0 and not self.settings.feasibility_critical):
+        if not self._is_refused_early(line):
             return None
-        limit_s = self.target_s(ask) * slack
+        limit_s = self.target_s(ask) * self.settings.feasibility_slack
         predicted_s = self.predicted_s(ask, line, pool, now)
         if predicted_s <= limit_s:
             return None
@@ -224,6 +223,12 @@ class SloShed(Generic[T]):
             retry_in_s=predicted_s - limit_s,
             facts={"predicted_ttft_s": predicted_s, "limit": limit_s},
         )
+
+    def _is_refused_early(self, line: int) -> bool:
+        """Tell whether requests that would be late are refused at once."""
+        if not self.settings.feasibility_slack:
+            return False
+        return line > 0 or self.settings.feasibility_critical
 
     def _opens(self, line: int, saturation: float) -> bool:
         """Tell whether a line is open, following the saturation with hysteresis."""
@@ -266,17 +271,18 @@ class SloShed(Generic[T]):
     def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
         """Let an item wait as long as its target allows; its tenant's allowance is held for it.
 
-        Who is never shed may go late. Of the others nobody goes too late to be in time: that
-        would make the next one late as well.
+        Nobody who may be refused early goes too late to be in time: the next one would be late
+        for it as well.
         """
         band = self._band(ask, now)
         target_s = self.target_s(ask)
         line = self.line_of(band)
-        if self._classes.is_sheddable(band):
+        if self._is_refused_early(line):
             target_s = max(target_s / 2, target_s - self._in_pool_s)
-            if is_promised:
-                line = self._promised
-        one = Waiting(item, ask, line, self.cost(ask), now + target_s)
+        if is_promised and self._classes.is_sheddable(band):
+            line = self._promised
+        turn = now if is_promised else None  # before all who came later
+        one = Waiting(item, ask, line, self.cost(ask), now + target_s, turn)
         self._pay(ask, now)
         self.queue.push(one)
         return one

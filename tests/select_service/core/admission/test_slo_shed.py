@@ -152,16 +152,16 @@ def test_who_sends_little_is_not_refused_for_what_another_tenant_sends() -> None
     assert next_of(policy, FixedPool(0.0)) is carol
 
 
-def test_who_can_be_shed_does_not_wait_until_it_must_be_late() -> None:
+def test_who_can_be_refused_early_does_not_wait_until_it_must_be_late() -> None:
     policy = policy_of()
-    pool = FixedPool(2.0, backlog=3_000, rate=1_000)
-    for name, waits_s in (("critical", 2.0), ("standard", 5.0), ("batch", 20.0 - 3.1)):
+    pool = FixedPool(2.0, backlog=2_000, rate=1_000)
+    for name, waits_s in (("critical", 2.0), ("standard", 5.0 - 2.1), ("batch", 20.0 - 2.1)):
         ask = Ask(100, name)
         policy.judge(ask, pool, 0.0)
         assert policy.enqueue(ask, name, 0.0).deadline == pytest.approx(waits_s)
-    ask = Ask(100, "batch", target_s=4.0)
+    ask = Ask(100, "batch", target_s=3.0)
     policy.judge(ask, pool, 0.0)
-    assert policy.enqueue(ask, "", 0.0).deadline == 2.0, "half of it in any case"
+    assert policy.enqueue(ask, "", 0.0).deadline == 1.5, "half of it in any case"
 
 
 def test_who_was_told_to_come_goes_before_newcomers_that_may_be_shed() -> None:
@@ -174,12 +174,12 @@ def test_who_was_told_to_come_goes_before_newcomers_that_may_be_shed() -> None:
     assert policy.judge(Ask(1, "critical"), FixedPool(2.0), 0.0).code == "band-full"
     order = [one.item for one in policy.may_go(FixedPool(0.0), 9)]
     assert order == [
-        "critical",
         "critical, promised",
-        "standard",
+        "critical",
         "standard, promised",
+        "standard",
+        "background, promised",  # who came first
         "batch, promised",
-        "background, promised",
         "batch",
         "background",
     ]
