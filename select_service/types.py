@@ -14,12 +14,18 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from indexer.types import U64_MASK, Scope, WorkerRank
 
 __all__ = [
+    "Answer",
     "BatchAnswer",
     "BatchFree",
     "BatchOutputBlock",
     "BatchPrefillComplete",
     "BatchRequest",
+    "BestWorker",
     "BlockMmInfo",
+    "CacheBasis",
+    "CacheHit",
+    "CacheScope",
+    "CacheThreshold",
     "CoreLimits",
     "KvRankState",
     "LeaseList",
@@ -43,6 +49,7 @@ __all__ = [
     "Ready",
     "ReservationAnswer",
     "ReservationRequest",
+    "Role",
     "RouterConfig",
     "RouterConfigOverride",
     "RoutingConstraints",
@@ -64,6 +71,11 @@ U64 = Annotated[int, Meta(ge=0)]  # upper bound: `__post_init__` (JSON schema ha
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Seconds = Annotated[float, Meta(gt=0.0)]
+Milliseconds = Annotated[float, Meta(gt=0.0)]
+CacheScope = Literal["gpu", "cpu", "disk", "any"]
+CacheBasis = Literal["prompt", "cacheable"]
+Role = Literal["prefill", "decode", "aggregated"]
+Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
 
 
@@ -99,6 +111,10 @@ class WorkerSpec(Struct, kw_only=True):
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
+    # additions of this product
+    max_inflight: Inflight | None = None  # N: requests it is given at a time
+    max_queued: U32 | None = None  # Q: requests that may wait for it
+    role: Role | None = None
 
     def __post_init__(self) -> None:
         _u64("worker_id", self.worker_id)
@@ -126,6 +142,9 @@ class WorkerPatch(Struct, kw_only=True):
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
+    max_inflight: Inflight | None = None
+    max_queued: U32 | None = None
+    role: Role | None = None
 
     # named in a PATCH, and ignored whatever they are (contract 1.3)
     worker_id: Any = None
@@ -174,6 +193,9 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     kv_state: Literal["uncertain"] | UnsetType = UNSET
     kv_ranks: list[KvRankState] | UnsetType = UNSET
     source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
+    max_inflight: int | UnsetType = UNSET
+    max_queued: int | UnsetType = UNSET
+    role: Role | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):
@@ -305,6 +327,16 @@ class SelectRequest(PromptFields, kw_only=True):
     pinned_worker: PinnedWorker | None = None
     allowed_worker_ids: list[U64] | None = None
     routing_constraints: RoutingConstraints | UnsetType = UNSET
+    # admission
+    slo_class: str | None = None
+    priority: int | None = None  # names the class of that priority
+    slo_ttft_ms: Milliseconds | None = None
+    fairness_id: str | None = None  # who shares fairly; the tenant unless given
+    cache_hit_threshold: Fraction | None = None
+    cache_hit_scope: CacheScope | None = None
+    cache_hit_basis: CacheBasis | None = None
+    on_cache_threshold: Literal["reject", "fallback"] = "reject"
+    attempt: U32 = 0  # refusals for the cache, or preemptions, it has behind it
 
 
 class SelectAndReserveRequest(SelectRequest, kw_only=True):
@@ -406,6 +438,35 @@ class Overlap(Struct, frozen=True):
     disk: int
 
 
+class CacheHit(Struct, frozen=True, kw_only=True):
+    """How a selection stands to its cache-hit threshold."""
+
+    best_hit_rate: float | None  # of all candidates; null: the prompt is empty
+    threshold: float
+    threshold_source: Literal["request", "global", "loop_guard"]
+
+
+class BestWorker(Struct, frozen=True):
+    """Who came nearest to a cache-hit threshold."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+
+
+class CacheThreshold(Struct, kw_only=True):
+    """The answer of /select and /select_and_reserve when nobody holds enough of the prompt."""
+
+    selection_id: str | UnsetType = UNSET
+    finish_reason: Literal["cache_threshold"] = "cache_threshold"
+    model_name: str
+    tenant_id: str
+    best_hit_rate: float
+    threshold: float
+    threshold_source: Literal["request", "global", "loop_guard"]
+    best_worker: BestWorker
+
+
 class Selection(Struct, kw_only=True):
     """The answer of /select and /select_and_reserve."""
 
@@ -419,11 +480,16 @@ class Selection(Struct, kw_only=True):
     block_size: int
     overlap: Overlap
     effective_prefill_tokens: int
+    needs_prefill: bool | UnsetType = UNSET  # nobody reached the threshold, and it goes anyway
+    cache_hit: CacheHit | UnsetType = UNSET  # when a cache-hit threshold was in force
     # the booking facts (/select_and_reserve only)
     sequence_hashes: list[int] | UnsetType = UNSET  # signed 64 bit
     isl_tokens: int | UnsetType = UNSET
     track_prefill_tokens: bool | UnsetType = UNSET
     potential_decode_blocks: int | UnsetType = UNSET
+
+
+Answer: TypeAlias = Selection | CacheThreshold
 
 
 class ReservationAnswer(Struct, frozen=True):
@@ -581,6 +647,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
+    judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
     replica_heartbeat_s: float = 1.0

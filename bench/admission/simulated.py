@@ -18,7 +18,7 @@ from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.gate import Decision, Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
-from select_service.core.admission.returns import retry_after_header
+from select_service.errors import retry_after_header
 
 if TYPE_CHECKING:
     from bench.admission.policies import Contender

@@ -66,6 +66,7 @@ class Order(NamedTuple):
     track_prefill_tokens: bool  # told to replicas, with the tokens only when true (6.3)
     lease: Lease | None  # it lives as long as that
     ttl_s: float  # or, without, so long after its last lifecycle call; 0: for ever
+    fairness_id: str = ""  # whose share of the pool it is
 
 
 class Desk:
@@ -158,6 +159,7 @@ class Desk:
             now,
             isl_tokens=order.prompt.isl_tokens,
             ttl_s=order.ttl_s,
+            fairness_id=order.fairness_id,
         )
         if order.lease is not None:
             self.leases.join(order.lease, reservation)
@@ -214,6 +216,7 @@ class Desk:
             now,
             isl_tokens=record.isl_tokens,
             ttl_s=self._told_ttl(record, default_s) if unbound else 0.0,
+            fairness_id=record.fairness_id or partition.scope.tenant_id,
         )
         if lease is not None:
             self.leases.join(lease, reservation)

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET
 
 from indexer.types import HASH_BYTES
+from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
 from select_service.core.eligibility import eligible_slots, wants_everyone
 from select_service.core.ledger import Ledger
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.catalog import Worker
     from select_service.core.columns import Floats, Rows
+    from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.policy import PolicyClass, RoutingPolicy
     from select_service.core.projection import Overlap as OverlapColumns
+    from select_service.core.projection import Projection
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
     from select_service.types import SelectRequest
@@ -72,6 +75,9 @@ class Partition:
         self._everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
+        self.admission: Gatekeeper | None = None
+        """Only where something is to be judged; see `admitting.py`."""
+        self.hit_tally = HitTally()
 
     # -- who is here ---------------------------------------------------------------------------
 
@@ -85,6 +91,8 @@ class Partition:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
         self.make_room()
+        if self.admission is not None:
+            self.admission.seat(worker)
 
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
@@ -95,6 +103,24 @@ class Partition:
         """Let a worker go; its slots must be free of load."""
         self.workers.pop(worker.worker_id, None)
         self._reseat()
+        if self.admission is not None:
+            self._rehouse(self.admission.unseat(worker.worker_id))
+
+    def _rehouse(self, homeless: list[Ticket]) -> None:
+        """Give who held a place with a worker that went a place with another, if there is one."""
+        assert self.admission is not None
+        for ticket in homeless:
+            try:
+                rows = self.candidates(ticket.request)
+            except NoEligibleWorker:
+                continue  # it is told when somebody looks
+            ticket.place = self.admission.caps.take_place(rows)
+
+    def open_gate(self, keeper: Gatekeeper) -> None:
+        """From now on requests are judged."""
+        self.admission = keeper
+        for worker in self.workers.values():
+            keeper.seat(worker)
 
     def _reseat(self) -> None:
         rows = self.index.capacity
@@ -137,6 +163,10 @@ class Partition:
             raise NoEligibleWorker
         return np.array(slots, dtype=np.int64)
 
+    def project(self, prompt: Prompt, rows: Rows, weights: Weights) -> Projection:
+        """Return what each of the rows would carry with this prompt."""
+        return project(self.ledger, self.index, prompt, rows, weights)
+
     def place(
         self,
         request: SelectRequest,
@@ -144,9 +174,14 @@ class Partition:
         rows: Rows,
         weights: Weights,
         rng: random.Random,
+        projection: Projection | None = None,
     ) -> Placement:
-        """Choose a rank among the candidate rows: project, price, prefer, pick."""
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        """Choose a rank among the candidate rows: project, price, prefer, pick.
+
+        A projection on just these rows saves making it again.
+        """
+        if projection is None:
+            projection = project(self.ledger, self.index, prompt, rows, weights)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
         if constraints is not UNSET and constraints.preferred_taints and not request.pinned_worker:
@@ -217,8 +252,10 @@ class Partition:
         projection = project(self.ledger, self.index, prompt, rows, weights)
         return int(projection.cached_tokens.max(initial=0.0))
 
-    def enqueue(self, number: int, ticket: Ticket, rows: Rows, now: float) -> None:
-        """Let a ticket wait in its class.
+    def enqueue(
+        self, number: int, ticket: Ticket, rows: Rows, now: float, *, is_known: bool = False
+    ) -> None:
+        """Let a ticket wait in its class; one that waited before is not held to its limits.
 
         Raises:
             QueueFull: a limit of the class is reached.
@@ -235,7 +272,11 @@ class Partition:
             ),
         )
         for kind, per_worker, current in waiting:
-            if per_worker is not None and current >= per_worker * len(self.workers):
+            if (
+                not is_known
+                and per_worker is not None
+                and current >= per_worker * len(self.workers)
+            ):
                 raise _queue_full(one.name, kind, current, per_worker * len(self.workers))
         ticket.key = order_key(one.queue_policy, ticket, now)
         queue.push(ticket)
@@ -255,9 +296,30 @@ class Partition:
                 rows = self.candidates(ticket.request)
             except NoEligibleWorker:
                 rows = None
-            if rows is None or not self.all_busy(number, rows):
+            if rows is None or self._may_take(number, rows):
                 self.queues[number].remove(ticket)
                 self._spend_turn(number)
+                return ticket
+        return None
+
+    def _may_take(self, number: int, rows: Rows) -> bool:
+        if self.admission is None:
+            return not self.all_busy(number, rows)
+        if not self.admission.can_take(rows):
+            return False
+        return not self.all_busy(number, self.admission.usable(rows))
+
+    def next_at_gate(self) -> Ticket | None:
+        """Return who of those at the gate has a worker now, or never will; it stays where it is."""
+        keeper = self.admission
+        if keeper is None or not keeper.waiting:
+            return None
+        for ticket in keeper.in_order():
+            try:
+                rows = self.candidates(ticket.request)
+            except NoEligibleWorker:
+                return ticket
+            if keeper.can_take(rows):
                 return ticket
         return None
 
@@ -276,12 +338,16 @@ class Partition:
     @property
     def pending_count(self) -> int:
         """How many requests wait."""
-        return sum(len(queue) for queue in self.queues)
+        waiting = 0 if self.admission is None else self.admission.waiting_count
+        for queue in self.queues:
+            waiting += len(queue)
+        return waiting
 
     @property
     def pending_isl_tokens(self) -> int:
         """The sum of their prompt lengths, in tokens."""
-        return sum(queue.pending_isl_tokens for queue in self.queues)
+        waiting = 0 if self.admission is None else self.admission.waiting_isl_tokens
+        return waiting + sum(queue.pending_isl_tokens for queue in self.queues)
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -367,6 +433,8 @@ class Partition:
                 assert self.rank_at(slot) == (worker, rank)
                 assert self.index.rank_of(slot) == WorkerRank(worker.worker_id, rank)
         owned = {slot for worker in self.workers.values() for slot in worker.slots.values()}
+        if self.admission is not None:
+            self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
 

@@ -18,7 +18,9 @@ from select_service.types import BatchAnswer, LeaseRenewal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from select_service.admission_types import AdmissionSettings
     from select_service.types import (
+        Answer,
         BatchRequest,
         CoreLimits,
         LeaseList,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
         RouterConfig,
         ScopeLoads,
         SelectAndReserveRequest,
-        Selection,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -60,6 +61,7 @@ class SelectionService:
         replica_sync_port: int | None = None,
         state_dir: str | Path | None = None,
         strict: bool = True,
+        admission: AdmissionSettings | None = None,
         seed: int | None = None,
     ) -> None:
         """Build the service; sockets open when the context is entered.
@@ -72,6 +74,7 @@ class SelectionService:
             state_dir: where workers, reservations and leases are kept; None: nowhere. Taken at
                 once, given back when the context is left.
             strict: a verb that changes something returns once that is on disk.
+            admission: who is let in at all; None: everybody.
             seed: for ties and temperatures; None: from the system.
 
         Raises:
@@ -84,6 +87,7 @@ class SelectionService:
             on_event_loss=on_event_loss,
             replica_sync_port=replica_sync_port,
             keeper=keeper,
+            admission=admission,
             seed=seed,
         )
 
@@ -127,11 +131,11 @@ class SelectionService:
         """Return whether anything can be scheduled; GET /ready."""
         return self.driver.ready()
 
-    async def select(self, request: SelectRequest) -> Selection:
+    async def select(self, request: SelectRequest) -> Answer:
         """Choose a worker; waits while all are busy. POST /select."""
         return await self.driver.select(request)
 
-    async def select_and_reserve(self, request: SelectAndReserveRequest) -> Selection:
+    async def select_and_reserve(self, request: SelectAndReserveRequest) -> Answer:
         """Choose and book in one step; waits while all are busy. POST /select_and_reserve."""
         self._check_writable()
         return await self._settled(await self.driver.select_and_reserve(request))

@@ -12,10 +12,10 @@ from select_service.core.effects import Effects
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.types import (
+    Answer,
     ReservationRequest,
     RouterConfig,
     SelectAndReserveRequest,
-    Selection,
     SelectRequest,
     WorkerPatch,
     WorkerRecord,
@@ -71,7 +71,7 @@ class Fleet:
             pack_u64(blocks),
         )
 
-    def select(self, *hashes: int, isl: int | None = None, **wishes: Any) -> Selection | Ticket:
+    def select(self, *hashes: int, isl: int | None = None, **wishes: Any) -> Answer | Ticket:
         request = SelectRequest(
             block_hashes=list(hashes),
             sequence_hashes=list(hashes),
@@ -84,7 +84,7 @@ class Fleet:
 
     def take(
         self, reservation_id: str | None, *hashes: int, isl: int | None = None, **wishes: Any
-    ) -> Selection | Ticket:
+    ) -> Answer | Ticket:
         request = SelectAndReserveRequest(
             reservation_id=reservation_id,
             block_hashes=list(hashes),
