@@ -28,6 +28,29 @@ def played(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[Result, Traffi
         return play_live(server.address, SCRIPT)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--admission-policy", "slo-shed", "--admission-config", '{"quotas": {"background": 0}}'),
+        ("--admission-policy", "token-bucket", "--admission-config", '{"capacity": 9000}'),
+        ("--admission-policy", "reject-all"),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_a_live_run_before_a_gate_accounts_for_everybody(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    result, traffic = played(monkeypatch, *flags)
+    assert sum(result.outcomes.values()) == result.offered > 50
+    assert result.outcomes.get("failed", 0) == 0
+    assert traffic.refused_operations == 0
+    assert traffic.has_reports
+    assert traffic.counted["offered"] > 0
+    assert traffic.is_conserved
+    if flags[1] != "slo-shed":
+        assert sum(result.reasons.values()) > 0
+
+
 def test_a_live_run_accounts_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     result, traffic = played(monkeypatch)
     assert sum(result.outcomes.values()) == result.offered > 50
