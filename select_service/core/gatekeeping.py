@@ -11,8 +11,6 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
@@ -21,7 +19,9 @@ from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Ga
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
+from select_service.core.asking import busy_facts, cap_facts, key_of, policy_facts
 from select_service.core.load_changes import LoadChanges
+from select_service.core.wait_times import WaitTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,24 +42,7 @@ as a rule. Beyond, who waits for a worker of its own may stand behind others for
 WAITS_FOR_PREFILL: Final = "waits-for-prefill"
 """The code of a request that the policy file lets wait (contract 3.6)."""
 
-_LAST_HASH: Final = 8
-_WAIT_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-class WaitTimes:
-    """How long the requests of a class waited, as a histogram."""
-
-    bounds: Final = _WAIT_BUCKETS_S
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_WAIT_BUCKETS_S) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One has waited so long, whatever became of it."""
-        at = sum(seconds > bound for bound in _WAIT_BUCKETS_S)
-        self.counts[at] += 1
-        self.seconds += seconds
+_READ_COLUMNS: Final = frozenset({"tier-shed", "gaie-legacy"})
 
 
 class Gatekeeper:
@@ -100,6 +83,7 @@ class Gatekeeper:
         tallies = self.gate.tallies
         tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
         tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
+        self._look_at_columns()
         self.waiting: dict[Ticket, None] = {}
         """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
         self.displaced: dict[Ticket, None] = {}
@@ -118,6 +102,9 @@ class Gatekeeper:
         ledger.changes = self._changes
         for tenant, count in Counter(one.fairness_id for one in ledger.all_reservations()).items():
             self._changes.begun += [tenant] * count
+
+    def _look_at_columns(self) -> None:
+        self.pool.keep_columns(keep=self.gate.policy.name in _READ_COLUMNS)
 
     def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
         return ReturnBook(
@@ -198,32 +185,37 @@ class Gatekeeper:
     # -- load ----------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> None:
-        """Let the books follow what the ledger has done; O(what changed)."""
+        """Let the books follow what the ledger has done; O(what changed).
+
+        Called before anything is judged, and not with every change: what happened is dated by the
+        last change, so that the time until somebody asks makes no rank slow.
+        """
         self.now = now
         changes = self._changes
+        if not changes.slots:
+            return
+        at = changes.at
         if changes.computed:
-            self.pool.prefilled(changes.computed, now)
+            self.pool.prefilled(changes.computed, at)
             changes.computed = 0
         for slot in changes.slots:
             if slot in self._seats:
-                self._note(slot, now)
+                self._note(slot, at)
         changes.slots.clear()
         if changes.begun:
             for tenant in changes.begun:
                 self.pool.began(tenant)
             changes.begun.clear()
         if changes.ended:
+            self.pool.meter.ended(at, len(changes.ended))
             for tenant in changes.ended:
-                self.pool.ended(tenant, now)
+                self.pool.left(tenant)
             changes.ended.clear()
 
     def _note(self, slot: int, now: float) -> None:
-        ledger = self._ledger
-        prefill, decode = ledger.prefill_tokens(slot), float(ledger.decode[slot])
-        requests = int(ledger.requests[slot])
+        prefill, decode, requests, prefilling = self._ledger.load_at(slot)
         waiting = self._told_waiting.get(slot) if self._told_waiting else None
-        load = RankLoad(prefill, decode, requests, ledger.prefilling_on(slot), waiting)
-        self.pool.note(slot, load, now)
+        self.pool.note(slot, RankLoad(prefill, decode, requests, prefilling, waiting), now)
         if self.busy.watches:
             self.busy.note(slot, prefill, decode)
         if self._capped:
@@ -231,7 +223,8 @@ class Gatekeeper:
             if worker_id in self._capped:
                 slots = self._slots[worker_id]
                 if len(slots) > 1:
-                    requests = sum(int(ledger.requests[one]) for one in slots.values())
+                    load_at = self._ledger.load_at
+                    requests = sum(load_at(one)[2] for one in slots.values())
                 self.caps.note(worker_id, requests)
 
     # -- judging -------------------------------------------------------------------------------
@@ -374,6 +367,7 @@ class Gatekeeper:
     def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
         """Put another policy in force at once; who waits here is to be judged again."""
         self.gate.change(built, now)
+        self._look_at_columns()
         if returns is not None:
             self.gate.returns = returns
         for ticket in self.waiting:
@@ -395,22 +389,11 @@ class Gatekeeper:
     def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
         """Return knob, value and limit behind a refusal, as far as there are such."""
         first = 0 if isinstance(rows, slice) else int(rows[0]) if len(rows) else -1
-        if decision.gate == "busy":
-            found = self.busy.exceeded(first) if first >= 0 else None
-            return (
-                {} if found is None else dict(zip(("knob", "value", "limit"), found, strict=True))
-            )
+        if decision.gate == "busy" and first >= 0:
+            return busy_facts(self.busy.exceeded(first))
         if decision.gate == "capacity":
-            cap = self.caps[self._seats[first][0]]
-            return {"knob": "max_inflight", "value": cap.inflight, "limit": cap.max_inflight} | {
-                "queued": cap.queued,
-                "max_queued": cap.max_queued,
-            }
-        facts = dict(decision.details or {})
-        knob, value = _KNOBS.get(decision.code, (None, None))
-        if knob is None or value not in facts:
-            return dict(facts)
-        return {**facts, "knob": knob, "value": facts[value]}
+            return cap_facts(self.caps[self._seats[first][0]])
+        return policy_facts(decision)
 
     def check(self) -> None:
         """State every promise: the books are the ledger's, and who waits is accounted for."""
@@ -428,28 +411,5 @@ class Gatekeeper:
         tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
         assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
         for slot in self._seats:
-            assert self.pool.in_flight[slot] == self._ledger.requests[slot]
-
-
-_KNOBS: Final = {
-    "tier-shed": ("threshold", "load"),
-    "gaie-saturated": ("kv_utilization", "saturation"),
-    "band-full": ("quotas", "waiting"),
-    "saturated": ("usage_limit", "saturation"),
-    "infeasible-deadline": ("targets_ms", "predicted_ttft_s"),
-    "insufficient-tokens": ("capacity", "tokens"),
-}
-"""By code of a refusal: which part of the policy's configuration, and which fact it is held to."""
-
-
-def key_of(ticket: Ticket) -> bytes:
-    """Return what a request is recognised by when it comes again."""
-    request, prompt = ticket.request, ticket.prompt
-    route = "r" if ticket.reservation_id is not None else "s"
-    said = (
-        f"{route}\0{request.fairness_id}\0{request.slo_class}\0{request.priority}"
-        f"\0{prompt.isl_tokens}\0{request.selection_id}\0{request.reservation_id}\0"
-    )
-    return xxhash.xxh3_64_digest(
-        said.encode("utf-8", "surrogatepass") + bytes(prompt.sequence_hashes[-_LAST_HASH:])
-    )
+            assert self.busy.count == 0 or self.busy.watches
+            assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]

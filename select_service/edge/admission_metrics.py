@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.cache_hits import RATE_BOUNDS
-from select_service.core.gatekeeping import WaitTimes
+from select_service.core.wait_times import WaitTimes
 from select_service.edge.scope_series import groups_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class AdmissionMetrics(Collector):
         dropped = self._counter(
             "worker_reports_dropped", "Reports of ranks that the worker has not declared."
         )
-        dropped.add_metric((), self._service.core.admitting.reports_dropped)
+        dropped.add_metric((), self._service.core.admitting.reports.dropped)
         yield dropped
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
@@ -166,6 +166,8 @@ class AdmissionMetrics(Collector):
             keepers = list(_keepers(partitions))
             if not keepers:
                 continue
+            for keeper in keepers:
+                keeper.refresh(keeper.now)  # it does so when somebody asks
             count = len(keepers)
             saturation.add_metric(scope, sum(one.pool.saturation for one in keepers) / count)
             drain.add_metric(scope, sum(one.pool.prefill_rate for one in keepers) / count)

@@ -280,14 +280,14 @@ def test_a_rank_nobody_declared_is_dropped_and_a_silent_one_is_not_believed_for_
     )
     answer, _ = some.core.report(1, metrics, some.now)
     assert (answer.accepted, answer.dropped) == ([0], [7])
-    assert some.core.admitting.reports_dropped == 1
+    assert some.core.admitting.reports.dropped == 1
     assert refused(some, 1).gate == "busy"
     some.tick(6.0)
     assert keeper_of(some).pool.saturation == 1.0, "what it says is too old: it counts as full"
     selection_of(some.take("a", 1))
     some.worker(1, endpoint="http://other", total_kv_blocks=100)
     some.delete(1)
-    assert some.core.admitting.reports == {}
+    assert some.core.admitting.reports.by_worker == {}
 
 
 # -- N + Q -----------------------------------------------------------------------------------------
