@@ -50,9 +50,9 @@ _HARD: Final = frozenset({"unavailable", "capacity"})
 """Gates no promise opens: nobody there, or N + Q, which is exact."""
 RETURN_SHARE: Final = 0.25
 """Of what drains, so much is promised to those who return; the rest is for those who come first.
-All of it would turn an overload into one long queue, in which everybody is late: who returns is late
-already, as a rule. At 1.6 times capacity half of it costs a tenth of the requests in time, beside a
-quarter (`bench/admission`); less makes those who were refused wait twice as long."""
+All of it would turn an overload into one long queue, in which everybody is late: who returns is
+late already, as a rule. At 1.6 times capacity half of it costs a tenth of the requests in time,
+beside a quarter (`bench/admission`); less makes those who were refused wait longer still."""
 
 
 class Decision(NamedTuple):
