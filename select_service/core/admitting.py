@@ -195,6 +195,8 @@ class Admitting:
             InvalidField: `priority` and `slo_class` disagree.
         """
         name = request.slo_class or ""
+        if request.priority is None and self.settings.slo_class_max is None:
+            return name
         if request.priority is not None:
             name = self._class_by_priority(request.priority, name)
         cap = self.settings.slo_class_max

@@ -19,6 +19,7 @@ from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Ga
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
+from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.asking import busy_facts, cap_facts, key_of, policy_facts
 from select_service.core.load_changes import LoadChanges
 from select_service.core.wait_times import WaitTimes
@@ -83,7 +84,6 @@ class Gatekeeper:
         tallies = self.gate.tallies
         tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
         tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
-        self._look_at_columns()
         self.waiting: dict[Ticket, None] = {}
         """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
         self.displaced: dict[Ticket, None] = {}
@@ -100,11 +100,19 @@ class Gatekeeper:
         self._capped: set[int] = set()  # workers with a cap
         self._told_waiting: dict[int, int] = {}  # by slot, as the engine says
         ledger.changes = self._changes
-        for tenant, count in Counter(one.fairness_id for one in ledger.all_reservations()).items():
-            self._changes.begun += [tenant] * count
+        self._learn_wants()
 
-    def _look_at_columns(self) -> None:
-        self.pool.keep_columns(keep=self.gate.policy.name in _READ_COLUMNS)
+    def _learn_wants(self) -> None:
+        """Keep up what the policy in force looks at, and nothing else."""
+        policy, changes = self.gate.policy, self._changes
+        self.pool.keep_columns(keep=policy.name in _READ_COLUMNS)
+        wanted = isinstance(policy, TenantBudgets)
+        if wanted and not changes.names_wanted:
+            reservations = self._ledger.all_reservations()
+            self.pool.recount(Counter(one.fairness_id for one in reservations))
+        changes.begun.clear()
+        changes.ended.clear()
+        changes.names_wanted = wanted
 
     def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
         return ReturnBook(
@@ -142,7 +150,8 @@ class Gatekeeper:
         self._capped.discard(worker_id)
         if not self.caps.unseat(worker_id):
             return []
-        homeless = [ticket for ticket in self.waiting if ticket.place == worker_id]
+        both = (*self.waiting, *self.displaced)
+        homeless = [ticket for ticket in both if ticket.place == worker_id]
         for ticket in homeless:
             ticket.place = None
         return homeless
@@ -192,7 +201,7 @@ class Gatekeeper:
         """
         self.now = now
         changes = self._changes
-        if not changes.slots:
+        if not (changes.slots or changes.ends):
             return
         at = changes.at
         if changes.computed:
@@ -206,8 +215,10 @@ class Gatekeeper:
             for tenant in changes.begun:
                 self.pool.began(tenant)
             changes.begun.clear()
+        if changes.ends:
+            self.pool.meter.ended(at, changes.ends)
+            changes.ends = 0
         if changes.ended:
-            self.pool.meter.ended(at, len(changes.ended))
             for tenant in changes.ended:
                 self.pool.left(tenant)
             changes.ended.clear()
@@ -238,7 +249,9 @@ class Gatekeeper:
         if gate.returns.size:
             ask = ask._replace(key=key_of(ticket))
         name, verdict = gate.first_word(ask, rows, now)
-        if verdict is not ADMIT and not ask.key:
+        if verdict is ADMIT:
+            return ask, gate.admitted
+        if not ask.key:
             ask = ask._replace(key=key_of(ticket))
         return ask, gate.decide(ask, name, verdict, now)
 
@@ -260,6 +273,8 @@ class Gatekeeper:
 
     def usable(self, rows: Rows) -> Rows:
         """Return the candidates to choose from: never a full one, a busy one only in need."""
+        if not (self.busy.count or self.caps.full_slots):
+            return rows
         free = self.busy.free_rows(rows)
         opened = self.caps.open_rows(free)
         if not isinstance(opened, slice) and not len(opened):
@@ -367,14 +382,12 @@ class Gatekeeper:
     def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
         """Put another policy in force at once; who waits here is to be judged again."""
         self.gate.change(built, now)
-        self._look_at_columns()
+        self.refresh(now)
+        self._learn_wants()
         if returns is not None:
             self.gate.returns = returns
         for ticket in self.waiting:
-            ticket.waiting = None
-            if ticket.place is not None:
-                self.caps.leave_place(ticket.place)
-                ticket.place = None
+            ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
         self.displaced |= self.waiting
         self.waiting.clear()
 
@@ -388,8 +401,10 @@ class Gatekeeper:
 
     def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
         """Return knob, value and limit behind a refusal, as far as there are such."""
-        first = 0 if isinstance(rows, slice) else int(rows[0]) if len(rows) else -1
-        if decision.gate == "busy" and first >= 0:
+        first = _first(rows)
+        if first not in self._seats:
+            return policy_facts(decision)
+        if decision.gate == "busy":
             return busy_facts(self.busy.exceeded(first))
         if decision.gate == "capacity":
             return cap_facts(self.caps[self._seats[first][0]])
@@ -408,8 +423,15 @@ class Gatekeeper:
             if worker_id in self._capped:
                 inflight = sum(int(self._ledger.requests[slot]) for slot in slots.values())
                 assert self.caps[worker_id].inflight == inflight
-        tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
-        assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
+        if self._changes.names_wanted:
+            tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
+            assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
         for slot in self._seats:
             assert self.busy.count == 0 or self.busy.watches
             assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]
+
+
+def _first(rows: Rows) -> int:
+    if isinstance(rows, slice):
+        return 0 if rows.stop else -1
+    return int(rows[0]) if len(rows) else -1

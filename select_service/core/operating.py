@@ -58,7 +58,8 @@ class Operating:
         Raises:
             InvalidField: there is no such policy, or its configuration makes no sense.
         """
-        effects = self._judge_again(self._admitting.change(change, now), now)
+        partitions = self._admitting.change(change, now)
+        effects = self._relieve(partitions, now, to_judge=True)
         return status_of(self._admitting, self._partitions), effects
 
     def busy_thresholds(self) -> BusyThresholds:
@@ -74,20 +75,21 @@ class Operating:
             ServiceError: as `Admitting.change_threshold`.
         """
         answer, touched = self._admitting.change_threshold(change, now)
-        return answer, self._judge_again(touched, now)
+        return answer, self._relieve(touched, now, to_judge=False)
 
     def forget_threshold(
         self, model: str, tenant_id: str | None, now: float
     ) -> tuple[BusyThreshold, Effects]:
         """Let what is above hold again."""
         answer, touched = self._admitting.forget_threshold(model, tenant_id, now)
-        return answer, self._judge_again(touched, now)
+        return answer, self._relieve(touched, now, to_judge=False)
 
-    def _judge_again(self, partitions: Sequence[Partition], now: float) -> Effects:
+    def _relieve(self, partitions: Sequence[Partition], now: float, *, to_judge: bool) -> Effects:
+        """Let in who may go now; another policy judges them first."""
         effects = Effects()
         for partition in partitions:
             if partition.pending_count:
-                self._room.gather(partition, now)
+                self._room.gather(partition, now, to_judge=to_judge)
                 limit = self._limits.judged_per_turn_max
                 effects = self._room.judge_again(partition, now, limit, effects)
         return effects

@@ -133,9 +133,8 @@ class Registering:
             touched.append(self._partition_with_gate(old))
         for partition in touched:
             if partition is not None and partition.pending_count:
-                self._room.gather(partition, now)
-                limit = self._limits.judged_per_turn_max
-                self._room.judge_again(partition, now, limit, effects)
+                self._room.gather(partition, now, to_judge=False)
+                self._room.relieve(partition, now, effects)
 
     def _partition_with_gate(self, worker: Worker) -> Partition | None:
         partition = self._membership.partitions.get(worker.scope)

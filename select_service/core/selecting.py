@@ -160,7 +160,7 @@ class Selecting:
         answer, effects = self._placing.place(ticket, usable, now, NOTHING, projection)
         if isinstance(answer, CacheThreshold):
             decision = _cache_refusal(decision)
-        keeper.settle(decision, ask, now)
+        keeper.gate.settle(decision, ask, now)
         return answer, effects
 
     def _wait_in_file(self, ticket: Ticket, ask: Ask, number: int, rows: Rows, now: float) -> None:

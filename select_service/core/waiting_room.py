@@ -85,13 +85,13 @@ class WaitingRoom:
 
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
         """Load has become less: let in who waited for that, each booked before the next."""
+        if not partition.pending_count:
+            return effects
         keeper = partition.admission
-        if keeper is not None and partition.pending_count:
+        if keeper is not None:
             keeper.refresh(now)
             if keeper.waiting:
                 effects = self._drain_gate(partition, keeper, now, effects)
-        if not partition.pending_count:
-            return effects
         while (ticket := partition.next_admissible()) is not None:
             effects = self._finish(ticket, now, effects)
         return effects
@@ -167,10 +167,12 @@ class WaitingRoom:
                     effects = self._refuse(ticket, decision, effects)
         return effects
 
-    def _refuse(self, ticket: Ticket, decision: Decision, effects: Effects) -> Effects:
+    def _refuse(
+        self, ticket: Ticket, decision: Decision, effects: Effects, rows: Rows = slice(0, 0)
+    ) -> Effects:
         effects = Effects() if effects is NOTHING else effects
         self._stops_waiting(ticket)
-        refusal = self._admitting.refusal(ticket.partition, decision, slice(0, 0))
+        refusal = self._admitting.refusal(ticket.partition, decision, rows)
         self._placing.count_refusal(refusal)
         keeper = ticket.partition.admission
         if keeper is not None:
@@ -182,10 +184,10 @@ class WaitingRoom:
 
     # -- another policy ------------------------------------------------------------------------
 
-    def gather(self, partition: Partition, now: float) -> None:
-        """A gate was opened or changed: who waits in the policy file's queues belongs to it now.
+    def gather(self, partition: Partition, now: float, *, to_judge: bool) -> None:
+        """A gate was opened, or has another policy: who waits in the policy file's queues is its.
 
-        They count as offered, and are to be judged again like those who wait at the gate.
+        They count as offered; another policy judges them again like those who wait at the gate.
         """
         keeper = partition.admission
         assert keeper is not None
@@ -196,8 +198,9 @@ class WaitingRoom:
                     name = keeper.gate.policy.name
                     waits = Decision("wait", "", WAITS_FOR_PREFILL, name, "waiting")
                     keeper.settle(waits, ticket.ask, now)
-                queue.remove(ticket)
-                keeper.displace(ticket)
+                if to_judge:
+                    queue.remove(ticket)
+                    keeper.displace(ticket)
 
     def judge_again(
         self, partition: Partition, now: float, limit: int, effects: Effects
@@ -226,7 +229,7 @@ class WaitingRoom:
         ask, decision = keeper.judge(ticket, ticket.ask, rows, now)
         if decision.outcome == "refuse":
             keeper.turned_away(ticket, decision.code, now)
-            return self._refuse(ticket, decision, effects)
+            return self._refuse(ticket, decision, effects, rows)
         if decision.outcome == "wait" or not keeper.can_take(rows):
             keeper.wait(ticket, ask, decision, rows, now)
             return effects

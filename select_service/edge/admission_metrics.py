@@ -67,6 +67,13 @@ class AdmissionMetrics(Collector):
         )
         dropped.add_metric((), self._service.core.admitting.reports.dropped)
         yield dropped
+        topic = self._service.load_topic
+        heard = self._counter("worker_reports_heard", "Reports on workers' event endpoints.")
+        heard.add_metric((), topic.heard)
+        yield heard
+        bad = self._counter("worker_reports_bad", "Those of them that nobody understands.")
+        bad.add_metric((), topic.bad)
+        yield bad
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
         return CounterMetricFamily(self._prefix + name, text, labels=labels)
