@@ -136,8 +136,8 @@ T = TypeVar("T")
 class QueueingPolicy(Policy, Protocol[T]):
     """A policy that lets requests wait and keeps them itself."""
 
-    def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
-        """Let one wait of which `judge` said so, or which must not be refused."""
+    def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
+        """Let one wait of which `judge` said so, or which was told to come about now."""
         ...
 
     def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
@@ -148,7 +148,7 @@ class QueueingPolicy(Policy, Protocol[T]):
         """Take everybody out; charged to nobody."""
         ...
 
-    def serve(self, one: Waiting[T]) -> None:
+    def serve(self, one: Waiting[T], now: float) -> None:
         """It goes: charge it."""
         ...
 

@@ -28,15 +28,24 @@ TENANTS_MAX: Final = 4096
 class Waiting(Generic[T]):
     """One waiting request; compared by identity."""
 
-    __slots__ = ("arrival", "ask", "band", "cost", "deadline", "flow", "item", "work")
+    __slots__ = ("arrival", "ask", "band", "cost", "deadline", "flow", "item", "turn", "work")
 
-    def __init__(self, item: T, ask: Ask, band: int, cost: int, deadline: float) -> None:
+    def __init__(
+        self,
+        item: T,
+        ask: Ask,
+        band: int,
+        cost: int,
+        deadline: float,
+        turn: float | None = None,
+    ) -> None:
         self.item = item
         self.ask = ask
         self.band = band
         self.work = ask.work  # prefill tokens
         self.cost = cost  # what its tenant is charged when it is served
         self.deadline = deadline  # then it has waited too long
+        self.turn = deadline if turn is None else turn  # of its tenant's, the lowest goes first
         self.arrival = 0
         self.flow: Flow[T] | None = None  # while it waits
 
@@ -44,17 +53,22 @@ class Waiting(Generic[T]):
 class Flow(Generic[T]):
     """One tenant of one band: what it got, and what of it waits."""
 
-    __slots__ = ("counter", "tenant_id", "turn", "waiting")
+    __slots__ = ("counter", "tenant_id", "turn", "waiting", "work")
 
     def __init__(self, tenant_id: str) -> None:
         self.tenant_id = tenant_id
         self.counter = 0
         self.turn = 0  # of equals, who asked first
+        self.work = 0  # prefill tokens that wait
         self.waiting: SortedKeyList[Waiting[T], tuple[float, int]] | None = None
 
 
 def _by_deadline(one: Waiting[T]) -> tuple[float, int]:
     return one.deadline, one.arrival
+
+
+def _by_turn(one: Waiting[T]) -> tuple[float, int]:
+    return one.turn, one.arrival
 
 
 def _by_counter(flow: Flow[T]) -> tuple[int, int]:
@@ -105,9 +119,10 @@ class _Band(Generic[T]):
 
     def add(self, flow: Flow[T], one: Waiting[T]) -> None:
         if flow.waiting is None:
-            flow.waiting = SortedKeyList(key=_by_deadline)
+            flow.waiting = SortedKeyList(key=_by_turn)
             self._join(flow)
         flow.waiting.add(one)
+        flow.work += one.work
         self.size += 1
         self.work += one.work
 
@@ -119,6 +134,7 @@ class _Band(Generic[T]):
     def remove(self, flow: Flow[T], one: Waiting[T]) -> None:
         assert flow.waiting is not None
         flow.waiting.remove(one)
+        flow.work -= one.work
         self.size -= 1
         self.work -= one.work
         if not flow.waiting:
@@ -185,6 +201,23 @@ class FairQueue(Generic[T]):
         if not self._expiries:
             return 0
         return sum(one.work for one in self._bands[: band + 1])
+
+    def work_before(self, band: int, tenant_id: str, work: int) -> int:
+        """Return about how many prefill tokens would go before one more request of a tenant.
+
+        All of the bands above; of its own what waits, but of every other tenant no more than of
+        its own: who sends little does not stand behind all that somebody else sends.
+        """
+        if not self._expiries:
+            return 0
+        one = self._bands[band]
+        above = sum(one.work for one in self._bands[:band])
+        if not one.work:
+            return above
+        flow = one.flows.get(tenant_id)
+        own = 0 if flow is None else flow.work
+        others = len(one.active) - (own > 0)
+        return above + own + min(one.work - own, others * (own + work))
 
     def counter(self, band: int, tenant_id: str) -> int:
         """Return what a tenant has been charged in a band; 0 when nobody remembers it."""
@@ -262,5 +295,7 @@ class FairQueue(Generic[T]):
             active = {flow.tenant_id for flow in band.flows.values() if flow.waiting is not None}
             assert {flow.tenant_id for flow in band.active} == active, "who waits is not forgotten"
             assert all(flow.waiting for flow in band.active), "an idle flow is not active"
+            for flow in band.flows.values():
+                assert flow.work == sum(one.work for one in flow.waiting or ())
             total += band.size
         assert total == len(self._expiries)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 from select_service.core.admission.asks import ADMIT, Outcome, Verdict
 from select_service.core.admission.returns import NO_ROOM, ReturnBook, Room
 from select_service.core.admission.tallies import Tallies
+from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,14 +48,11 @@ WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
 _HARD: Final = frozenset({"unavailable", "capacity"})
 """Gates no promise opens: nobody there, or N + Q, which is exact."""
-RETURN_SHARE: Final = 0.5
+RETURN_SHARE: Final = 0.25
 """Of what drains, so much is promised to those who return; the rest is for those who come first.
-All of it would turn an overload into one long queue, in which everybody is late."""
-_SHARE_MIN: Final = 0.05
-"""Of what drains, at least so much counts as left over by the bands above."""
-_STEP_S: Final = 0.25
-_MEMORY_S: Final = 10.0
-"""How long admitted work counts as traffic of its band."""
+All of it would turn an overload into one long queue, in which everybody is late: who returns is
+late already, as a rule. At 1.6 times capacity half of it costs a tenth of the requests in time,
+beside a quarter (`bench/admission`); less makes those who were refused wait longer still."""
 
 
 class Decision(NamedTuple):
@@ -73,29 +71,6 @@ class Decision(NamedTuple):
     def admitted(self) -> bool:
         """Whether it may be placed now."""
         return self.outcome == "admit"
-
-
-class _Traffic:
-    """Work admitted per second and band, exponentially weighted; decays in steps. O(1) to add."""
-
-    def __init__(self, bands: int) -> None:
-        self._sums = [0.0] * bands
-        self._at = 0.0
-
-    def add(self, band: int, work: float, now: float) -> None:
-        self._fade(now)
-        self._sums[band] += work
-
-    def _fade(self, now: float) -> None:
-        passed = now - self._at
-        if passed > _STEP_S:
-            fade = math.exp(-passed / _MEMORY_S)
-            self._sums = [one * fade for one in self._sums]
-            self._at = now
-
-    def above(self, band: int, now: float) -> float:
-        self._fade(now)
-        return sum(self._sums[:band]) / _MEMORY_S
 
 
 class Gate(Generic[T]):
@@ -125,9 +100,10 @@ class Gate(Generic[T]):
         self.caps = caps
         self.returns = returns or ReturnBook(len(classes.bands))
         self.tallies = Tallies(classes.names)
-        self._traffic = _Traffic(len(classes.bands))
+        self._traffic = Traffic(len(classes.bands))
         self.admitted = Decision("admit", "", "", policy.name, "")
         """What everybody is told who may go on."""
+        self._promised: Ask | None = None  # settled last, and held a promise
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -140,10 +116,10 @@ class Gate(Generic[T]):
         """Turn what one check said into a decision; a refusal gets its time to return."""
         if verdict is ADMIT:
             return self.admitted
-        if verdict.outcome == "wait":
-            return Decision("wait", verdict.reason, verdict.code, self.policy.name, gate)
         if gate not in _HARD and self.returns.is_due(ask.key, now):
             return self._honour(gate)
+        if verdict.outcome == "wait":
+            return Decision("wait", verdict.reason, verdict.code, self.policy.name, gate)
         return self._refusal(ask, gate, verdict, now)
 
     def first_word(self, ask: Ask, rows: Rows, now: float) -> tuple[GateName, Verdict]:
@@ -214,7 +190,7 @@ class Gate(Generic[T]):
             if self.queue is not None:
                 ahead += self.queue.work_ahead(band)
             earliest_s = max(earliest_s, ahead / rate)
-            rate = max(rate - self._traffic.above(band, now), rate * _SHARE_MIN)
+            rate = max(rate - self._traffic.above(band, now), rate * LEFT_SHARE_MIN)
         if earliest_s == math.inf:  # it never fits
             return NO_ROOM
         rate *= RETURN_SHARE
@@ -239,6 +215,7 @@ class Gate(Generic[T]):
         if decision.outcome == "wait":
             tally.waiting += 1
             tally.waited += 1
+            self._promised = ask if decision.code == PROMISED else None
             self._redeem(ask)
         else:
             tally.refused += 1
@@ -260,7 +237,7 @@ class Gate(Generic[T]):
     def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
         """Let an item wait in the policy's queue, as a settled decision said."""
         assert self.queue is not None
-        return self.queue.enqueue(ask, item, now)
+        return self.queue.enqueue(ask, item, now, is_promised=ask is self._promised)
 
     def next_waiting(self) -> Waiting[T] | None:
         """Return who may go now, if anybody; `serve` or `withdraw` it before asking again."""
@@ -276,7 +253,7 @@ class Gate(Generic[T]):
     def serve(self, one: Waiting[T], now: float) -> None:
         """A request from the policy's queue is placed: charge and count it."""
         assert self.queue is not None
-        self.queue.serve(one)
+        self.queue.serve(one, now)
         self._admit_waiting(one.ask, now)
 
     def placed(self, ask: Ask, now: float) -> None:
@@ -336,7 +313,7 @@ class Gate(Generic[T]):
         waiting = [] if self.queue is None else self.queue.clear(now)
         if built.classes.bands != self.classes.bands:
             self.returns = ReturnBook(len(built.classes.bands))
-            self._traffic = _Traffic(len(built.classes.bands))
+            self._traffic = Traffic(len(built.classes.bands))
         self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
         self.tallies.know(built.classes.names)
         self.admitted = Decision("admit", "", "", built.policy.name, "")

@@ -7,6 +7,8 @@ What it promises, and tests hold it to:
 * Hence no inversion: between the admission of a sheddable request and the refusal of a critical
   one, more criticals than their quota arrive, or the critical one's own deadline passes.
 * Critical and standard requests are never refused for saturation; they wait.
+* Who was told to come and comes waits behind those two only, whatever its band: a promise is kept
+  while more important newcomers go on coming.
 * What is refused, or waits in vain, is charged to nobody.
 
 The queue is part of the policy: `judge` says "wait", the caller `enqueue`s, and finds with
@@ -24,6 +26,7 @@ from select_service.core.admission.asks import ADMIT, Verdict
 from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
 from select_service.core.admission.flow_queue import ceilings
 from select_service.core.admission.token_bucket import TenantBuckets
+from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,26 +103,23 @@ class SloShed(Generic[T]):
         self._classes = classes
         bands = len(classes.bands)
         self.ceilings = ceilings(bands, self.settings.usage_limit)
-        self._reopen_below = tuple(one - self.settings.hysteresis for one in self.ceilings)
-        names = [
-            [name for name in classes.names if classes.band(name) == band] for band in range(bands)
-        ]
-        quotas = self.settings.quotas
-        self.queue: FairQueue[T] = FairQueue(
-            [
-                max(quotas.get(name, self.settings.default_quota) for name in of_band)
-                for of_band in names
-            ],
-            tenants_max=self.settings.tenants_max,
-        )
+        # One line per band, and one for sheddable requests that were told to come: below what is
+        # never shed, above what is.
+        self._promised = sum(priority >= 0 for priority in classes.bands)
+        limits = list(self.ceilings)
+        limits.insert(self._promised, limits[max(0, self._promised - 1)])
+        self._closes_at = tuple(limits)
+        self._reopen_below = tuple(one - self.settings.hysteresis for one in limits)
+        self._is_open = [True] * len(limits)
+        self._closed = [0] * len(limits)
+        self.queue: FairQueue[T] = FairQueue(self._quotas(), tenants_max=self.settings.tenants_max)
+        self._traffic = Traffic(len(limits))
+        self._in_pool_s = 0.0  # how long the pool takes for what is booked, seen last
         self._targets_s = {
             name: self.settings.targets_s.get(name, self.settings.default_target_s)
             for name in classes.names
         }
         self._judged: tuple[Ask | None, int] = (None, 0)
-        self.is_open = [True] * bands
-        self.flaps = [0] * bands
-        """How often each band was closed."""
         capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
         self._budgets = (
             None
@@ -127,21 +127,41 @@ class SloShed(Generic[T]):
             else TenantBuckets(capacity, rate, tenants_max=self.settings.tenants_max)
         )
 
+    def _quotas(self) -> list[int]:
+        """Return how many may wait in each line; promises are limited where they are given."""
+        given, usual = self.settings.quotas, self.settings.default_quota
+        quotas = [0] * len(self._classes.bands)
+        for name in self._classes.names:
+            band = self._classes.band(name)
+            quotas[band] = max(quotas[band], given.get(name, usual))
+        quotas.insert(self._promised, 0)
+        return quotas
+
+    @property
+    def flaps(self) -> list[int]:
+        """How often each band was closed."""
+        return self._closed[: self._promised] + self._closed[self._promised + 1 :]
+
+    def line_of(self, band: int) -> int:
+        """Return in which line of the queue a band waits."""
+        return band if band < self._promised else band + 1
+
     # -- on arrival ----------------------------------------------------------------------------
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Let it in, let it wait, or refuse it; nothing is charged."""
         band = self._band(ask, now)
-        self._judged = (ask, band)
-        hopeless = self._hopeless(ask, band, pool)
+        line = self.line_of(band)
+        self._judged = (ask, line)
+        hopeless = self._hopeless(ask, line, pool, now)
         if hopeless is not None:
             return hopeless
         saturation = pool.saturation
-        if self._opens(band, saturation) and self.queue.first_band() > band:
+        if self._opens(line, saturation) and self.queue.first_band() > line:
             return ADMIT
-        if self.queue.has_room(band):
+        if self.queue.has_room(line):
             return _WAIT
-        quota = self.queue.quota(band)
+        quota = self.queue.quota(line)
         if not quota:
             facts = {"saturation": saturation, "limit": self.ceilings[band]}
             return Verdict("refuse", SATURATED, SATURATED, facts=dict(facts))
@@ -149,7 +169,7 @@ class SloShed(Generic[T]):
             "refuse",
             BAND_FULL,
             BAND_FULL,
-            facts={"waiting": self.queue.size(band), "limit": quota, "saturation": saturation},
+            facts={"waiting": self.queue.size(line), "limit": quota, "saturation": saturation},
         )
 
     def _band(self, ask: Ask, now: float) -> int:
@@ -172,23 +192,28 @@ class SloShed(Generic[T]):
             return ask.target_s
         return self._targets_s[self._classes.known(ask.slo_class)]
 
-    def predicted_s(self, ask: Ask, band: int, pool: Pool) -> float:
+    def predicted_s(self, ask: Ask, line: int, pool: Pool, now: float) -> float:
         """Return the predicted time to first token; 0 while nobody knows how fast the pool is.
 
-        All that is booked goes first, and of what waits this band and those above it.
+        All that is booked goes first. What waits in its line and above drains at the rate that
+        those above leave over, for they will go on coming.
         """
         rate = pool.prefill_rate
         if not (rate and pool.instances):
             return 0.0
-        ahead = pool.prefill_backlog + self.queue.work_ahead(band)
-        return ahead / (rate * pool.instances) + ask.work / rate
+        drains = rate * pool.instances
+        self._in_pool_s = in_pool_s = pool.prefill_backlog / drains + ask.work / rate
+        ahead = self.queue.work_before(line, ask.tenant_id, ask.work)
+        if not ahead:
+            return in_pool_s
+        left = max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
+        return in_pool_s + ahead / left
 
-    def _hopeless(self, ask: Ask, band: int, pool: Pool) -> Verdict | None:
-        slack = self.settings.feasibility_slack
-        if not slack or (band == 0 and not self.settings.feasibility_critical):
+    def _hopeless(self, ask: Ask, line: int, pool: Pool, now: float) -> Verdict | None:
+        if not self._is_refused_early(line):
             return None
-        limit_s = self.target_s(ask) * slack
-        predicted_s = self.predicted_s(ask, band, pool)
+        limit_s = self.target_s(ask) * self.settings.feasibility_slack
+        predicted_s = self.predicted_s(ask, line, pool, now)
         if predicted_s <= limit_s:
             return None
         return Verdict(
@@ -199,22 +224,29 @@ class SloShed(Generic[T]):
             facts={"predicted_ttft_s": predicted_s, "limit": limit_s},
         )
 
-    def _opens(self, band: int, saturation: float) -> bool:
-        """Tell whether a band is open, following the saturation with hysteresis."""
-        if self.is_open[band]:
-            if saturation >= self.ceilings[band]:
-                self.is_open[band] = False
-                self.flaps[band] += 1
-        elif saturation < self._reopen_below[band]:
-            self.is_open[band] = True
-        return self.is_open[band]
+    def _is_refused_early(self, line: int) -> bool:
+        """Tell whether requests that would be late are refused at once."""
+        if not self.settings.feasibility_slack:
+            return False
+        return line > 0 or self.settings.feasibility_critical
+
+    def _opens(self, line: int, saturation: float) -> bool:
+        """Tell whether a line is open, following the saturation with hysteresis."""
+        if self._is_open[line]:
+            if saturation >= self._closes_at[line]:
+                self._is_open[line] = False
+                self._closed[line] += 1
+        elif saturation < self._reopen_below[line]:
+            self._is_open[line] = True
+        return self._is_open[line]
 
     def charge(self, ask: Ask, now: float) -> None:
         """An arrival goes on at once: its tenant pays."""
-        judged, band = self._judged
+        judged, line = self._judged
         if judged is not ask:  # it was judged just before, as a rule
-            band = self._band(ask, now)
-        self.queue.serve_directly(band, ask.tenant_id, self.cost(ask))
+            line = self.line_of(self._band(ask, now))
+        self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
+        self._traffic.add(line, ask.work, now)
         self._pay(ask, now)
 
     def cost(self, ask: Ask) -> int:
@@ -236,10 +268,21 @@ class SloShed(Generic[T]):
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
-        """Let an item wait until its target has passed; its tenant's allowance is held for it."""
-        until = now + self.target_s(ask)
-        one = Waiting(item, ask, self._band(ask, now), self.cost(ask), until)
+    def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
+        """Let an item wait as long as its target allows; its tenant's allowance is held for it.
+
+        Nobody who may be refused early goes too late to be in time: the next one would be late
+        for it as well.
+        """
+        band = self._band(ask, now)
+        target_s = self.target_s(ask)
+        line = self.line_of(band)
+        if self._is_refused_early(line):
+            target_s = max(target_s / 2, target_s - self._in_pool_s)
+        if is_promised and self._classes.is_sheddable(band):
+            line = self._promised
+        turn = now if is_promised else None  # before all who came later
+        one = Waiting(item, ask, line, self.cost(ask), now + target_s, turn)
         self._pay(ask, now)
         self.queue.push(one)
         return one
@@ -250,18 +293,19 @@ class SloShed(Generic[T]):
         A band must be open, and a closed one lets nobody below it pass.
         """
         saturation = pool.saturation
-        for band in self.queue.bands_waiting():
-            if not self._opens(band, saturation):
+        for line in self.queue.bands_waiting():
+            if not self._opens(line, saturation):
                 return
-            for one in self.queue.in_order(band):
+            for one in self.queue.in_order(line):
                 if limit <= 0:
                     return
                 limit -= 1
                 yield one
 
-    def serve(self, one: Waiting[T]) -> None:
+    def serve(self, one: Waiting[T], now: float) -> None:
         """It goes: its tenant pays."""
         self.queue.serve(one)
+        self._traffic.add(one.band, one.work, now)
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
         """It waits no longer and does not go: its client left. Charged to nobody."""
@@ -272,7 +316,7 @@ class SloShed(Generic[T]):
 
     def work_ahead(self, band: int) -> int:
         """Return the prefill tokens that wait in this band and those above it."""
-        return self.queue.work_ahead(band)
+        return self.queue.work_ahead(self.line_of(band))
 
     def next_expiry(self) -> float:
         """When `expired` will have something to do; infinity while nobody waits."""
@@ -288,7 +332,7 @@ class SloShed(Generic[T]):
     def clear(self, now: float) -> list[Waiting[T]]:
         """Take everybody out, the most important first. Charged to nobody."""
         everybody = [
-            one for band in self.queue.bands_waiting() for one in self.queue.in_order(band)
+            one for line in self.queue.bands_waiting() for one in self.queue.in_order(line)
         ]
         for one in everybody:
             self.withdraw(one, now)

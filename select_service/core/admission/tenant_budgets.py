@@ -75,5 +75,9 @@ class TenantBudgets:
         self.inner.charge(ask, now)
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """As the inner policy says."""
-        return self.inner.refill(ask, pool)
+        """As the inner policy says; where it refuses nobody, the tenant's share of what drains."""
+        line, rate = self.inner.refill(ask, pool)
+        share = self._budgets.get(ask.tenant_id)
+        if rate > 0.0 or share is None:
+            return line, rate
+        return f"tenant {ask.tenant_id}", min(share, 1.0) * pool.prefill_rate * pool.instances

@@ -14,7 +14,7 @@ from select_service.core.admission.cache_hit import Threshold, filter_rows
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.fair_queue import Waiting
-from select_service.core.admission.gate import Gate
+from select_service.core.admission.gate import RETURN_SHARE, Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
@@ -138,7 +138,7 @@ def test_retry_after_is_when_the_backlog_has_drained() -> None:
     assert decision.retry_after_s == pytest.approx(8000 / (2 * 1000))
     assert decision.promised
     second = gate.judge(ask_of("batch", key=b"2"), RANKS, 0.0)
-    assert second.retry_after_s == pytest.approx(4.0 + 100 / (0.5 * 2 * 1000))
+    assert second.retry_after_s == pytest.approx(4.0 + 100 / (RETURN_SHARE * 2 * 1000))
 
 
 def test_retry_after_of_a_bucket_is_exact() -> None:
@@ -182,6 +182,50 @@ def test_a_promise_does_not_open_a_full_worker_but_lets_wait() -> None:
     gate.settle(told, promised, 0.0)
     again = gate.judge(promised, RANKS, told.retry_after_s)
     assert (again.outcome, again.code, again.gate) == ("wait", "promised", "busy")
+
+
+def test_who_was_told_to_come_waits_in_front_of_newcomers_of_any_sheddable_class() -> None:
+    gate = gate_of("slo-shed", quotas={"background": 0})
+    for slot in (0, 1):
+        carry(gate, slot, 4000, 1)
+    promised = ask_of("background", key=b"p")
+    told = gate.judge(promised, RANKS, 0.0)
+    gate.settle(told, promised, 0.0)
+    assert (told.code, told.promised) == ("saturated", True)
+    due = told.retry_after_s
+    for name in ("batch", "standard"):
+        ask = ask_of(name, key=name.encode())
+        gate.settle(gate.judge(ask, RANKS, due), ask, due)
+        gate.enqueue(ask, name, due)
+    back = gate.judge(promised, RANKS, due)
+    assert (back.outcome, back.code) == ("wait", "promised")
+    gate.settle(back, promised, due)
+    gate.enqueue(promised, "promised", due)
+    carry(gate, 0, 0)
+    carry(gate, 1, 0)
+    order = []
+    while (one := gate.next_waiting()) is not None:
+        gate.serve(one, due)
+        order.append(one.item)
+    assert order == ["standard", "promised", "batch"]
+    assert gate.returns.kept == 1
+    gate.check()
+
+
+def test_who_was_told_to_come_and_would_have_to_wait_anyway_waits_as_promised() -> None:
+    """Its quota has room again when it returns; it still must not wait behind newcomers."""
+    gate = gate_of("slo-shed", quotas={"batch": 1})
+    for slot in (0, 1):
+        carry(gate, slot, 4000, 1)
+    first, promised = ask_of("batch", key=b"1"), ask_of("batch", key=b"p")
+    gate.settle(gate.judge(first, RANKS, 0.0), first, 0.0)
+    one = gate.enqueue(first, "first", 0.0)
+    told = gate.judge(promised, RANKS, 0.0)
+    gate.settle(told, promised, 0.0)
+    assert told.code == "band-full"
+    gate.withdraw(one, 1.0)
+    assert gate.judge(ask_of("batch", key=b"new"), RANKS, told.retry_after_s).code == "waits"
+    assert gate.judge(promised, RANKS, told.retry_after_s).code == "promised"
 
 
 def test_details_of_a_refusal_are_facts() -> None:

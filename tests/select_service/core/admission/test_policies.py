@@ -168,6 +168,17 @@ def test_budgets_refuse_sheddable_work_only_and_before_the_inner_policy() -> Non
     assert policy.judge(Ask(100, "batch", "a"), pool, 0.0).admitted
 
 
+def test_who_is_over_budget_returns_at_the_pace_of_the_tenant_s_share() -> None:
+    pool = FixedPool(rate=1_000)
+    ask = Ask(100, "batch", "a")
+    budgets = {"tenant_budgets": {"a": 0.5, "big": 3.0}}
+    policy = build("always-admit", budgets).policy
+    assert policy.refill(ask, pool) == ("tenant a", 500.0)
+    assert policy.refill(Ask(100, "batch", "big"), pool) == ("tenant big", 1_000.0)
+    assert policy.refill(Ask(100, "batch", "b"), pool) == ("", 0.0)
+    assert build("gaie-legacy", budgets).policy.refill(ask, pool) == ("pool", 1_000.0)
+
+
 def test_plain_policies() -> None:
     assert build("always-admit").policy.judge(Ask(1), POOL, 0.0) == Verdict("admit")
     refused = build("reject-all").policy.judge(Ask(1), POOL, 0.0)

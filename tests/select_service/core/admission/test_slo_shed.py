@@ -56,7 +56,7 @@ def test_nobody_passes_who_waits_above_or_in_the_same_band() -> None:
     one = next_of(policy, idle)
     assert one is not None
     assert one.item == "s"
-    policy.serve(one)
+    policy.serve(one, 0.0)
     assert outcomes(policy, idle, ["batch"]) == ["admit"]
 
 
@@ -118,6 +118,76 @@ def test_only_equal_or_more_important_work_makes_hopeless() -> None:
     pool = FixedPool(2.0, backlog=0, rate=1_000)
     policy.enqueue(Ask(50_000, "batch"), "b", 0.0)
     assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "refuse"]
+
+
+def test_what_goes_on_coming_above_makes_hopeless_too() -> None:
+    """10 000 tokens wait; at 1000 a second that is 10 s, if nobody more important came."""
+    policy = policy_of()
+    pool = FixedPool(0.0, rate=1_000)
+    ask = Ask(1, "batch", target_s=15.0)
+    above = Ask(750, "standard")
+    for second in range(60):
+        policy.charge(above, float(second))
+    pool.level = 2.0
+    policy.enqueue(Ask(10_000, "batch"), "b", 60.0)
+    verdict = policy.judge(ask, pool, 60.0)
+    assert verdict.code == "infeasible-deadline"
+    assert verdict.facts is not None
+    assert verdict.facts["predicted_ttft_s"] == pytest.approx(10_000 / 250, rel=0.2)
+    assert policy.judge(ask, pool, 300.0).outcome == "wait", "nobody has come for long"
+
+
+def test_who_sends_little_is_not_refused_for_what_another_tenant_sends() -> None:
+    policy = policy_of()
+    pool = FixedPool(2.0, rate=1_000)
+    for number in range(30):
+        policy.enqueue(Ask(1_000, "batch", "mallory"), str(number), 0.0)
+    assert policy.judge(Ask(1_000, "batch", "mallory"), pool, 0.0).code == "infeasible-deadline"
+    assert policy.judge(Ask(1_000, "batch", "carol"), pool, 0.0).outcome == "wait"
+    carol = policy.enqueue(Ask(1_000, "batch", "carol"), "c", 0.0)
+    assert [one.item for one in policy.may_go(FixedPool(0.0), 40)].index("c") == 30
+    first = next_of(policy, FixedPool(0.0))
+    assert first is not None
+    policy.serve(first, 0.0)
+    assert next_of(policy, FixedPool(0.0)) is carol
+
+
+def test_who_can_be_refused_early_does_not_wait_until_it_must_be_late() -> None:
+    policy = policy_of()
+    pool = FixedPool(2.0, backlog=2_000, rate=1_000)
+    for name, waits_s in (("critical", 2.0), ("standard", 5.0 - 2.1), ("batch", 20.0 - 2.1)):
+        ask = Ask(100, name)
+        policy.judge(ask, pool, 0.0)
+        assert policy.enqueue(ask, name, 0.0).deadline == pytest.approx(waits_s)
+    ask = Ask(100, "batch", target_s=3.0)
+    policy.judge(ask, pool, 0.0)
+    assert policy.enqueue(ask, "", 0.0).deadline == 1.5, "half of it in any case"
+
+
+def test_who_was_told_to_come_goes_before_newcomers_that_may_be_shed() -> None:
+    policy = policy_of(quotas={"critical": 1})
+    names = ("background", "batch", "standard", "critical")
+    for name in names:
+        policy.enqueue(Ask(1, name), name, 0.0)
+    for name in names:
+        policy.enqueue(Ask(1, name), f"{name}, promised", 0.0, is_promised=True)
+    assert policy.judge(Ask(1, "critical"), FixedPool(2.0), 0.0).code == "band-full"
+    order = [one.item for one in policy.may_go(FixedPool(0.0), 9)]
+    assert order == [
+        "critical, promised",
+        "critical",
+        "standard, promised",
+        "standard",
+        "background, promised",  # who came first
+        "batch, promised",
+        "batch",
+        "background",
+    ]
+    assert len(list(policy.may_go(FixedPool(0.85), 9))) == 6, "as open as the band above"
+    assert policy.flaps == [1, 0, 1, 0, 0]
+    assert policy.work_ahead(1) == 4
+    assert policy.work_ahead(2) == 7
+    policy.check()
 
 
 def test_nobody_is_hopeless_while_the_rate_is_unknown() -> None:
@@ -201,7 +271,8 @@ def test_promises(steps: list[tuple[str, str, int, float, float]]) -> None:
         nonlocal admitted, sheddable_at
         admitted += 1
         served[name] = served.get(name, 0) + cost
-        assert all(not policy.queue.size(band) for band in range(CLASSES.band(name)))
+        lines = range(policy.line_of(CLASSES.band(name)))
+        assert all(not policy.queue.size(line) for line in lines)
         if name in SHEDDABLE:
             sheddable_at = now
 
@@ -210,16 +281,17 @@ def test_promises(steps: list[tuple[str, str, int, float, float]]) -> None:
         pool.level = level
         refused += len(policy.expired(now, 99))
         while (one := next_of(policy, pool)) is not None:
-            policy.serve(one)
+            policy.serve(one, now)
             let_in(one.item, one.cost)
         ask = Ask(tokens, name, tenant)
         band = CLASSES.band(name)
         if band == 0:
             criticals.append(now)
-        waiting = policy.queue.size(band)
-        counters = {one: policy.queue.counter(band, one) for one in "abc"}
+        line = policy.line_of(band)
+        waiting = policy.queue.size(line)
+        counters = {one: policy.queue.counter(line, one) for one in "abc"}
         verdict = policy.judge(ask, pool, now)
-        assert {one: policy.queue.counter(band, one) for one in "abc"} == counters, "only looks"
+        assert {one: policy.queue.counter(line, one) for one in "abc"} == counters, "only looks"
         if verdict.outcome == "admit":
             policy.charge(ask, now)
             let_in(name, policy.cost(ask))
@@ -249,7 +321,7 @@ def test_whoever_waits_is_served_once_load_is_gone(
             waiting += 1
     served = []
     while (one := next_of(policy, FixedPool(0.0))) is not None:
-        policy.serve(one)
+        policy.serve(one, 0.0)
         served.append(one.band)
     assert len(served) == waiting
     assert served == sorted(served), "band by band"

@@ -1,0 +1,1 @@
+"""Every admission policy of the service under the same overload, side by side."""
