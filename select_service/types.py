@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from indexer.types import U64_MASK, Scope, WorkerRank
 
 __all__ = [
+    "Advice",
     "BatchAnswer",
     "BatchFree",
     "BatchOutputBlock",
@@ -39,10 +40,12 @@ __all__ = [
     "OverlapScoresRequest",
     "PinnedWorker",
     "PotentialLoadsRequest",
+    "PrefillCandidate",
     "PromptFields",
     "Ready",
     "ReservationAnswer",
     "ReservationRequest",
+    "Role",
     "RouterConfig",
     "RouterConfigOverride",
     "RoutingConstraints",
@@ -64,6 +67,7 @@ U64 = Annotated[int, Meta(ge=0)]  # upper bound: `__post_init__` (JSON schema ha
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Seconds = Annotated[float, Meta(gt=0.0)]
+Role = Literal["prefill", "decode", "aggregated"]
 AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
 
 
@@ -99,6 +103,8 @@ class WorkerSpec(Struct, kw_only=True):
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
+    # additions of this product
+    role: Role | None = None
 
     def __post_init__(self) -> None:
         _u64("worker_id", self.worker_id)
@@ -126,6 +132,7 @@ class WorkerPatch(Struct, kw_only=True):
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
+    role: Role | None = None
 
     # named in a PATCH, and ignored whatever they are (contract 1.3)
     worker_id: Any = None
@@ -174,6 +181,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     kv_state: Literal["uncertain"] | UnsetType = UNSET
     kv_ranks: list[KvRankState] | UnsetType = UNSET
     source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
+    role: Role | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):
@@ -406,6 +414,25 @@ class Overlap(Struct, frozen=True):
     disk: int
 
 
+class PrefillCandidate(Struct, frozen=True, kw_only=True):
+    """The rank that should compute a prompt whose request decodes elsewhere."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    effective_prefill_tokens: int
+
+
+class Advice(Struct, frozen=True, kw_only=True):
+    """Whether one worker or a pair should serve a request; see `core/pairing.py` for reasons."""
+
+    mode: Literal["aggregated", "disaggregated"]
+    reason: str
+    prefill: PrefillCandidate | None  # of the pair, when that is advised
+    aggregated_cost: float | None  # of the best worker, in blocks; null: there is none
+    disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
+
+
 class Selection(Struct, kw_only=True):
     """The answer of /select and /select_and_reserve."""
 
@@ -424,6 +451,7 @@ class Selection(Struct, kw_only=True):
     isl_tokens: int | UnsetType = UNSET
     track_prefill_tokens: bool | UnsetType = UNSET
     potential_decode_blocks: int | UnsetType = UNSET
+    advice: Advice | UnsetType = UNSET  # where workers have roles
 
 
 class ReservationAnswer(Struct, frozen=True):
@@ -562,6 +590,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     use_kv_events: bool = True
     track_prefill_tokens: bool = True
     queue_threshold: float = 16.0
+    kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
 
 
 class CoreLimits(Struct, frozen=True, kw_only=True):

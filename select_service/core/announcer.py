@@ -54,6 +54,7 @@ class Announcer:
             selection_id=reservation.selection_id,
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
+            pair=reservation.pair,
         )
         self.own(partition, reservation, stamp.seq)
         track = reservation.track_prefill_tokens
@@ -101,6 +102,7 @@ class Announcer:
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
             adopts=list(adopts),
+            pair=reservation.pair,
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done

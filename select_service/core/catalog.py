@@ -90,6 +90,7 @@ class Worker:
             kv_state="uncertain" if kv_ranks else UNSET,
             kv_ranks=kv_ranks or UNSET,
             source=self.source,
+            role=UNSET if spec.role is None else spec.role,
         )
 
 

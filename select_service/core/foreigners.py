@@ -185,4 +185,5 @@ def claimed(
         selection_id=None if stamp is None else stamp.selection_id,
         ttl_s=None if stamp is None else stamp.ttl_s,
         lease=None if stamp is None else stamp.lease,
+        pair=None if stamp is None else stamp.pair,
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
     from select_service.errors import ServiceError
+    from select_service.pair_types import PairSelection
     from select_service.types import Selection, SelectRequest
 
 QueuePolicy = Literal["fcfs", "wspt"]
@@ -55,7 +56,9 @@ class Ticket:
         self.holders = 1  # callers waiting for this one answer (a repeated request shares it)
         self.key: tuple[int, float] = (0, 0.0)
         self.cached_tokens = 0
-        self.answer: Selection | ServiceError | None = None  # once it waits no longer
+        self.answer: Selection | PairSelection | ServiceError | None = (
+            None  # once it waits no longer
+        )
 
 
 def order_key(policy: QueuePolicy, ticket: Ticket, now: float) -> tuple[int, float]:

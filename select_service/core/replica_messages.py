@@ -67,6 +67,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     adopts: list[tuple[U64, U64]] = []
     ttl_s: float | None = None
     lease: LeaseState | None = None
+    pair: str | None = None  # the id of the pair it is a leg of
 
 
 class Grown(Struct, frozen=True, tag="grown"):

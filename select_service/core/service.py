@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from indexer.core.hashing import unpack_i64
 from select_service.core.catalog import Catalog, reconciliation_failed
@@ -20,7 +20,9 @@ from select_service.core.desk import Desk, Order, fingerprint_of
 from select_service.core.discovery import API
 from select_service.core.effects import NOTHING, Effects, Pull
 from select_service.core.eligibility import check_wishes
+from select_service.core.matchmaking import Matchmaker
 from select_service.core.membership import Membership
+from select_service.core.pairs import Pairs
 from select_service.core.partition import blocks_of
 from select_service.core.policy import default_policy
 from select_service.core.prompt import read_booking, read_prompt
@@ -40,7 +42,9 @@ from select_service.errors import (
     WorkerNotFound,
     scope_text,
 )
+from select_service.pair_types import PairSelection, SelectPairRequest
 from select_service.types import (
+    Advice,
     BatchFree,
     BatchPrefillComplete,
     CoreLimits,
@@ -150,6 +154,10 @@ class SelectionCore:
         """Sources of workers that are at work; only they may change what they registered."""
         self.trace_decisions = trace_decisions
         self._rng = rng
+        self.pairs = Pairs(self.desk, self.counters)
+        self.matchmaker = Matchmaker(
+            self.pairs, rng, transfer_cost=config.kv_transfer_cost_per_block
+        )
         self._weights = weights_in_force(config, None)
         self._schedulable = 0
         self._rechecked_at: float | None = None
@@ -294,7 +302,9 @@ class SelectionCore:
 
     # -- selection -----------------------------------------------------------------------------
 
-    def select(self, request: SelectRequest, now: float) -> tuple[Selection | Ticket, Effects]:
+    def select(
+        self, request: SelectRequest, now: float
+    ) -> tuple[Selection | PairSelection | Ticket, Effects]:
         """Choose a worker; a Ticket when the request has to wait (contract 3).
 
         Raises:
@@ -306,18 +316,22 @@ class SelectionCore:
             self._count(refusal)
             raise
 
-    def _select(self, request: SelectRequest, now: float) -> tuple[Selection | Ticket, Effects]:
+    def _select(
+        self, request: SelectRequest, now: float
+    ) -> tuple[Selection | PairSelection | Ticket, Effects]:
         partition, prompt, weights = self._read(request)
         number, rows = self._gate(partition, request, prompt, weights)
         if partition.must_wait(number, rows):
             ticket = Ticket(partition, request, prompt, weights, None, b"")
             return self._wait(ticket, number, rows, now), NOTHING
         placement = partition.place(request, prompt, rows, weights, self._rng)
-        return self._answer(partition, request, placement), self._decided(placement, NOTHING)
+        return self._answer(partition, request, prompt, placement), self._decided(
+            placement, NOTHING
+        )
 
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float, *, unknown: bytes = b""
-    ) -> tuple[Selection | Ticket, Effects]:
+    ) -> tuple[Selection | PairSelection | Ticket, Effects]:
         """Choose a worker and book it in the same step; a Ticket when it has to wait.
 
         Args:
@@ -334,13 +348,25 @@ class SelectionCore:
             self._count(refusal)
             raise
 
+    def select_pair(
+        self, request: SelectPairRequest, now: float, *, unknown: bytes = b""
+    ) -> tuple[PairSelection | Ticket, Effects]:
+        """Book a prefill and a decode rank in the same step, or one that does both if better.
+
+        Raises:
+            ServiceError: as `select_and_reserve`, or naming the role that nobody has.
+        """
+        answer, effects = self.select_and_reserve(request, now, unknown=unknown)
+        assert not isinstance(answer, Selection)
+        return answer, effects
+
     def _count(self, refusal: ServiceError) -> None:
         failed = self.counters.selections_failed
         failed[refusal.code] = failed.get(refusal.code, 0) + 1
 
     def _select_and_reserve(
         self, request: SelectAndReserveRequest, now: float, unknown: bytes
-    ) -> tuple[Selection | Ticket, Effects]:
+    ) -> tuple[Selection | PairSelection | Ticket, Effects]:
         partition, prompt, weights = self._read(request)
         fingerprint = b""
         if request.reservation_id is not None:
@@ -353,6 +379,8 @@ class SelectionCore:
         ticket = Ticket(partition, request, prompt, weights, self._id_for(request), fingerprint)
         if partition.must_wait(number, rows):
             return self._wait(ticket, number, rows, now), NOTHING
+        if isinstance(request, SelectPairRequest):
+            return self.matchmaker.serve(ticket, rows, None, now, NOTHING)
         placement = partition.place(request, prompt, rows, weights, self._rng)
         return self._book_placement(ticket, placement, now, NOTHING)
 
@@ -419,7 +447,7 @@ class SelectionCore:
             *self.desk.terms(request),
         )
         reservation = self.desk.book(partition, placement.slot, order, now)
-        answer = self._answer(partition, request, placement)
+        answer = self._answer(partition, request, prompt, placement)
         answer.reservation_id = ticket.reservation_id
         answer.isl_tokens = prompt.isl_tokens
         answer.track_prefill_tokens = track
@@ -430,10 +458,13 @@ class SelectionCore:
         return answer, self._decided(placement, effects)
 
     def _answer(
-        self, partition: Partition, request: SelectRequest, placement: Placement
+        self, partition: Partition, request: SelectRequest, prompt: Prompt, placement: Placement
     ) -> Selection:
         self.counters.selections += 1
         worker = placement.worker
+        advice: Advice | UnsetType = UNSET
+        if partition.roles.given:
+            advice = self.matchmaker.advise(partition, request, prompt, placement.weights, None)
         return Selection(
             selection_id=UNSET if request.selection_id is None else request.selection_id,
             model_name=partition.scope.model_name,
@@ -444,6 +475,7 @@ class SelectionCore:
             block_size=partition.index.block_size,
             overlap=placement.overlap,
             effective_prefill_tokens=placement.effective_prefill_tokens,
+            advice=advice,
         )
 
     def _decided(self, placement: Placement, effects: Effects) -> Effects:
@@ -483,7 +515,9 @@ class SelectionCore:
             effects.answered.append(ticket)
         return effects
 
-    def _admit(self, ticket: Ticket, now: float, effects: Effects) -> Selection | ServiceError:
+    def _admit(
+        self, ticket: Ticket, now: float, effects: Effects
+    ) -> Selection | PairSelection | ServiceError:
         partition, request = ticket.partition, ticket.request
         try:
             rows = partition.candidates(request)
@@ -491,13 +525,15 @@ class SelectionCore:
                 self.desk.repeated_selection(ticket.reservation_id, b"")
                 assert isinstance(request, SelectAndReserveRequest)
                 self.desk.terms(request)  # has its lease ended meanwhile?
+            if isinstance(request, SelectPairRequest):
+                return self.matchmaker.serve(ticket, rows, None, now, effects)[0]
             placement = partition.place(request, ticket.prompt, rows, ticket.weights, self._rng)
         except ServiceError as refusal:
             self._count(refusal)
             return refusal
         if ticket.reservation_id is None:
             self._decided(placement, effects)
-            return self._answer(partition, request, placement)
+            return self._answer(partition, request, ticket.prompt, placement)
         return self._book_placement(ticket, placement, now, effects)[0]
 
     # -- reservations --------------------------------------------------------------------------
@@ -572,7 +608,10 @@ class SelectionCore:
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        partition, effects = self.desk.prefill_complete(name, now)
+        of_pair = self.pairs.prefill_complete(name, now)
+        partition, effects = of_pair or self.desk.prefill_complete(name, now)
+        if partition is None:
+            return effects
         return self._drain(partition, now, effects) if partition.pending_count else effects
 
     def output_block(
@@ -588,7 +627,8 @@ class SelectionCore:
             raise InvalidRequest(
                 "decay_fraction must be between 0.0 and 1.0", field="decay_fraction"
             )
-        self.desk.output_block(name, decay_fraction, now, count)
+        if not self.pairs.output_block(name, decay_fraction, now, count):
+            self.desk.output_block(name, decay_fraction, now, count)
         return NOTHING
 
     def free(self, name: str, now: float) -> Effects:
@@ -597,7 +637,7 @@ class SelectionCore:
         Raises:
             ReservationNotFound: the id was never seen.
         """
-        partition, effects = self.desk.free(name, now)
+        partition, effects = self.pairs.free(name, now) or self.desk.free(name, now)
         if partition is None or not partition.pending_count:
             return effects
         return self._drain(partition, now, effects)

@@ -17,6 +17,7 @@ from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER
 from select_service.core.discovery import API
 from select_service.core.leases import Ending
 from select_service.errors import ServiceError
+from select_service.pair_types import PairSelection
 from select_service.types import LeaseState, ReservationAnswer, Selection, WorkerSpec
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     lease_id: str | None = None
     born: int = 0  # the number of our claim on it, when replicas are told
     adopts: list[tuple[int, int]] = []  # and the claims of gone replicas that it took over
+    pair: str | None = None  # of which it is a leg
+    pair_answer: PairSelection | None = None  # what a repeat gets again, if it asked for a pair
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -229,6 +232,8 @@ class Reservations:
         orphaned = facts.lease_id is not None and lease is None
         if partition is None or slot is None or orphaned or bookings.live(name) is not None:
             bookings.remember(name, now)
+            if facts.pair is not None:
+                bookings.remember(facts.pair, now)  # unless its other leg is there
             return None
         booking = _rebook(partition, slot, name, facts, now)
         if lease is not None:
@@ -302,6 +307,8 @@ def record_of(booking: Booking) -> ReservationRecord:
         None if reservation.lease is None else reservation.lease.lease_id,
         0 if reservation.claim is None else reservation.claim.born,
         [] if reservation.claim is None else reservation.claim.record.adopts,
+        reservation.pair,
+        answer if isinstance(answer, PairSelection) else None,
     )
 
 
@@ -319,6 +326,7 @@ def _rebook(
         ttl_s=facts.ttl_s,
     )
     reservation.selection_id = facts.selection_id
+    reservation.pair = facts.pair
     reservation.lora_name = facts.lora_name
     reservation.expected_output_tokens = facts.expected_output_tokens
     reservation.track_prefill_tokens = facts.track_prefill_tokens
@@ -328,7 +336,8 @@ def _rebook(
     ledger.resume_outputs(
         reservation, facts.whole_outputs, facts.faded_outputs, facts.output_fraction
     )
-    return Booking(partition, reservation, facts.selection or facts.reservation)
+    answer = facts.selection or facts.pair_answer or facts.reservation
+    return Booking(partition, reservation, answer)
 
 
 __all__ = [

@@ -34,6 +34,7 @@ from select_service.edge.readiness import (
 )
 from select_service.edge.replicas import Replicas
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown
+from select_service.pair_types import PairSelection
 from select_service.types import Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.keeper import Keeper
+    from select_service.pair_types import SelectPairRequest
     from select_service.types import (
         BatchAnswer,
         BatchRequest,
@@ -157,7 +159,7 @@ class Driver:
         self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
         self._listeners: Listeners | None = None
-        self._waiting: dict[Ticket, list[asyncio.Future[Selection]]] = {}
+        self._waiting: dict[Ticket, list[asyncio.Future[Selection | PairSelection]]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
         self._has_namesake = False
         self.housekeeping_faults = 0
@@ -351,6 +353,14 @@ class Driver:
         self._carry_out(effects)
         return answer
 
+    def select_pair_now(
+        self, request: SelectPairRequest, unknown: bytes = b""
+    ) -> PairSelection | Ticket:
+        """POST /select_pair as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self.core.select_pair(request, self._clock(), unknown=unknown)
+        self._carry_out(effects)
+        return answer
+
     async def select(self, request: SelectRequest) -> Selection:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
         answer = self.select_now(request)
@@ -363,7 +373,14 @@ class Driver:
         answer = self.select_and_reserve_now(request, unknown)
         return await self.wait(answer) if isinstance(answer, Ticket) else answer
 
-    async def wait(self, ticket: Ticket) -> Selection:
+    async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> PairSelection:
+        """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
+        answer = self.select_pair_now(request, unknown)
+        answer = await self.wait(answer) if isinstance(answer, Ticket) else answer
+        assert isinstance(answer, PairSelection)
+        return answer
+
+    async def wait(self, ticket: Ticket) -> Selection | PairSelection:
         """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
 
         Raises:
@@ -372,11 +389,13 @@ class Driver:
         if self._closing:
             self.core.withdraw(ticket)
             raise ShuttingDown
-        if isinstance(ticket.answer, Selection):  # before anybody came to wait
+        if isinstance(ticket.answer, Selection | PairSelection):  # before anybody came to wait
             return ticket.answer
         if ticket.answer is not None:
             raise ticket.answer
-        future: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Selection | PairSelection] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._waiting.setdefault(ticket, []).append(future)
         try:
             return await future
@@ -384,7 +403,7 @@ class Driver:
             self._give_up(ticket, future)
             raise
 
-    def _give_up(self, ticket: Ticket, future: asyncio.Future[Selection]) -> None:
+    def _give_up(self, ticket: Ticket, future: asyncio.Future[Selection | PairSelection]) -> None:
         """A caller is gone: nobody waits in its name, and nothing stays booked in its name."""
         futures = self._waiting.get(ticket)
         if futures is not None:
@@ -394,7 +413,9 @@ class Driver:
             self.core.withdraw(ticket)
             return
         ticket.holders -= 1  # the answer came in the turn in which its caller went
-        booked = ticket.reservation_id is not None and isinstance(ticket.answer, Selection)
+        booked = ticket.reservation_id is not None and isinstance(
+            ticket.answer, Selection | PairSelection
+        )
         if ticket.holders == 0 and booked:
             self.free(ticket.reservation_id or "")
 
@@ -566,7 +587,9 @@ def _router_id(keeper: Keeper | None, rng: random.Random) -> int:
     return rng.getrandbits(64) | 1 if keeper is None else keeper.router_id
 
 
-def _resolve(future: asyncio.Future[Selection], answer: Selection | ServiceError | None) -> None:
+def _resolve(
+    future: asyncio.Future[Selection | PairSelection], answer: Selection | ServiceError | None
+) -> None:
     if future.done():
         return
     if isinstance(answer, Selection):

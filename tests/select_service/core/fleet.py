@@ -11,6 +11,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.effects import Effects
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.pair_types import PairSelection, SelectPairRequest
 from select_service.types import (
     ReservationRequest,
     RouterConfig,
@@ -93,6 +94,20 @@ class Fleet:
             **wishes,
         )
         answer, effects = self.core.select_and_reserve(request, self.now)
+        self._did(effects)
+        return answer
+
+    def pair(
+        self, reservation_id: str | None, *hashes: int, isl: int | None = None, **wishes: Any
+    ) -> PairSelection | Ticket:
+        request = SelectPairRequest(
+            reservation_id=reservation_id,
+            block_hashes=list(hashes),
+            sequence_hashes=list(hashes),
+            isl_tokens=len(hashes) * 16 if isl is None else isl,
+            **wishes,
+        )
+        answer, effects = self.core.select_pair(request, self.now)
         self._did(effects)
         return answer
 

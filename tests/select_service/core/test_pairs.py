@@ -1,0 +1,492 @@
+"""Pairs: both legs or none, reached under one id, and every load back to nothing in the end."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from select_service.core.pairs import leg_ids
+from select_service.core.queue import Ticket
+from select_service.errors import (
+    NoTransfer,
+    NoWorkerForRole,
+    ReservationConflict,
+    ReservationNotFound,
+    ServiceError,
+)
+from select_service.pair_types import PairSelection
+from select_service.types import PinnedWorker, Selection, WorkerPatch
+from tests.select_service.core.fleet import Fleet
+
+PROMPT = (1, 2, 3, 4)
+
+
+def apart(**more: Any) -> Fleet:
+    """Worker 1 prefills, worker 2 decodes."""
+    fleet = Fleet(**more)
+    fleet.worker(1, role="prefill")
+    fleet.worker(2, role="decode")
+    return fleet
+
+
+def paired(answer: PairSelection | Ticket) -> PairSelection:
+    assert isinstance(answer, PairSelection)
+    return answer
+
+
+def test_both_legs_are_booked_the_prompt_on_one_and_the_blocks_on_the_other() -> None:
+    fleet = apart()
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert answer.mode == "disaggregated"
+    assert answer.reason == "no_aggregated_worker"
+    assert answer.reservation_id == "p"
+    assert answer.prefill is not None
+    assert (answer.prefill.worker_id, answer.prefill.endpoint) == (1, "http://w1")
+    assert (answer.decode.worker_id, answer.decode.endpoint) == (2, "http://w2")
+    assert (answer.prefill.reservation_id, answer.decode.reservation_id) == leg_ids("p")
+    assert answer.prefill.effective_prefill_tokens == 64
+    assert answer.decode.effective_prefill_tokens == 0
+    assert answer.decode.potential_decode_blocks == 4
+    assert answer.transfer_blocks == 4
+    assert fleet.load(1) == (64, 0, 1)
+    assert fleet.load(2) == (0, 4, 1)
+
+
+def test_an_id_is_found_when_none_is_given() -> None:
+    fleet = apart()
+    answer = paired(fleet.pair(None, *PROMPT))
+    fleet.free(answer.reservation_id)
+    assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
+
+
+def test_calls_under_the_pairs_id_reach_the_leg_they_mean() -> None:
+    fleet = apart()
+    fleet.pair("p", *PROMPT)
+    fleet.core.output_block("p", None, fleet.now)
+    assert fleet.load(2) == (0, 5, 1)
+    fleet.done("p")
+    assert fleet.load(1) == (0, 0, 0), "its prompt is computed and moved: nothing is left there"
+    assert fleet.load(2) == (0, 5, 1)
+    fleet.done("p")  # repeatable
+    fleet.free("p")
+    assert fleet.load(2) == (0, 0, 0)
+    fleet.free("p")  # recently freed
+    for name in leg_ids("p"):
+        fleet.free(name)
+    with pytest.raises(ReservationNotFound):
+        fleet.done("p")
+
+
+def test_a_leg_can_be_ended_alone() -> None:
+    fleet = apart()
+    fleet.pair("p", *PROMPT)
+    prefill, decode = leg_ids("p")
+    fleet.free(decode)
+    assert fleet.load(1) == (64, 0, 1)
+    assert fleet.load(2) == (0, 0, 0)
+    with pytest.raises(ReservationNotFound):
+        fleet.core.output_block("p", None, fleet.now)
+    fleet.done(prefill)
+    assert fleet.load(1) == (0, 0, 1), "by its own id it is a reservation like any other"
+    fleet.free("p")
+    assert fleet.load(1) == (0, 0, 0)
+
+
+def test_a_selection_id_means_the_pair() -> None:
+    fleet = apart()
+    fleet.pair("p", *PROMPT, selection_id="s")
+    fleet.done("s")
+    assert fleet.load(1) == (0, 0, 0)
+    fleet.free("s")
+    assert fleet.load(2) == (0, 0, 0)
+
+
+def test_a_repeat_gets_the_first_answer_and_books_nothing() -> None:
+    fleet = apart()
+    first = fleet.pair("p", *PROMPT)
+    assert fleet.pair("p", *PROMPT) == first
+    fleet.done("p")
+    assert fleet.pair("p", *PROMPT) == first
+    assert fleet.load(2) == (0, 4, 1)
+
+
+def test_the_pairs_id_is_taken_while_a_leg_lives() -> None:
+    fleet = apart()
+    fleet.pair("p", *PROMPT)
+    with pytest.raises(ReservationConflict):
+        fleet.pair("p", 9)
+    with pytest.raises(ReservationConflict):
+        fleet.book("p", 1, 9)
+    with pytest.raises(ReservationConflict):
+        fleet.book(leg_ids("p")[1], 1, 9)
+    fleet.free("p")
+    fleet.book("p", 1, 9)
+    assert fleet.load(1) == (16, 1, 1)
+
+
+@pytest.mark.parametrize("taken", leg_ids("p"))
+def test_when_an_id_of_a_leg_is_taken_nothing_is_booked(taken: str) -> None:
+    fleet = apart()
+    fleet.worker(3)
+    fleet.book(taken, 3, 7)
+    fleet.patch(3, role="prefill")
+    before = [fleet.load(1), fleet.load(2), fleet.load(3)]
+    with pytest.raises(ReservationConflict):
+        fleet.pair("p", *PROMPT)
+    assert [fleet.load(1), fleet.load(2), fleet.load(3)] == before
+    with pytest.raises(ReservationNotFound):
+        fleet.free("p")
+
+
+def test_a_look_alike_is_no_leg() -> None:
+    fleet = apart()
+    fleet.book("q:decode", 2, 7)
+    with pytest.raises(ReservationNotFound):
+        fleet.free("q")
+    assert fleet.load(2) == (16, 1, 1)
+
+
+@pytest.mark.parametrize(("role", "lacks"), [("prefill", "decode"), ("decode", "prefill")])
+def test_a_refusal_names_the_role_that_nobody_has(role: str, lacks: str) -> None:
+    fleet = Fleet()
+    fleet.worker(1, role=role)
+    with pytest.raises(NoWorkerForRole, match=f"no eligible {lacks} worker") as refused:
+        fleet.pair("p", *PROMPT)
+    assert refused.value.details == {"role": lacks}
+    assert (refused.value.status, refused.value.code) == (503, "no_worker_for_role")
+
+
+def test_a_whole_request_needs_somebody_for_the_whole() -> None:
+    fleet = apart()
+    with pytest.raises(NoWorkerForRole, match="select_pair"):
+        fleet.select(*PROMPT)
+    fleet.worker(3, role="aggregated")
+    answer = fleet.select(*PROMPT)
+    assert isinstance(answer, Selection)
+    assert answer.worker_id == 3
+
+
+def test_one_worker_is_enough_when_it_costs_less() -> None:
+    fleet = apart()
+    fleet.worker(3)
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert (answer.mode, answer.reason, answer.prefill) == ("aggregated", "cheaper", None)
+    assert answer.decode.reservation_id == "p"
+    assert answer.decode.worker_id == 3
+    assert answer.decode.effective_prefill_tokens == 64
+    assert answer.transfer_blocks == 0
+    # 4 blocks of prefill + 4 of decode; the pair moves 4 blocks besides, a tenth each
+    assert answer.aggregated_cost == 8.0
+    assert answer.disaggregated_cost == pytest.approx(8.4)
+    assert fleet.load(3) == (64, 4, 1)
+    assert fleet.pair("p", *PROMPT) == answer
+    fleet.done("p")
+    fleet.core.output_block("p", None, fleet.now)
+    assert fleet.load(3) == (0, 5, 1)
+    fleet.free("p")
+    assert fleet.load(3) == (0, 0, 0)
+
+
+def test_a_pair_is_better_while_the_whole_workers_compute() -> None:
+    fleet = apart()
+    fleet.worker(3)
+    fleet.book("other", 3, 9)
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert (answer.mode, answer.reason) == ("disaggregated", "cheaper")
+    assert answer.aggregated_cost == 10.0
+    assert fleet.load(3) == (16, 1, 1)
+
+
+def test_without_roles_one_worker_does_all() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert (answer.mode, answer.reason) == ("aggregated", "no_prefill_worker")
+    assert answer.disaggregated_cost is None
+    plain = fleet.select(*PROMPT)
+    assert isinstance(plain, Selection)
+    assert not plain.advice, "nobody was given a role: nothing is advised"
+
+
+def test_blocks_that_are_there_need_not_move() -> None:
+    fleet = apart()
+    fleet.worker(4, role="decode")
+    fleet.hold(4, [1, 2, 3])
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert answer.decode.worker_id == 4
+    assert answer.transfer_blocks == 1
+    assert answer.decode.overlap.gpu == 48
+
+
+def test_a_decode_worker_that_holds_everything_needs_no_prefill_leg() -> None:
+    fleet = apart()
+    fleet.hold(2, [*PROMPT])
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert (answer.mode, answer.decode.worker_id) == ("aggregated", 2)
+    assert fleet.load(2) == (0, 4, 1)
+
+
+def test_advice_names_the_prefill_candidate() -> None:
+    fleet = apart()
+    fleet.worker(3)
+    fleet.book("other", 3, *range(20, 60))
+    answer = fleet.select(*PROMPT)
+    assert isinstance(answer, Selection)
+    assert answer.worker_id == 3
+    advice = answer.advice
+    assert advice
+    assert (advice.mode, advice.reason) == ("disaggregated", "cheaper")
+    assert advice.prefill is not None
+    assert (advice.prefill.worker_id, advice.prefill.dp_rank) == (1, 0)
+    assert advice.prefill.endpoint == "http://w1"
+    assert advice.prefill.effective_prefill_tokens == 64
+    fleet.free("other")
+    answer = fleet.select(*PROMPT)
+    assert isinstance(answer, Selection)
+    assert answer.advice
+    assert (answer.advice.mode, answer.advice.prefill) == ("aggregated", None)
+
+
+# -- where blocks may move -------------------------------------------------------------------------
+
+
+def zone(name: str, enforcement: str | None = "required", **more: Any) -> dict[str, Any]:
+    return {
+        "topology_domains": {"zone": name},
+        "kv_transfer_domain": "zone",
+        "kv_transfer_enforcement": enforcement,
+        **more,
+    }
+
+
+def test_a_required_transfer_domain_is_shared_by_both_legs() -> None:
+    fleet = Fleet()
+    fleet.worker(1, role="prefill", **zone("a"))
+    fleet.worker(2, role="decode", topology_domains={"zone": "b"})
+    with pytest.raises(NoTransfer):
+        fleet.pair("p", *PROMPT)
+    fleet.worker(3, role="decode", topology_domains={"zone": "a"})
+    fleet.book("load", 3, *range(50, 80))
+    assert paired(fleet.pair("p", *PROMPT)).decode.worker_id == 3
+    fleet.worker(4, role="decode")  # nobody knows where it is
+    assert paired(fleet.pair("q", *PROMPT)).decode.worker_id == 3
+
+
+def test_a_decode_workers_demand_counts_as_well() -> None:
+    fleet = Fleet()
+    fleet.worker(1, role="prefill", topology_domains={"zone": "b"})
+    fleet.worker(2, role="decode", **zone("a"))
+    with pytest.raises(NoTransfer):
+        fleet.pair("p", *PROMPT)
+    fleet.worker(3, role="prefill", topology_domains={"zone": "a"})
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert answer.prefill is not None
+    assert answer.prefill.worker_id == 3
+
+
+def test_where_blocks_cannot_move_one_worker_does_all() -> None:
+    fleet = Fleet()
+    fleet.worker(1, role="prefill", **zone("a"))
+    fleet.worker(2, role="decode", **zone("b"))
+    fleet.worker(3)
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert (answer.mode, answer.reason) == ("aggregated", "no_kv_transfer")
+
+
+def test_a_preferred_transfer_domain_makes_a_decode_worker_cheaper() -> None:
+    fleet = Fleet()
+    near = zone("a", "preferred", kv_transfer_preferred_weight=2.0)
+    fleet.worker(1, role="prefill", **near)
+    fleet.worker(2, role="decode", topology_domains={"zone": "b"})
+    fleet.worker(3, role="decode", topology_domains={"zone": "a"})
+    fleet.book("load", 3, 90, 91, 92, 93)
+    assert paired(fleet.pair("p", *PROMPT)).decode.worker_id == 3
+    fleet.free("p")
+    fleet.patch(1, kv_transfer_preferred_weight=0.0)
+    assert paired(fleet.pair("p", *PROMPT)).decode.worker_id == 2
+
+
+def test_every_zone_is_looked_at() -> None:
+    fleet = Fleet()
+    fleet.worker(1, role="prefill", **zone("a"))
+    fleet.worker(2, role="prefill", **zone("b"))
+    fleet.worker(3, role="decode", **zone("a"))
+    fleet.worker(4, role="decode", **zone("b"))
+    fleet.book("load", 3, *range(20, 60))  # cheap prefill beside it, and still the dearer zone
+    fleet.book("more", 2, 90)
+    answer = paired(fleet.pair("p", *PROMPT))
+    assert answer.prefill is not None
+    assert (answer.prefill.worker_id, answer.decode.worker_id) == (2, 4)
+
+
+# -- wishes ----------------------------------------------------------------------------------------
+
+
+def test_a_pinned_rank_is_one_leg_and_leaves_the_other_free() -> None:
+    fleet = apart()
+    fleet.worker(3, role="prefill")
+    fleet.book("load", 3, *range(20, 60))
+    answer = paired(fleet.pair("p", *PROMPT, pinned_worker=PinnedWorker(3, 0)))
+    assert answer.prefill is not None
+    assert (answer.prefill.worker_id, answer.decode.worker_id) == (3, 2)
+
+
+def test_only_allowed_workers_make_a_pair() -> None:
+    fleet = apart()
+    fleet.worker(3, role="prefill")
+    answer = paired(fleet.pair("p", *PROMPT, allowed_worker_ids=[2, 3]))
+    assert answer.prefill is not None
+    assert answer.prefill.worker_id == 3
+    with pytest.raises(NoWorkerForRole, match="no eligible prefill"):
+        fleet.pair("q", *PROMPT, allowed_worker_ids=[2])
+
+
+# -- waiting, time, workers that go ----------------------------------------------------------------
+
+
+def test_a_pair_waits_while_everybody_computes() -> None:
+    fleet = Fleet()
+    fleet.worker(1, role="prefill", max_num_batched_tokens=1)
+    fleet.worker(2, role="decode", max_num_batched_tokens=1)
+    fleet.pair("first", *PROMPT)
+    ticket = fleet.pair("p", 7, 8)
+    assert isinstance(ticket, Ticket)
+    assert fleet.load(2) == (0, 4, 1), "nothing of it is booked"
+    fleet.done("first")
+    assert isinstance(ticket.answer, PairSelection)
+    assert fleet.effects.answered == [ticket]
+    assert fleet.load(1) == (32, 0, 1)
+    assert fleet.load(2) == (0, 6, 2)
+
+
+def test_one_that_waits_can_be_withdrawn() -> None:
+    fleet = Fleet()
+    fleet.worker(1, role="prefill", max_num_batched_tokens=1)
+    fleet.worker(2, role="decode")
+    fleet.pair("first", *PROMPT)
+    ticket = fleet.pair("p", 7, 8)
+    assert isinstance(ticket, Ticket)
+    assert fleet.core.withdraw(ticket)
+    fleet.free("first")
+    assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
+
+
+def test_both_legs_expire() -> None:
+    fleet = apart()
+    fleet.pair("p", *PROMPT, ttl_s=10.0)
+    fleet.tick(5.0)
+    assert fleet.load(1) == (64, 0, 1)
+    fleet.tick(6.0)
+    assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
+    fleet.free("p")  # counts as recently freed
+
+
+def test_a_leg_goes_with_its_worker_and_the_other_stays() -> None:
+    fleet = apart()
+    fleet.pair("p", *PROMPT)
+    fleet.delete(1)
+    assert fleet.load(2) == (0, 4, 1)
+    fleet.done("p")
+    fleet.free("p")
+    assert fleet.load(2) == (0, 0, 0)
+
+
+def test_a_pair_survives_that_its_workers_change_their_role() -> None:
+    fleet = apart()
+    fleet.pair("p", *PROMPT)
+    fleet.patch(1, role="decode")
+    fleet.patch(2, role="aggregated")
+    fleet.free("p")
+    assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
+
+
+def test_the_role_is_shown_and_stays_when_a_patch_does_not_say() -> None:
+    fleet = Fleet()
+    assert not fleet.worker(1).role
+    assert fleet.worker(2, role="decode").role == "decode"
+    assert fleet.patch(2, taints=["x"]).role == "decode"
+    assert fleet.patch(2, role="prefill").role == "prefill"
+    fleet.core.patch_worker(2, WorkerPatch(role=None), fleet.now)
+    assert fleet.core.worker(2).role == "prefill"
+
+
+# -- any history -----------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("pair", "take", "book", "done", "output", "free", "leg", "delete", "worker", "wait")
+        ),
+        st.integers(0, 3),
+        st.integers(1, 5),
+    ),
+    max_size=40,
+)
+ROLES = {1: "prefill", 2: "prefill", 3: "decode", 4: "decode", 5: "aggregated"}
+
+
+def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
+    name = f"r{number}"
+    if verb == "pair":
+        fleet.pair(name, *range(number * 3 + worker))
+    elif verb == "take":
+        fleet.take(name, *range(number + 1))
+    elif verb == "book":
+        fleet.book(leg_ids(name)[worker % 2], worker, *range(number + 1))
+    elif verb == "done":
+        fleet.done(name)
+    elif verb == "output":
+        fleet.core.output_block(name, None, fleet.now)
+    elif verb == "free":
+        fleet.free(name)
+    elif verb == "leg":
+        fleet.free(leg_ids(name)[worker % 2])
+    elif verb == "delete":
+        fleet.delete(worker)
+    elif verb == "worker":
+        fleet.worker(worker, role=ROLES[worker], max_num_batched_tokens=16)
+    else:
+        fleet.tick(120.0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(STEPS)
+def test_there_are_both_legs_or_none_and_all_load_ends(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    fleet = Fleet()
+    for worker in ROLES:
+        step(fleet, "worker", 0, worker)
+    for one in steps:
+        live = fleet.core.desk.bookings
+        before = {name for n in range(4) for name in leg_ids(f"r{n}") if live.live(name)}
+        pairs = {leg.reservation.pair for n in range(4) for leg in live.legs(f"r{n}")}
+        with contextlib.suppress(ServiceError):
+            step(fleet, *one)
+        for number in range(4):
+            legs = live.legs(f"r{number}")
+            if legs and f"r{number}" not in pairs:
+                assert len(legs) == 2, "a pair that is new has both legs"
+                assert not before & set(leg_ids(f"r{number}"))
+    for number in range(4):
+        for name in (f"r{number}", *leg_ids(f"r{number}")):
+            with contextlib.suppress(ServiceError):
+                fleet.free(name)
+    fleet.tick(1e6)
+    while any(scope.pending_count for scope in fleet.core.loads()):
+        for number in range(4):  # who waited is let in by what went, and goes now
+            with contextlib.suppress(ServiceError):
+                fleet.free(f"r{number}")
+        fleet.tick(1e6)
+    fleet.tick(1e6)
+    for scope in fleet.core.loads():
+        for row in scope.loads:
+            assert (
+                row.potential_prefill_tokens,
+                row.potential_decode_blocks,
+                row.active_requests,
+            ) == (0, 0, 0)
