@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ServiceError,
         WorkerNotFound,
     )
+    from select_service.pair_types import PairSelection, SelectPairRequest
     from select_service.types import (
         BatchFree,
         BatchOutputBlock,
@@ -61,6 +62,7 @@ __all__ = [
     "NoEligibleWorker",
     "NoSchedulableWorker",
     "OverlapScoresRequest",
+    "PairSelection",
     "PinnedWorker",
     "PotentialLoadsRequest",
     "QueueFull",
@@ -72,6 +74,7 @@ __all__ = [
     "RouterConfigOverride",
     "RoutingConstraints",
     "SelectAndReserveRequest",
+    "SelectPairRequest",
     "SelectRequest",
     "Selection",
     "SelectionService",
@@ -83,7 +86,12 @@ __all__ = [
     "__version__",
 ]
 
-_ROOMS: Final = ("select_service.types", "select_service.errors", "select_service.edge.embedded")
+_ROOMS: Final = (
+    "select_service.types",
+    "select_service.pair_types",
+    "select_service.errors",
+    "select_service.edge.embedded",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import random
 
     from select_service.core.columns import Rows, Slots
+    from select_service.core.counters import Counters
     from select_service.core.effects import Effects
     from select_service.core.pairing import Plan
     from select_service.core.pairs import Pairs
@@ -32,15 +33,19 @@ if TYPE_CHECKING:
 class Matchmaker:
     """Finds pairs, and says when one would be better."""
 
-    def __init__(self, pairs: Pairs, rng: random.Random, *, transfer_cost: float) -> None:
+    def __init__(
+        self, pairs: Pairs, counters: Counters, rng: random.Random, *, transfer_cost: float
+    ) -> None:
         """Remember whom to ask.
 
         Args:
             pairs: books what is found.
+            counters: count the advice.
             rng: draws ties.
             transfer_cost: of moving one block, in blocks of prefill.
         """
         self.pairs = pairs
+        self._advised = counters.advised
         self._rng = rng
         self._transfer_cost = transfer_cost
 
@@ -87,7 +92,10 @@ class Matchmaker:
     ) -> Advice:
         """Say whether a pair would do better than one worker."""
         question = Question(partition, request, prompt, weights, self._transfer_cost)
-        return self._plan(question, cached).advice(partition)
+        found = self._plan(question, cached)
+        key = found.mode, found.reason
+        self._advised[key] = self._advised.get(key, 0) + 1
+        return found.advice(partition)
 
     def _plan(self, question: Question, cached: Slots | None) -> Plan:
         legs = question.partition.legs(question.request)

@@ -156,7 +156,7 @@ class SelectionCore:
         self._rng = rng
         self.pairs = Pairs(self.desk, self.counters)
         self.matchmaker = Matchmaker(
-            self.pairs, rng, transfer_cost=config.kv_transfer_cost_per_block
+            self.pairs, self.counters, rng, transfer_cost=config.kv_transfer_cost_per_block
         )
         self._weights = weights_in_force(config, None)
         self._schedulable = 0

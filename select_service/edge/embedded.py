@@ -18,6 +18,7 @@ from select_service.types import BatchAnswer, LeaseRenewal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from select_service.pair_types import PairSelection, SelectPairRequest
     from select_service.types import (
         BatchRequest,
         CoreLimits,
@@ -135,6 +136,11 @@ class SelectionService:
         """Choose and book in one step; waits while all are busy. POST /select_and_reserve."""
         self._check_writable()
         return await self._settled(await self.driver.select_and_reserve(request))
+
+    async def select_pair(self, request: SelectPairRequest) -> PairSelection:
+        """Book a prefill and a decode rank in one step, or one for both. POST /select_pair."""
+        self._check_writable()
+        return await self._settled(await self.driver.select_pair(request))
 
     async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
         """Book a rank of the caller's choice; POST /reservations."""

@@ -17,6 +17,7 @@ from select_service.core.queue import Ticket
 from select_service.edge.codec import Decoded, RequestDecoder, check_hashes, encode
 from select_service.edge.routing import Route, read_count, read_query, read_u64
 from select_service.errors import InvalidField, ServiceError, problem
+from select_service.pair_types import PairSelection, SelectPairRequest
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
@@ -164,6 +165,7 @@ class Api:
         self._worker_patch = RequestDecoder(WorkerPatch, validation)
         self._select = RequestDecoder(SelectRequest, validation)
         self._select_and_reserve = RequestDecoder(SelectAndReserveRequest, validation)
+        self._select_pair = RequestDecoder(SelectPairRequest, validation)
         self._reservation = RequestDecoder(ReservationRequest, validation)
         self._output_block = RequestDecoder(OutputBlockRequest, validation)
         self._batch = RequestDecoder(BatchRequest, validation)
@@ -241,8 +243,13 @@ class Api:
         decoded = self._select_and_reserve.decode(request.body)
         return self._selection(decoded, self._service.select_and_reserve_now)
 
+    def select_pair(self, request: Request) -> Answer:
+        """Book a prefill and a decode worker in one step, or one worker if that costs less."""
+        decoded = self._select_pair.decode(request.body)
+        return self._selection(decoded, self._service.select_pair_now)
+
     def _selection(
-        self, decoded: Decoded[R], verb: Callable[[R, bytes], Selection | Ticket]
+        self, decoded: Decoded[R], verb: Callable[[R, bytes], Selection | PairSelection | Ticket]
     ) -> Answer:
         try:
             answer = verb(decoded.request, decoded.unknown)
@@ -460,6 +467,10 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _post(
         *("/select_and_reserve", Api.select_and_reserve, Selection, 404, 409, 503),
         takes=SelectAndReserveRequest,
+    ),
+    _post(
+        *("/select_pair", Api.select_pair, PairSelection, 404, 409, 503),
+        takes=SelectPairRequest,
     ),
     # reservations
     _post(
