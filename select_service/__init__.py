@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         ServiceError,
         WorkerNotFound,
     )
-    from select_service.pair_types import PairSelection, SelectPairRequest
     from select_service.types import (
         BatchFree,
         BatchOutputBlock,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         CoreLimits,
         LeaseRequest,
         OverlapScoresRequest,
+        PairSelection,
         PinnedWorker,
         PotentialLoadsRequest,
         ReservationRequest,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         RoutingConstraints,
         SelectAndReserveRequest,
         Selection,
+        SelectPairRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -88,7 +89,6 @@ __all__ = [
 
 _ROOMS: Final = (
     "select_service.types",
-    "select_service.pair_types",
     "select_service.errors",
     "select_service.edge.embedded",
 )

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from select_service.config import FLAGS, Flag, Settings, read_environment
+from select_service.core.admitting import check_admission
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -34,14 +36,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Turn flags and environment into Settings; SystemExit(2) with a usage message otherwise."""
-    parser = _parser()
+    warnings: list[str] = []
+    parser = _parser(environ, warnings)
     values = vars(parser.parse_args(argv))
     if values["replica_sync_peers"] and values["replica_sync_port"] is None:
         parser.error("--replica-sync-peers needs --replica-sync-port")
-    return Settings(router=read_environment(environ), **values)
+    router = read_environment(environ)
+    settings = Settings(router=router, **values)
+    try:
+        has_idle_thresholds = check_admission(settings.admission)
+    except ValueError as error:
+        parser.error(str(error))
+    if has_idle_thresholds:
+        warnings.append("busy thresholds have no effect while --admission-control is none")
+    if not warnings:
+        return settings
+    return replace(settings, router=replace(router, warnings=(*router.warnings, *warnings)))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(environ: Mapping[str, str], warnings: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="select-service",
         description="Decides which LLM inference worker serves a request. "
@@ -51,18 +64,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")
     for flag in FLAGS:
-        _add(parser, flag)
+        _add(parser, flag, _default(flag, environ, warnings))
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
+def _default(flag: Flag, environ: Mapping[str, str], warnings: list[str]) -> object:
+    """Return what holds without the flag; a variable that cannot be read leaves a warning."""
+    text = environ.get(flag.env) if flag.env else None
+    if text is None or flag.parse is None:
+        return flag.default
+    try:
+        return flag.parse(text)
+    except ValueError as error:
+        warnings.append(f"{flag.env}: {error}; ignored")
+        return flag.default
+
+
+def _add(parser: argparse.ArgumentParser, flag: Flag, default: object) -> None:
     if flag.parse is None:
         parser.add_argument(flag.name, action="store_true", help=flag.help)
         return
     parser.add_argument(
         flag.name,
         type=_type(flag.parse),
-        default=flag.default,
+        default=default,
         metavar=flag.metavar,
         help=f"{flag.help} (default: {flag.default_text})",
     )

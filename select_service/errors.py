@@ -6,16 +6,29 @@ Texts of the classes below are part of the contract (sections 2 to 6) and compar
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from typing_extensions import override
 
 from select_service.types import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+_TRY_AGAIN: Final = frozenset({429, 503})
+BUSY_GATE: Final = "busy"
+_ROUNDING_S: Final = 1e-9
 
 
 class ServiceError(Exception):
     """A request that is refused; `str(error)` is the text for people."""
 
-    status: ClassVar[int] = 500
-    code: ClassVar[str] = "internal_error"
+    status: int = 500
+    code: str = "internal_error"
+    retry_after_s: float = 1.0
+    """When to ask again, for the statuses that say so (see `retry_after`)."""
 
     def __init__(
         self,
@@ -27,6 +40,15 @@ class ServiceError(Exception):
         super().__init__(message)
         self.field = field
         self.details = details
+
+    def body(self) -> dict[str, object]:
+        """Return what the answer says (contract 0.2)."""
+        body: dict[str, object] = {"error": str(self), "code": self.code}
+        if self.field is not None:
+            body["field"] = self.field
+        if self.details:
+            body["details"] = self.details
+        return body
 
 
 # -- the door: codec and HTTP --------------------------------------------------------------------
@@ -194,6 +216,82 @@ class QueueFull(ServiceError):
 
     status = 503
     code = "queue_full"
+
+
+class AdmissionRefused(ServiceError):
+    """The gate says no, why, and when to come again."""
+
+    def __init__(  # noqa: PLR0913 - the facts of a refusal
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str,
+        gate: str,
+        policy: str,
+        retry_after_s: float = 1.0,
+        promised: bool = False,
+        facts: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.gate = gate
+        self.policy = policy
+        self.retry_after_s = retry_after_s
+        self.promised = promised
+        self.facts = facts or {}
+
+    @override
+    def body(self) -> dict[str, object]:
+        """Return why in one form for every gate; of busy workers in the reference's, and ours."""
+        if self.gate == BUSY_GATE:
+            body: dict[str, object] = {
+                "message": f"Service temporarily unavailable: {self}",
+                "type": "service_unavailable",
+                "code": self.status,
+                "error": str(self),
+            }
+        else:
+            body = {"error": str(self), "code": self.code}
+        return body | {
+            "reason": self.code,
+            "gate": self.gate,
+            "policy": self.policy,
+            "retry_after_s": round(self.retry_after_s, 3),
+            "promised": self.promised,
+            "knob": None,
+            "value": None,
+            "limit": None,
+            **self.facts,
+        }
+
+
+class AdmissionControlOff(ServiceError):
+    """Busy thresholds are set while `--admission-control` keeps them out of force."""
+
+    status = 409
+    code = "admission_control_off"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "busy thresholds have no effect while --admission-control is none: "
+            "start with --admission-control token-capacity"
+        )
+
+
+class ModelNotFound(ServiceError):
+    """Busy thresholds for a model nobody serves."""
+
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, model: str, tenant_id: str | None) -> None:
+        name = model if tenant_id is None else f"{model} of tenant {tenant_id}"
+        super().__init__(
+            f"model {name} is not known: busy thresholds can only be set for discovered models",
+            field="model",
+        )
 
 
 class WorkerNotFound(ServiceError):
@@ -383,9 +481,19 @@ def scope_text(scope: Scope) -> str:
 
 def problem(error: ServiceError) -> tuple[int, dict[str, object]]:
     """Turn a refusal into (status, JSON body) (contract 0.2)."""
-    body: dict[str, object] = {"error": str(error), "code": error.code}
-    if error.field is not None:
-        body["field"] = error.field
-    if error.details:
-        body["details"] = error.details
-    return error.status, body
+    return error.status, error.body()
+
+
+def retry_after(error: ServiceError) -> int | None:
+    """Return the seconds of a Retry-After header; None: coming again is of no use.
+
+    Every 429 and 503 has one, and so has a refusal for load under any other status.
+    """
+    if error.status in _TRY_AGAIN or isinstance(error, AdmissionRefused):
+        return retry_after_header(error.retry_after_s)
+    return None
+
+
+def retry_after_header(seconds: float) -> int:
+    """Return whole seconds: never early, at least 1."""
+    return max(1, math.ceil(seconds - _ROUNDING_S))

@@ -15,12 +15,18 @@ from indexer.types import U64_MASK, Scope, WorkerRank
 
 __all__ = [
     "Advice",
+    "Answer",
     "BatchAnswer",
     "BatchFree",
     "BatchOutputBlock",
     "BatchPrefillComplete",
     "BatchRequest",
+    "BestWorker",
     "BlockMmInfo",
+    "CacheBasis",
+    "CacheHit",
+    "CacheScope",
+    "CacheThreshold",
     "CoreLimits",
     "KvRankState",
     "LeaseList",
@@ -38,6 +44,8 @@ __all__ = [
     "OverlapRow",
     "OverlapScores",
     "OverlapScoresRequest",
+    "PairLeg",
+    "PairSelection",
     "PinnedWorker",
     "PotentialLoadsRequest",
     "PrefillCandidate",
@@ -52,6 +60,7 @@ __all__ = [
     "Scope",
     "ScopeLoads",
     "SelectAndReserveRequest",
+    "SelectPairRequest",
     "SelectRequest",
     "Selection",
     "SharedCache",
@@ -67,7 +76,11 @@ U64 = Annotated[int, Meta(ge=0)]  # upper bound: `__post_init__` (JSON schema ha
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Seconds = Annotated[float, Meta(gt=0.0)]
+Milliseconds = Annotated[float, Meta(gt=0.0)]
+CacheScope = Literal["gpu", "cpu", "disk", "any"]
+CacheBasis = Literal["prompt", "cacheable"]
 Role = Literal["prefill", "decode", "aggregated"]
+Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
 
 
@@ -104,6 +117,8 @@ class WorkerSpec(Struct, kw_only=True):
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
     # additions of this product
+    max_inflight: Inflight | None = None  # N: requests it is given at a time
+    max_queued: U32 | None = None  # Q: requests that may wait for it
     role: Role | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +147,8 @@ class WorkerPatch(Struct, kw_only=True):
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
+    max_inflight: Inflight | None = None
+    max_queued: U32 | None = None
     role: Role | None = None
 
     # named in a PATCH, and ignored whatever they are (contract 1.3)
@@ -181,6 +198,8 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     kv_state: Literal["uncertain"] | UnsetType = UNSET
     kv_ranks: list[KvRankState] | UnsetType = UNSET
     source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
+    max_inflight: int | UnsetType = UNSET
+    max_queued: int | UnsetType = UNSET
     role: Role | UnsetType = UNSET
 
 
@@ -313,6 +332,16 @@ class SelectRequest(PromptFields, kw_only=True):
     pinned_worker: PinnedWorker | None = None
     allowed_worker_ids: list[U64] | None = None
     routing_constraints: RoutingConstraints | UnsetType = UNSET
+    # admission
+    slo_class: str | None = None
+    priority: int | None = None  # names the class of that priority
+    slo_ttft_ms: Milliseconds | None = None
+    fairness_id: str | None = None  # who shares fairly; the tenant unless given
+    cache_hit_threshold: Fraction | None = None
+    cache_hit_scope: CacheScope | None = None
+    cache_hit_basis: CacheBasis | None = None
+    on_cache_threshold: Literal["reject", "fallback"] = "reject"
+    attempt: U32 = 0  # refusals for the cache, or preemptions, it has behind it
 
 
 class SelectAndReserveRequest(SelectRequest, kw_only=True):
@@ -320,6 +349,10 @@ class SelectAndReserveRequest(SelectRequest, kw_only=True):
 
     lease_id: str | None = None  # lives as long as this lease is renewed
     ttl_s: Seconds | None = None  # without a lease: since the last lifecycle call
+
+
+class SelectPairRequest(SelectAndReserveRequest, kw_only=True):
+    """POST /select_pair: as /select_and_reserve; its `reservation_id` names the pair."""
 
 
 class ReservationRequest(PromptFields, kw_only=True):
@@ -414,6 +447,22 @@ class Overlap(Struct, frozen=True):
     disk: int
 
 
+class CacheHit(Struct, frozen=True, kw_only=True):
+    """How a selection stands to its cache-hit threshold."""
+
+    best_hit_rate: float | None  # of all candidates; null: the prompt is empty
+    threshold: float
+    threshold_source: Literal["request", "global", "loop_guard"]
+
+
+class BestWorker(Struct, frozen=True):
+    """Who came nearest to a cache-hit threshold."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+
+
 class PrefillCandidate(Struct, frozen=True, kw_only=True):
     """The rank that should compute a prompt whose request decodes elsewhere."""
 
@@ -433,6 +482,20 @@ class Advice(Struct, frozen=True, kw_only=True):
     disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
 
 
+class CacheThreshold(Struct, kw_only=True):
+    """The answer of /select and /select_and_reserve when nobody holds enough of the prompt."""
+
+    selection_id: str | UnsetType = UNSET
+    finish_reason: Literal["cache_threshold"] = "cache_threshold"
+    model_name: str
+    tenant_id: str
+    best_hit_rate: float
+    threshold: float
+    threshold_source: Literal["request", "global", "loop_guard"]
+    best_worker: BestWorker
+    advice: Advice | UnsetType = UNSET  # where workers have roles
+
+
 class Selection(Struct, kw_only=True):
     """The answer of /select and /select_and_reserve."""
 
@@ -446,12 +509,49 @@ class Selection(Struct, kw_only=True):
     block_size: int
     overlap: Overlap
     effective_prefill_tokens: int
+    needs_prefill: bool | UnsetType = UNSET  # nobody reached the threshold, and it goes anyway
+    cache_hit: CacheHit | UnsetType = UNSET  # when a cache-hit threshold was in force
     # the booking facts (/select_and_reserve only)
     sequence_hashes: list[int] | UnsetType = UNSET  # signed 64 bit
     isl_tokens: int | UnsetType = UNSET
     track_prefill_tokens: bool | UnsetType = UNSET
     potential_decode_blocks: int | UnsetType = UNSET
     advice: Advice | UnsetType = UNSET  # where workers have roles
+
+
+class PairLeg(Struct, frozen=True, kw_only=True):
+    """One of the two ranks that serve a request together, or the only one."""
+
+    reservation_id: str
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    overlap: Overlap
+    effective_prefill_tokens: int  # 0 of a decode leg whose prompt is computed elsewhere
+    potential_decode_blocks: int  # 0 of a prefill leg; with this prompt, before it was booked
+
+
+class PairSelection(Struct, kw_only=True):
+    """The answer of /select_pair."""
+
+    selection_id: str | UnsetType = UNSET
+    reservation_id: str  # of the pair: lifecycle calls under it reach the leg they mean
+    model_name: str
+    tenant_id: str
+    block_size: int
+    mode: Literal["aggregated", "disaggregated"]
+    reason: str
+    prefill: PairLeg | None  # send it there first; null: `decode` does both
+    decode: PairLeg
+    transfer_blocks: int  # to be moved from the one to the other
+    isl_tokens: int
+    track_prefill_tokens: bool
+    aggregated_cost: float | None  # of the best worker alone, in blocks; null: there is none
+    disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
+
+
+Answer: TypeAlias = Selection | CacheThreshold | PairSelection
+"""Of whatever verb looks for workers, to a request that need not wait."""
 
 
 class ReservationAnswer(Struct, frozen=True):
@@ -610,6 +710,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
+    judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
     replica_heartbeat_s: float = 1.0

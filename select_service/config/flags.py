@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from indexer.config import EventLossPolicy
 from select_service.config.environment import parse_float
@@ -19,7 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["FLAGS", "Flag"]
 
 PORT_MAX: Final = 65535
-_NO_LIMITS: Final = frozenset({"port", "threads", "kv_transfer_cost_per_block"})
+_NO_LIMITS: Final = frozenset(
+    {
+        "port",
+        "threads",
+        "kv_transfer_cost_per_block",
+        "overload_status_code",
+        "global_cache_hit_threshold",
+        "slo_target_ttft_s",
+        "prefill_tokens_per_s",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,7 @@ class Flag:
     metavar: str
     help: str
     watch: str = ""  # the metric that tells how near it is, or how often it was reached
+    env: str = ""  # the variable that sets it where the flag does not
 
     @property
     def is_limit(self) -> bool:
@@ -53,7 +67,7 @@ class Flag:
         value = self.default
         if isinstance(value, Enum):
             return str(value.value)
-        if value is None or value is False or value == ():
+        if value is None or value is False or value in ((), {}):
             return "off"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -69,6 +83,34 @@ def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def _optional(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """Read `None` as the field's tools do: off."""
+    return lambda text: None if text == "None" else parse(text)
+
+
+def _number(minimum: float, maximum: float | None = None) -> Callable[[str], float]:
+    bounds = f"at least {minimum:g}" if maximum is None else f"in {minimum:g}..{maximum:g}"
+
+    def parse(text: str) -> float:
+        value = parse_float(text)
+        if value is None or value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(f"{text!r} is not a number {bounds}")
+        return value
+
+    return parse
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object, or `@FILE` with one in it."""
+    try:
+        source = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
+        return msgspec.json.decode(source, type=dict[str, Any])
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not a JSON object: {error}") from None
 
 
 def _seconds(*, zero: bool) -> Callable[[str], float]:
@@ -660,6 +702,149 @@ FLAGS: Final = (
         "N",
         "KV-event messages queued per rank before they are read",
         watch="kv_gaps_total",
+    ),
+    Flag(
+        "--admission-control",
+        _choice("token-capacity", "none"),
+        "token-capacity|none",
+        "whether busy thresholds are in force",
+        env="DYN_ADMISSION_CONTROL",
+    ),
+    Flag(
+        "--active-decode-blocks-threshold",
+        _optional(_number(0.0, 1.0)),
+        "F",
+        "a rank is busy above this share of its KV blocks",
+        watch="admission_busy_ranks",
+        env="DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+    ),
+    Flag(
+        "--active-prefill-tokens-threshold",
+        _optional(_whole(0, _BYTES)),
+        "N",
+        "a rank is busy above so many active prefill tokens",
+        watch="admission_busy_ranks",
+        env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+    ),
+    Flag(
+        "--active-prefill-tokens-threshold-frac",
+        _optional(_number(0.0)),
+        "F",
+        "a rank is busy above this multiple of its max_num_batched_tokens",
+        watch="admission_busy_ranks",
+        env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+    ),
+    Flag(
+        "--overload-status-code",
+        _whole(200, 999),
+        "N",
+        "status of refusals for load",
+        env="DYN_HTTP_OVERLOAD_STATUS_CODE",
+    ),
+    Flag(
+        "--max-inflight-default",
+        _optional(_whole(1, _COUNT)),
+        "N",
+        "requests given at a time to a worker that does not say (`max_inflight`)",
+        watch="admission_full_ranks",
+        env="DYN_ENGINE_REQUEST_LIMIT",
+    ),
+    Flag(
+        "--max-queued-default",
+        _whole(0, _COUNT),
+        "N",
+        "requests that may wait for such a worker (`max_queued`)",
+        watch="admission_decisions_total",
+        env="DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
+    ),
+    Flag(
+        "--queue-deadline-s",
+        _optional(_seconds(zero=False)),
+        "S",
+        "how long a request may wait; off: 30 for a full worker, else for ever",
+        watch="admission_wait_seconds",
+    ),
+    Flag(
+        "--global-cache-hit-threshold",
+        _number(0.0, 1.0),
+        "F",
+        "share of a prompt a worker must have cached, where the request does not say",
+    ),
+    Flag(
+        "--cache-hit-scope",
+        _choice("gpu", "cpu", "disk", "any"),
+        "gpu|cpu|disk|any",
+        "down to which tier cached tokens count for that",
+    ),
+    Flag(
+        "--cache-hit-basis",
+        _choice("prompt", "cacheable"),
+        "prompt|cacheable",
+        "share of the prompt, or of what an engine can have cached of it",
+    ),
+    Flag(
+        "--cache-hit-attempts-max",
+        _whole(0, _COUNT),
+        "N",
+        "a request with so many attempts behind it is held to no threshold",
+        watch="cache_threshold_guarded_total",
+    ),
+    Flag(
+        "--admission-policy",
+        str,
+        "NAME",
+        "always-admit, token-bucket, reject-all, tier-shed, gaie-legacy or slo-shed",
+    ),
+    Flag(
+        "--admission-config",
+        _json_object,
+        "JSON|@FILE",
+        "configuration of the policy",
+    ),
+    Flag(
+        "--slo-class-max",
+        str,
+        "NAME",
+        "the most important class a request may claim; one above counts as this",
+        watch="admission_clamped_total",
+    ),
+    Flag(
+        "--slo-target-ttft-s",
+        _number(0.001),
+        "S",
+        "a rank is saturated with the prefill tokens it computes in that time",
+    ),
+    Flag(
+        "--prefill-tokens-per-s",
+        _number(1.0),
+        "N",
+        "what one rank computes, until it was measured",
+    ),
+    Flag(
+        "--return-horizon-s",
+        _seconds(zero=False),
+        "S",
+        "how far ahead a refused request is promised a place",
+        watch="admission_promises",
+    ),
+    Flag(
+        "--return-slots-max",
+        _whole(0, _COUNT),
+        "N",
+        "promises held at once, 200 bytes each",
+        watch="admission_promises",
+    ),
+    Flag(
+        "--tenant-labels-max",
+        _whole(2, 10_000),
+        "N",
+        "tenants with admission series of their own; the rest is summed up under `other`",
+    ),
+    Flag(
+        "--load-report-stale-s",
+        _seconds(zero=False),
+        "S",
+        "age at which what a worker told of its load is believed no longer",
     ),
     Flag(
         "--max-body-bytes",

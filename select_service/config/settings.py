@@ -5,21 +5,24 @@ The defaults here are the defaults of the flags: `flags.py` reads them from here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from indexer.config import EventLossPolicy, RecoveryLimits, StreamLimits
+from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
-from select_service.types import CoreLimits, ReplicaLimits, RouterConfig
+from select_service.types import CacheBasis, CacheScope, CoreLimits, ReplicaLimits, RouterConfig
 
 __all__ = ["Durability", "FieldValidation", "LogFormat", "Settings"]
 
 LogFormat = Literal["json", "text"]
 KubernetesKind = Literal["pods", "endpointslices"]
 _CORE: Final = CoreLimits()
+_ADMISSION: Final = AdmissionSettings()
 _STREAMS: Final = StreamLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
@@ -125,6 +128,27 @@ class Settings:
     kv_backlog_bytes_max: int = _STREAMS.backlog_bytes_max
     kv_message_bytes_max: int = _STREAMS.message_bytes_max
     kv_receive_messages_max: int = _STREAMS.receive_messages_max
+    admission_control: Mode = _ADMISSION.mode
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+    overload_status_code: int = _ADMISSION.overload_status
+    max_inflight_default: int | None = None
+    max_queued_default: int = _ADMISSION.max_queued
+    queue_deadline_s: float | None = None
+    global_cache_hit_threshold: float = _ADMISSION.cache_hit_threshold
+    cache_hit_scope: CacheScope = _ADMISSION.cache_hit_scope
+    cache_hit_basis: CacheBasis = _ADMISSION.cache_hit_basis
+    cache_hit_attempts_max: int = _ADMISSION.cache_hit_attempts_max
+    admission_policy: str = _ADMISSION.policy
+    admission_config: Mapping[str, Any] = field(default_factory=dict)
+    slo_class_max: str | None = None
+    slo_target_ttft_s: float = _ADMISSION.slo_target_ttft_s
+    prefill_tokens_per_s: float = _ADMISSION.prefill_tokens_per_s
+    return_horizon_s: float = _ADMISSION.return_horizon_s
+    return_slots_max: int = _ADMISSION.return_slots_max
+    tenant_labels_max: int = _ADMISSION.tenant_labels_max
+    load_report_stale_s: float = _ADMISSION.load_report_stale_s
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
@@ -179,6 +203,33 @@ class Settings:
             # the edge ends every pull; this is for one that waits its turn for ever
             replica_pull_timeout_s=2 * self.replica_pull_timeout_s
             + self.replica_pull_backoff_max_s,
+        )
+
+    @property
+    def admission(self) -> AdmissionSettings:
+        """Who is let in at all."""
+        return AdmissionSettings(
+            mode=self.admission_control,
+            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
+            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
+            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
+            overload_status=self.overload_status_code,
+            max_inflight=self.max_inflight_default,
+            max_queued=self.max_queued_default,
+            queue_deadline_s=self.queue_deadline_s,
+            cache_hit_threshold=self.global_cache_hit_threshold,
+            cache_hit_scope=self.cache_hit_scope,
+            cache_hit_basis=self.cache_hit_basis,
+            cache_hit_attempts_max=self.cache_hit_attempts_max,
+            policy=self.admission_policy,
+            policy_config=dict(self.admission_config),
+            slo_class_max=self.slo_class_max,
+            slo_target_ttft_s=self.slo_target_ttft_s,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            return_horizon_s=self.return_horizon_s,
+            return_slots_max=self.return_slots_max,
+            tenant_labels_max=self.tenant_labels_max,
+            load_report_stale_s=self.load_report_stale_s,
         )
 
     @property

@@ -54,6 +54,7 @@ class Announcer:
             selection_id=reservation.selection_id,
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
+            fairness_id=_fairness_told(partition, reservation),
             pair=reservation.pair,
         )
         self.own(partition, reservation, stamp.seq)
@@ -102,6 +103,7 @@ class Announcer:
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
             adopts=list(adopts),
+            fairness_id=_fairness_told(partition, reservation),
             pair=reservation.pair,
         )
         claim = self.claims.open(record, reservation)
@@ -220,6 +222,12 @@ class Announcer:
             ),
             select_service=stamp,
         )
+
+
+def _fairness_told(partition: Partition, reservation: Reservation) -> str:
+    """Whose share it is, unless its tenant's: whoever hears of it knows that."""
+    told = reservation.fairness_id
+    return "" if told == partition.scope.tenant_id else told
 
 
 def _lease_of(reservation: Reservation) -> LeaseState | None:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.core.reservation import Reservation
-    from select_service.pair_types import PairSelection
-    from select_service.types import ReservationAnswer, Selection
+    from select_service.types import PairSelection, ReservationAnswer, Selection
 
 FREED_MEMORY_S = 600.0  # contract 4.3: at least ten minutes, as far as the bound allows
 

@@ -90,6 +90,8 @@ class Worker:
             kv_state="uncertain" if kv_ranks else UNSET,
             kv_ranks=kv_ranks or UNSET,
             source=self.source,
+            max_inflight=UNSET if spec.max_inflight is None else spec.max_inflight,
+            max_queued=UNSET if spec.max_queued is None else spec.max_queued,
             role=UNSET if spec.role is None else spec.role,
         )
 

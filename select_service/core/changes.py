@@ -17,6 +17,8 @@ StateKey: TypeAlias = tuple[str, str]
 WORKER = "worker"
 LEASE = "lease"
 PEER = "peer"
+ADMISSION = "admission"
+THRESHOLD = "threshold"
 RESERVATION = "reservation"
 """By reservation id, live or freed lately; also freed selection ids."""
 

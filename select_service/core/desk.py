@@ -20,8 +20,7 @@ from select_service.core.leases import Leases
 from select_service.core.ledger import BLOCKS_PER_STEP
 from select_service.core.replica_messages import Renewed
 from select_service.errors import InvalidField, ReservationConflict, ReservationNotFound
-from select_service.pair_types import PairSelection
-from select_service.types import ReservationAnswer, Selection
+from select_service.types import PairSelection, ReservationAnswer, Selection
 
 if TYPE_CHECKING:
     from indexer.types import PackedHashes
@@ -70,6 +69,7 @@ class Order(NamedTuple):
     track_prefill_tokens: bool  # told to replicas, with the tokens only when true (6.3)
     lease: Lease | None  # it lives as long as that
     ttl_s: float  # or, without, so long after its last lifecycle call; 0: for ever
+    fairness_id: str = ""  # whose share of the pool it is
     pair: str | None = None  # of which it is a leg
 
 
@@ -177,6 +177,7 @@ class Desk:
             now,
             isl_tokens=order.prompt.isl_tokens,
             ttl_s=order.ttl_s,
+            fairness_id=order.fairness_id,
         )
         if order.lease is not None:
             self.leases.join(order.lease, reservation)
@@ -234,6 +235,7 @@ class Desk:
             now,
             isl_tokens=record.isl_tokens,
             ttl_s=self._told_ttl(record, default_s) if unbound else 0.0,
+            fairness_id=record.fairness_id or partition.scope.tenant_id,
         )
         if lease is not None:
             self.leases.join(lease, reservation)

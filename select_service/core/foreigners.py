@@ -185,5 +185,6 @@ def claimed(
         selection_id=None if stamp is None else stamp.selection_id,
         ttl_s=None if stamp is None else stamp.ttl_s,
         lease=None if stamp is None else stamp.lease,
+        fairness_id="" if stamp is None else stamp.fairness_id,
         pair=None if stamp is None else stamp.pair,
     )

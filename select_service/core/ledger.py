@@ -24,12 +24,13 @@ from select_service.core.decode_blocks import DecodeBlocks
 from select_service.core.reservation import Lane, Reservation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
     from indexer.types import PackedHashes
     from select_service.core.columns import Floats, Slots
+    from select_service.core.load_changes import LoadChanges
 
 BLOCKS_PER_STEP: Final = 64
 """Blocks nobody else has booked that cost about as much to forget as one short reservation."""
@@ -60,6 +61,7 @@ class Ledger:
         self._free_numbers: list[int] = []  # a heap, so that lanes stay where slots are
         self._displaced = 0  # slots whose lane has another number than they
         self._closed: deque[Lane] = deque()  # with reservations to sweep
+        self.changes: LoadChanges | None = None  # for a gate that follows; see `gatekeeping.py`
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
@@ -96,6 +98,7 @@ class Ledger:
         *,
         isl_tokens: int = 0,
         ttl_s: float = 0.0,
+        fairness_id: str = "",
     ) -> Reservation:
         """Book a request on a slot below the capacity; the id must not be live in this ledger.
 
@@ -107,6 +110,7 @@ class Ledger:
         chain = self.blocks.acquire(sequence_hashes, lane.number)
         reservation = Reservation(reservation_id, slot, lane, chain, prefill_tokens, now)
         reservation.isl_tokens = isl_tokens
+        reservation.fairness_id = fairness_id
         lane.reservations[reservation_id] = reservation
         lane.prefilling += 1
         self.live += 1
@@ -116,6 +120,9 @@ class Ledger:
         self._add_prefill(slot, prefill_tokens)
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
+        if self.changes is not None:
+            self.changes.slots.add(slot)
+            self.changes.begun.append(fairness_id)
         return reservation
 
     def prefill_complete(self, reservation: Reservation, now: float) -> None:
@@ -127,12 +134,16 @@ class Ledger:
             reservation.lane.prefilling -= 1
             self.prefilling -= 1
             self._add_prefill(reservation.slot, -reservation.prefill_tokens)
+            if self.changes is not None:
+                self.changes.slots.add(reservation.slot)
+                self.changes.computed += reservation.prefill_tokens
 
     def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
         """Of an incomplete prefill, so many tokens are left."""
         assert not reservation.prefill_done
         self._add_prefill(reservation.slot, tokens - reservation.prefill_tokens)
         reservation.prefill_tokens = tokens
+        self._changed(reservation.slot)
 
     def output_block(
         self, reservation: Reservation, decay_fraction: float | None, now: float, count: int = 1
@@ -159,6 +170,7 @@ class Ledger:
             self._weights.add(number, outputs, decay_fraction)
             self.blocks.fade(reservation.chain, number, decay_fraction)
         self.decode[reservation.slot] = self._weights.count(number)
+        self._changed(reservation.slot)
 
     def resume_outputs(
         self, reservation: Reservation, whole: int, faded: int, fraction: float
@@ -177,6 +189,7 @@ class Ledger:
         if fraction != 1.0:
             self.blocks.fade(reservation.chain, number, fraction)
         self.decode[reservation.slot] = self._weights.count(number)
+        self._changed(reservation.slot)
 
     def learn_outputs(
         self, reservation: Reservation, outputs: int, faded_at: int, fraction: float
@@ -197,6 +210,7 @@ class Ledger:
         if refade:
             self.blocks.fade(reservation.chain, number, fraction)
         self.decode[reservation.slot] = self._weights.count(number)
+        self._changed(reservation.slot)
 
     def free(self, reservation: Reservation) -> None:
         """Take a live reservation out of the book."""
@@ -206,6 +220,7 @@ class Ledger:
         self.live -= 1
         self.requests[slot] = len(lane.reservations)
         self.decode[slot] = self._weights.count(lane.number)
+        self._changed(slot)
         if not reservation.prefill_done:
             lane.prefilling -= 1
             self.prefilling -= 1
@@ -219,6 +234,8 @@ class Ledger:
         reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
         self._drop_outputs(reservation)
         reservation.leave()
+        if self.changes is not None:
+            self.changes.ended.append(reservation.fairness_id)
 
     # -- a rank goes ---------------------------------------------------------------------------
 
@@ -241,6 +258,7 @@ class Ledger:
         self.prefilling -= lane.prefilling
         self.requests[slot] = self.decode[slot] = self.prefill[slot] = 0
         self._prefill_tokens[slot] = 0
+        self._changed(slot)
         return dropped
 
     def sweep(self, limit: int) -> list[Reservation]:
@@ -322,11 +340,24 @@ class Ledger:
         """P as an exact integer, for answers."""
         return self._prefill_tokens[slot]
 
+    def prefilling_on(self, slot: int) -> int:
+        """How many reservations of a slot are not computed yet."""
+        return self._lanes[slot].prefilling
+
+    def all_reservations(self) -> Iterator[Reservation]:
+        """Yield every reservation in the book, also those whose rank has gone."""
+        for lane in (*self._lanes, *self._closed):
+            yield from lane.reservations.values()
+
     def reservations_on(self, slot: int) -> Collection[Reservation]:
         """Live reservations of a slot, oldest booking first; a view."""
         return self._lanes[slot].reservations.values()
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _changed(self, slot: int) -> None:
+        if self.changes is not None:
+            self.changes.slots.add(slot)
 
     def _add_prefill(self, slot: int, tokens: int) -> None:
         if tokens:

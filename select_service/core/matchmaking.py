@@ -6,9 +6,11 @@ less (`pairing.py`), and the booking of it (`pairs.py`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import UNSET
 
 from select_service.core.pairing import Question, plan
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
@@ -16,48 +18,54 @@ from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 if TYPE_CHECKING:
     import random
 
-    from select_service.core.columns import Rows, Slots
+    from msgspec import UnsetType
+
+    from select_service.core.cache_hits import CacheHits
+    from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
     from select_service.core.pairing import Plan
     from select_service.core.pairs import Pairs
-    from select_service.core.partition import Partition
-    from select_service.core.prompt import Prompt
     from select_service.core.queue import Ticket
     from select_service.core.roles import Legs
-    from select_service.core.scoring import Weights
-    from select_service.pair_types import PairSelection
-    from select_service.types import Advice, SelectRequest
+    from select_service.types import Advice, PairSelection
 
 
 class Matchmaker:
     """Finds pairs, and says when one would be better."""
 
     def __init__(
-        self, pairs: Pairs, counters: Counters, rng: random.Random, *, transfer_cost: float
+        self,
+        pairs: Pairs,
+        cache_hits: CacheHits,
+        counters: Counters,
+        rng: random.Random,
+        *,
+        transfer_cost: float,
     ) -> None:
         """Remember whom to ask.
 
         Args:
             pairs: books what is found.
+            cache_hits: knows the threshold a request is held to.
             counters: count the advice.
             rng: draws ties.
             transfer_cost: of moving one block, in blocks of prefill.
         """
         self.pairs = pairs
         self._advised = counters.advised
+        self._cache_hits = cache_hits
         self._rng = rng
         self._transfer_cost = transfer_cost
 
     def serve(
-        self, ticket: Ticket, rows: Rows, cached: Slots | None, now: float, effects: Effects
+        self, ticket: Ticket, rows: Rows, now: float, effects: Effects
     ) -> tuple[PairSelection, Effects]:
         """Book a pair, or the one rank that does better, for a request that need not wait.
 
         Args:
             ticket: the request.
             rows: the candidates it may use now, of the whole and of the prefill leg.
-            cached: who holds enough of the prompt, if a threshold is in force.
             now: monotonic seconds.
             effects: to add to.
 
@@ -68,7 +76,7 @@ class Matchmaker:
         legs = partition.legs(request)
         if not legs.can_pair or partition.roles.may_move(legs):  # else it says why it is no pair
             legs = _within(legs, rows)
-        found = plan(self._question(ticket), legs, self._rng, cached=cached)
+        found = self._plan(ticket, legs)
         if found.mode == "disaggregated":
             return self.pairs.book(ticket, found, now, effects)
         if not len(found.whole):
@@ -76,30 +84,22 @@ class Matchmaker:
         placement = partition.place(request, ticket.prompt, found.whole, ticket.weights, self._rng)
         return self.pairs.book_one(ticket, found, placement, now, effects)
 
-    def _question(self, ticket: Ticket) -> Question:
-        return Question(
+    def advise(self, ticket: Ticket) -> Advice | UnsetType:
+        """Say whether a pair would do better than one worker, where anybody has a role."""
+        if not ticket.partition.roles.given:
+            return UNSET
+        found = self._plan(ticket, ticket.partition.legs(ticket.request))
+        key = found.mode, found.reason
+        self._advised[key] = self._advised.get(key, 0) + 1
+        return found.advice(ticket.partition)
+
+    def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
+        question = Question(
             *(ticket.partition, ticket.request, ticket.prompt, ticket.weights),
             self._transfer_cost,
         )
-
-    def advise(
-        self,
-        partition: Partition,
-        request: SelectRequest,
-        prompt: Prompt,
-        weights: Weights,
-        cached: Slots | None,
-    ) -> Advice:
-        """Say whether a pair would do better than one worker."""
-        question = Question(partition, request, prompt, weights, self._transfer_cost)
-        found = self._plan(question, cached)
-        key = found.mode, found.reason
-        self._advised[key] = self._advised.get(key, 0) + 1
-        return found.advice(partition)
-
-    def _plan(self, question: Question, cached: Slots | None) -> Plan:
-        legs = question.partition.legs(question.request)
-        return plan(question, legs, self._rng, cached=cached)
+        holders = partial(self._cache_hits.holders, ticket.request)
+        return plan(question, legs, self._rng, holders)
 
 
 def _within(legs: Legs, rows: Rows) -> Legs:

@@ -8,7 +8,7 @@ costs go to the one worker. Nothing is booked here; `pairs.py` does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import UNSET
@@ -20,6 +20,7 @@ from select_service.types import Advice, PrefillCandidate
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from select_service.core.columns import Floats, Slots
     from select_service.core.partition import Partition
@@ -42,6 +43,9 @@ Reason = Literal[
 """Why that mode. Aggregated: nobody to pair with, `cached` (the rank holds enough of the prompt),
 or `cheaper`. Disaggregated: nobody for the whole, `not_cached` (nobody holds enough), or
 `cheaper`. They are part of the API."""
+
+
+Holders: TypeAlias = "Callable[[Slots, Projection], Slots | None]"
 
 
 class Couple(NamedTuple):
@@ -96,15 +100,15 @@ class Question(NamedTuple):
     transfer_cost: float  # of one block, in blocks of prefill
 
 
-def plan(question: Question, legs: Legs, rng: random.Random, *, cached: Slots | None) -> Plan:
+def plan(question: Question, legs: Legs, rng: random.Random, holders: Holders) -> Plan:
     """Choose between the whole and a pair.
 
     Args:
         question: what is asked.
         legs: who may be chosen.
         rng: draws ties.
-        cached: who holds enough of the prompt for the threshold in force, by slot, decode ranks
-            included; None: no threshold, and a decode rank must hold all of it.
+        holders: tells of slots, with the projection on them, who holds enough of the prompt for
+            the threshold in force; None: there is none, and a decode rank must hold all of it.
     """
     partition, prompt = question.partition, question.prompt
     rows = np.concatenate([legs.whole, legs.prefill, legs.decode])
@@ -112,6 +116,7 @@ def plan(question: Question, legs: Legs, rng: random.Random, *, cached: Slots | 
     ends = len(legs.whole), len(legs.whole) + len(legs.prefill)
     prefill = _part(projection, np.arange(*ends))
     decode = _part(projection, np.arange(ends[1], len(rows)))
+    cached = holders(rows, projection)
     couple = _couple(question, legs, prefill, decode, rng)
     alone, is_cached = _alone(legs, decode, cached)
     cost = _cheapest(question, projection, rows, alone)

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
 from select_service.errors import ReservationNotFound
-from select_service.pair_types import PairLeg, PairSelection, SelectPairRequest
+from select_service.types import PairLeg, PairSelection, SelectPairRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,7 +61,7 @@ class Pairs:
         ids = leg_ids(pair)
         for name in ids:
             self._desk.check_unused(name)
-        terms = self._desk.terms(request)
+        terms = *self._desk.terms(request), _fairness_of(ticket)
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
         computing = Order(
@@ -103,7 +103,7 @@ class Pairs:
         assert isinstance(request, SelectPairRequest)
         track = ticket.weights.track_prefill_tokens
         tokens = placement.effective_prefill_tokens
-        terms = self._desk.terms(request)
+        terms = *self._desk.terms(request), _fairness_of(ticket)
         order = Order(
             name, ticket.fingerprint, ticket.prompt, tokens if track else 0, track, *terms
         )
@@ -202,6 +202,11 @@ class Pairs:
             for name in leg_ids(pair)
             if any(claim.record.pair == pair for claim in announcer.claims.alive(name))
         ]
+
+
+def _fairness_of(ticket: Ticket) -> str:
+    fairness_id = ticket.request.fairness_id
+    return ticket.partition.scope.tenant_id if fairness_id is None else fairness_id
 
 
 def _leg(

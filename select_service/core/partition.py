@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET
 
 from indexer.types import HASH_BYTES
+from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
 from select_service.core.eligibility import eligible_slots, wants_everyone
 from select_service.core.ledger import Ledger
@@ -22,8 +23,7 @@ from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
 from select_service.errors import NoEligibleWorker, QueueFull
-from select_service.pair_types import SelectPairRequest
-from select_service.types import LoadRow, Overlap, OverlapRow, WorkerRank
+from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
 
 if TYPE_CHECKING:
     import random
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope
     from select_service.core.catalog import Worker
-    from select_service.core.columns import Floats, Rows
+    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.policy import PolicyClass, RoutingPolicy
     from select_service.core.projection import Overlap as OverlapColumns
     from select_service.core.projection import Projection
@@ -72,11 +73,16 @@ class Partition:
         self._turn = 0  # whose class drains next, and how often before the next one does
         self._quantum_left = policy.classes[0].quantum
         self.roles = Roles((), 0)
+        self.holds_to_cache = False
+        """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
         self._everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
+        self.admission: Gatekeeper | None = None
+        """Only where something is to be judged; see `admitting.py`."""
+        self.hit_tally = HitTally()
 
     # -- who is here ---------------------------------------------------------------------------
 
@@ -90,6 +96,8 @@ class Partition:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
         self.make_room()
+        if self.admission is not None:
+            self.admission.seat(worker)
 
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
@@ -100,6 +108,24 @@ class Partition:
         """Let a worker go; its slots must be free of load."""
         self.workers.pop(worker.worker_id, None)
         self._reseat()
+        if self.admission is not None:
+            self._rehouse(self.admission.unseat(worker.worker_id))
+
+    def _rehouse(self, homeless: list[Ticket]) -> None:
+        """Give who held a place with a worker that went a place with another, if there is one."""
+        assert self.admission is not None
+        for ticket in homeless:
+            try:
+                rows = self.candidates(ticket.request)
+            except NoEligibleWorker:
+                continue  # it is told when somebody looks
+            ticket.place = self.admission.caps.take_place(rows)
+
+    def open_gate(self, keeper: Gatekeeper) -> None:
+        """From now on requests are judged."""
+        self.admission = keeper
+        for worker in self.workers.values():
+            keeper.seat(worker)
 
     def _reseat(self) -> None:
         rows = self.index.capacity
@@ -147,12 +173,23 @@ class Partition:
 
     def _candidates_by_role(self, request: SelectRequest) -> Rows:
         if isinstance(request, SelectPairRequest):
-            return self.roles.pair_rows(request, self.workers)
-        return self.roles.whole_rows(request, self.workers, if_cached=False)
+            return self.roles.pair_rows(request, self.workers, self._open_rows)
+        if_cached = self.holds_to_cache or request.cache_hit_threshold is not None
+        return self.roles.whole_rows(request, self.workers, if_cached=if_cached)
+
+    def _open_rows(self, slots: Slots) -> Slots:
+        """Return those that are neither busy nor full, as far as anybody judges that."""
+        if self.admission is None or not len(slots):
+            return slots
+        if not self.admission.can_take(slots):
+            return slots[:0]
+        rows = self.admission.usable(slots)
+        return slots[rows] if isinstance(rows, slice) else rows
 
     def legs(self, request: SelectRequest) -> Legs:
         """Return who may take a request, and who either part of it."""
-        return self.roles.legs(request, self.workers)
+        legs = self.roles.legs(request, self.workers)
+        return legs._replace(decode=self._open_rows(legs.decode))
 
     def project(self, prompt: Prompt, rows: Rows, weights: Weights) -> Projection:
         """Return what each of the rows would carry with this prompt."""
@@ -165,9 +202,14 @@ class Partition:
         rows: Rows,
         weights: Weights,
         rng: random.Random,
+        projection: Projection | None = None,
     ) -> Placement:
-        """Choose a rank among the candidate rows: project, price, prefer, pick."""
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        """Choose a rank among the candidate rows: project, price, prefer, pick.
+
+        A projection on just these rows saves making it again.
+        """
+        if projection is None:
+            projection = project(self.ledger, self.index, prompt, rows, weights)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
         if constraints is not UNSET and constraints.preferred_taints and not request.pinned_worker:
@@ -238,8 +280,10 @@ class Partition:
         projection = project(self.ledger, self.index, prompt, rows, weights)
         return int(projection.cached_tokens.max(initial=0.0))
 
-    def enqueue(self, number: int, ticket: Ticket, rows: Rows, now: float) -> None:
-        """Let a ticket wait in its class.
+    def enqueue(
+        self, number: int, ticket: Ticket, rows: Rows, now: float, *, is_known: bool = False
+    ) -> None:
+        """Let a ticket wait in its class; one that waited before is not held to its limits.
 
         Raises:
             QueueFull: a limit of the class is reached.
@@ -256,7 +300,11 @@ class Partition:
             ),
         )
         for kind, per_worker, current in waiting:
-            if per_worker is not None and current >= per_worker * len(self.workers):
+            if (
+                not is_known
+                and per_worker is not None
+                and current >= per_worker * len(self.workers)
+            ):
                 raise _queue_full(one.name, kind, current, per_worker * len(self.workers))
         ticket.key = order_key(one.queue_policy, ticket, now)
         queue.push(ticket)
@@ -276,9 +324,30 @@ class Partition:
                 rows = self.candidates(ticket.request)
             except NoEligibleWorker:
                 rows = None
-            if rows is None or not self.all_busy(number, rows):
+            if rows is None or self._may_take(number, rows):
                 self.queues[number].remove(ticket)
                 self._spend_turn(number)
+                return ticket
+        return None
+
+    def _may_take(self, number: int, rows: Rows) -> bool:
+        if self.admission is None:
+            return not self.all_busy(number, rows)
+        if not self.admission.can_take(rows):
+            return False
+        return not self.all_busy(number, self.admission.usable(rows))
+
+    def next_at_gate(self) -> Ticket | None:
+        """Return who of those at the gate has a worker now, or never will; it stays where it is."""
+        keeper = self.admission
+        if keeper is None or not keeper.waiting:
+            return None
+        for ticket in keeper.in_order():
+            try:
+                rows = self.candidates(ticket.request)
+            except NoEligibleWorker:
+                return ticket
+            if keeper.can_take(rows):
                 return ticket
         return None
 
@@ -297,12 +366,16 @@ class Partition:
     @property
     def pending_count(self) -> int:
         """How many requests wait."""
-        return sum(len(queue) for queue in self.queues)
+        waiting = 0 if self.admission is None else self.admission.waiting_count
+        for queue in self.queues:
+            waiting += len(queue)
+        return waiting
 
     @property
     def pending_isl_tokens(self) -> int:
         """The sum of their prompt lengths, in tokens."""
-        return sum(queue.pending_isl_tokens for queue in self.queues)
+        waiting = 0 if self.admission is None else self.admission.waiting_isl_tokens
+        return waiting + sum(queue.pending_isl_tokens for queue in self.queues)
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -388,6 +461,8 @@ class Partition:
                 assert self.rank_at(slot) == (worker, rank)
                 assert self.index.rank_of(slot) == WorkerRank(worker.worker_id, rank)
         owned = {slot for worker in self.workers.values() for slot in worker.slots.values()}
+        if self.admission is not None:
+            self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
 

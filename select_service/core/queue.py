@@ -6,18 +6,20 @@ The driver keeps one future per Ticket.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from sortedcontainers import SortedKeyList
 
 if TYPE_CHECKING:
+    from select_service.core.admission.asks import Ask
+    from select_service.core.admission.fair_queue import Waiting
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
     from select_service.errors import ServiceError
-    from select_service.pair_types import PairSelection
-    from select_service.types import Selection, SelectRequest
+    from select_service.types import Answer, SelectRequest
 
 QueuePolicy = Literal["fcfs", "wspt"]
 
@@ -27,14 +29,19 @@ class Ticket:
 
     __slots__ = (
         "answer",
+        "ask",
         "cached_tokens",
         "fingerprint",
         "holders",
         "key",
         "partition",
+        "place",
         "prompt",
         "request",
         "reservation_id",
+        "since",
+        "until",
+        "waiting",
         "weights",
     )
 
@@ -56,9 +63,13 @@ class Ticket:
         self.holders = 1  # callers waiting for this one answer (a repeated request shares it)
         self.key: tuple[int, float] = (0, 0.0)
         self.cached_tokens = 0
-        self.answer: Selection | PairSelection | ServiceError | None = (
-            None  # once it waits no longer
-        )
+        self.answer: Answer | ServiceError | None = None
+        """Once it waits no longer."""
+        self.since = 0.0  # when it began to wait
+        self.until = math.inf  # then it has waited too long
+        self.ask: Ask | None = None  # what the gate was asked, if there is one
+        self.waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
+        self.place: int | None = None  # the full worker whose waiting place it holds
 
 
 def order_key(policy: QueuePolicy, ticket: Ticket, now: float) -> tuple[int, float]:
@@ -119,3 +130,38 @@ class PendingQueue:
         assert self.pending_isl_tokens == sum(t.prompt.isl_tokens for t in tickets)
         assert self.pending_cached_tokens == sum(t.cached_tokens for t in tickets)
         assert all(before.key <= after.key for before, after in pairwise(tickets))
+
+
+class Patience:
+    """Waiting tickets whose time will be up, by that time. O(log n) to enter and leave."""
+
+    def __init__(self) -> None:
+        self._order: SortedKeyList[Ticket, tuple[float, int]] = SortedKeyList(
+            key=lambda ticket: (ticket.until, id(ticket))
+        )
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def watch(self, ticket: Ticket) -> None:
+        """From now on its time counts, if it has an end."""
+        if ticket.until != math.inf:
+            self._order.add(ticket)
+
+    def forget(self, ticket: Ticket) -> None:
+        """It waits no longer."""
+        if ticket.until != math.inf:
+            self._order.discard(ticket)
+
+    def next(self) -> float:
+        """When the first will have waited too long; infinity if nobody will."""
+        return self._order[0].until if self._order else math.inf
+
+    def due(self, now: float, limit: int) -> list[Ticket]:
+        """Return up to `limit` tickets whose time is up; they stay until they are forgotten."""
+        due: list[Ticket] = []
+        for ticket in self._order:
+            if ticket.until > now or len(due) >= limit:
+                break
+            due.append(ticket)
+        return due

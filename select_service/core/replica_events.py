@@ -82,6 +82,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     selection_id: str | None = None  # of an admission
     ttl_s: float | None = None  # of an admission; None: no more than the default
     lease: LeaseState | None = None  # of an admission: what it lives under
+    fairness_id: str = ""  # of an admission: whose share of the pool it is, unless the tenant's
     pair: str | None = None  # of an admission: the pair it is a leg of
 
 

@@ -67,6 +67,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     adopts: list[tuple[U64, U64]] = []
     ttl_s: float | None = None
     lease: LeaseState | None = None
+    fairness_id: str = ""  # whose share of the pool it is, unless the tenant's
     pair: str | None = None  # the id of the pair it is a leg of
 
 

@@ -41,6 +41,7 @@ class Reservation:
         "deadline",
         "expected_output_tokens",
         "faded_outputs",
+        "fairness_id",
         "fingerprint",
         "isl_tokens",
         "lane",
@@ -83,6 +84,7 @@ class Reservation:
         self.ttl_s = 0.0  # 0: never expires by itself
         self.deadline = 0.0  # when it expires, if it can
         # Facts the ledger only keeps:
+        self.fairness_id = ""  # whose share of the pool it is
         self.isl_tokens = 0
         self.selection_id: str | None = None
         self.lora_name: str | None = None

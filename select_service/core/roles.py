@@ -17,12 +17,12 @@ from select_service.core.eligibility import eligible_slots
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from select_service.core.catalog import Worker
-    from select_service.core.columns import Floats, Slots
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.types import Role, SelectRequest
 
 _CODES: Final[dict[str, int]] = {"aggregated": 1, "prefill": 2, "decode": 3}
@@ -78,6 +78,12 @@ class Roles:
         chosen: Slots = slots[self._codes[slots] == _CODES[role]]
         return chosen
 
+    def rather_whole(self, rows: Rows) -> Rows:
+        """Return those who take whole requests, if there are any, else all."""
+        slots = np.arange(rows.stop) if isinstance(rows, slice) else rows
+        whole = self.only(slots, "aggregated")
+        return whole if len(whole) else rows
+
     def legs(self, request: SelectRequest, workers: Mapping[int, Worker]) -> Legs:
         """Return who may serve a request; a pinned rank leaves the other leg free."""
         slots = _slots(request, workers)
@@ -120,8 +126,20 @@ class Roles:
             raise NoWorkerForRole("aggregated")
         return rows
 
-    def pair_rows(self, request: SelectRequest, workers: Mapping[int, Worker]) -> Slots:
+    def pair_rows(
+        self,
+        request: SelectRequest,
+        workers: Mapping[int, Worker],
+        open_rows: Callable[[Slots], Slots],
+    ) -> Slots:
         """Return whose load decides when a request may go that takes a pair: who would prefill.
+
+        Or, when nobody could decode, those that could if they had room.
+
+        Args:
+            request: its wishes.
+            workers: by id.
+            open_rows: leaves out who is busy or full by what a gate knows.
 
         Raises:
             NoEligibleWorker: nobody meets the wishes.
@@ -138,6 +156,8 @@ class Roles:
             raise NoWorkerForRole("decode" if len(legs.prefill) else "prefill")
         if not may_pair:
             return legs.whole
+        if not len(open_rows(legs.decode)):
+            return legs.whole if len(legs.whole) else legs.decode
         rows: Slots = np.sort(np.concatenate([legs.whole, legs.prefill]))
         return rows
 

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from indexer.types import Scope
+from select_service.core.admitting import scope_of_key
 from select_service.core.bookings import Booking
 from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER
 from select_service.core.discovery import API
 from select_service.core.leases import Ending
 from select_service.errors import ServiceError
-from select_service.pair_types import PairSelection
-from select_service.types import LeaseState, ReservationAnswer, Selection, WorkerSpec
+from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from select_service.core.admitting import Admitting
     from select_service.core.catalog import Catalog
     from select_service.core.changes import Changes, StateKey
     from select_service.core.desk import Desk
@@ -66,6 +67,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     lease_id: str | None = None
     born: int = 0  # the number of our claim on it, when replicas are told
     adopts: list[tuple[int, int]] = []  # and the claims of gone replicas that it took over
+    fairness_id: str = ""
     pair: str | None = None  # of which it is a leg
     pair_answer: PairSelection | None = None  # what a repeat gets again, if it asked for a pair
 
@@ -248,6 +250,54 @@ class Reservations:
         return self._nothing
 
 
+class PolicyRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The admission policy in force."""
+
+    name: str
+    config: dict[str, object]
+
+
+_decode_policy = msgspec.msgpack.Decoder(PolicyRecord).decode
+_decode_entry = msgspec.msgpack.Decoder(dict[str, float | None]).decode
+
+
+class AdmissionRoom:
+    """The policy an operator has put in force; that of the command line holds without."""
+
+    def __init__(self, admitting: Admitting, nothing: Effects) -> None:
+        self._admitting = admitting
+        self._nothing = nothing
+
+    def record(self, _: str) -> bytes | None:
+        """Return the policy and its configuration."""
+        return _encode(PolicyRecord(self._admitting.policy, self._admitting.config))
+
+    def restore(self, _: str, record: bytes, __: float) -> Effects | None:
+        """Put it in force again, before workers come."""
+        policy = _decode_policy(record)
+        self._admitting.put_in_force(policy.name, policy.config)
+        return self._nothing
+
+
+class ThresholdRoom:
+    """Busy thresholds by model and tenant."""
+
+    def __init__(self, admitting: Admitting, nothing: Effects) -> None:
+        self._admitting = admitting
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return an entry as it was made."""
+        entry = self._admitting.thresholds.entry(*scope_of_key(name))
+        return None if entry is None else _encode(entry)
+
+    def restore(self, name: str, record: bytes, _: float) -> Effects | None:
+        """Take an entry back; out of force while admission control is off."""
+        model, tenant = scope_of_key(name)
+        self._admitting.thresholds.restore(model, tenant, _decode_entry(record))
+        return self._nothing
+
+
 class PeerEndpoints:
     """Replicas registered while we ran; those of the command line come from there again."""
 
@@ -307,6 +357,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         None if reservation.lease is None else reservation.lease.lease_id,
         0 if reservation.claim is None else reservation.claim.born,
         [] if reservation.claim is None else reservation.claim.record.adopts,
+        reservation.fairness_id,
         reservation.pair,
         answer if isinstance(answer, PairSelection) else None,
     )
@@ -324,6 +375,7 @@ def _rebook(
         now,
         isl_tokens=facts.isl_tokens,
         ttl_s=facts.ttl_s,
+        fairness_id=facts.fairness_id or facts.tenant_id,
     )
     reservation.selection_id = facts.selection_id
     reservation.pair = facts.pair
@@ -345,12 +397,14 @@ __all__ = [
     "LEASE",
     "RESERVATION",
     "WORKER",
+    "AdmissionRoom",
     "LeaseRoom",
     "PeerEndpoints",
     "ReservationRecord",
     "Reservations",
     "Room",
     "State",
+    "ThresholdRoom",
     "Workers",
     "record_of",
 ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 import uvicorn
 from starlette.applications import Starlette
 from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from indexer.errors import IndexerError
 from select_service.config import Durability
@@ -27,7 +28,7 @@ from select_service.edge.asgi import Door
 from select_service.edge.descriptors import raise_limit
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
-from select_service.edge.fast_lane import fast_lane
+from select_service.edge.fast_lane import fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
 from select_service.edge.keeper import Keeper
@@ -67,6 +68,7 @@ def create_driver(settings: Settings) -> Driver:
         indexer_peers=settings.indexer_peers,
         recovery_limits=settings.recovery_limits,
         ready_timeout_s=settings.ready_timeout_s,
+        admission=settings.admission,
     )
     service.discovery = create_discovery(settings, service)
     return service
@@ -188,6 +190,8 @@ class Server(uvicorn.Server):
             connections_max=settings.connections_max,
             head_bytes_max=settings.head_bytes_max,
         )
+        overload = settings.overload_status_code  # may be one that uvicorn has no line for
+        STATUS_LINE.setdefault(overload, status_line(overload))
         super().__init__(
             uvicorn.Config(
                 door,

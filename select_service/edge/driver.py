@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from typing import TYPE_CHECKING, Any
@@ -34,21 +35,30 @@ from select_service.edge.readiness import (
 )
 from select_service.edge.replicas import Replicas
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown
-from select_service.pair_types import PairSelection
-from select_service.types import Ready, ReplicaLimits, RouterConfig, Selection
+from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from indexer.types import RecoveryLimits, StreamLimits
+    from select_service.admission_types import (
+        AdmissionChange,
+        AdmissionSettings,
+        AdmissionStatus,
+        BusyThreshold,
+        BusyThresholdChange,
+        BusyThresholds,
+        WorkerMetrics,
+        WorkerMetricsAnswer,
+    )
     from select_service.core.effects import Effects, Listen
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.keeper import Keeper
-    from select_service.pair_types import SelectPairRequest
     from select_service.types import (
+        Answer,
         BatchAnswer,
         BatchRequest,
         CoreLimits,
@@ -67,6 +77,7 @@ if TYPE_CHECKING:
         ReservationRequest,
         ScopeLoads,
         SelectAndReserveRequest,
+        SelectPairRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -103,6 +114,7 @@ class Driver:
         indexer_peers: Sequence[str] = (),
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
+        admission: AdmissionSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -120,8 +132,12 @@ class Driver:
             indexer_peers: base URLs of those who may have an index to start with.
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
+            admission: who is let in at all.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
+
+        Raises:
+            ValueError: the settings of admission make no sense.
         """
         rng = random.Random(seed)  # noqa: S311 - ties, not secrets
         registry = (
@@ -138,6 +154,7 @@ class Driver:
             router_id=0 if replica_sync_port is None else _router_id(keeper, rng),
             epoch=1 if keeper is None else keeper.epoch,
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
+            admission=admission,
         )
         self.keeper = keeper
         self.replicas: Replicas | None = None
@@ -159,9 +176,10 @@ class Driver:
         self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
         self._listeners: Listeners | None = None
-        self._waiting: dict[Ticket, list[asyncio.Future[Selection | PairSelection]]] = {}
+        self._waiting: dict[Ticket, list[asyncio.Future[Answer]]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
         self._has_namesake = False
+        self._deadline: tuple[float, asyncio.TimerHandle] | None = None
         self.housekeeping_faults = 0
         """Turns of housekeeping that raised, which is a bug."""
         self._batches = Batches(self._operate, clock)
@@ -213,6 +231,7 @@ class Driver:
                 if not future.done():
                     future.set_exception(ShuttingDown())
         self._waiting.clear()
+        self._watch_deadlines()
         await self._batches.close()
         if self._recovering is not None:
             self._recovering.cancel()
@@ -339,7 +358,7 @@ class Driver:
 
     # -- selection -----------------------------------------------------------------------------
 
-    def select_now(self, request: SelectRequest) -> Selection | Ticket:
+    def select_now(self, request: SelectRequest) -> Answer | Ticket:
         """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self.core.select(request, self._clock())
         self._carry_out(effects)
@@ -347,40 +366,36 @@ class Driver:
 
     def select_and_reserve_now(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
-    ) -> Selection | Ticket:
+    ) -> Answer | Ticket:
         """POST /select_and_reserve as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self.core.select_and_reserve(request, self._clock(), unknown=unknown)
         self._carry_out(effects)
         return answer
 
-    def select_pair_now(
-        self, request: SelectPairRequest, unknown: bytes = b""
-    ) -> PairSelection | Ticket:
+    def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select_pair as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self.core.select_pair(request, self._clock(), unknown=unknown)
         self._carry_out(effects)
         return answer
 
-    async def select(self, request: SelectRequest) -> Selection:
+    async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
         answer = self.select_now(request)
         return await self.wait(answer) if isinstance(answer, Ticket) else answer
 
     async def select_and_reserve(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
-    ) -> Selection:
+    ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
         answer = self.select_and_reserve_now(request, unknown)
         return await self.wait(answer) if isinstance(answer, Ticket) else answer
 
-    async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> PairSelection:
+    async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
         answer = self.select_pair_now(request, unknown)
-        answer = await self.wait(answer) if isinstance(answer, Ticket) else answer
-        assert isinstance(answer, PairSelection)
-        return answer
+        return await self.wait(answer) if isinstance(answer, Ticket) else answer
 
-    async def wait(self, ticket: Ticket) -> Selection | PairSelection:
+    async def wait(self, ticket: Ticket) -> Answer:
         """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
 
         Raises:
@@ -389,13 +404,12 @@ class Driver:
         if self._closing:
             self.core.withdraw(ticket)
             raise ShuttingDown
-        if isinstance(ticket.answer, Selection | PairSelection):  # before anybody came to wait
-            return ticket.answer
-        if ticket.answer is not None:
+        if isinstance(ticket.answer, ServiceError):  # before anybody came to wait
             raise ticket.answer
-        future: asyncio.Future[Selection | PairSelection] = (
-            asyncio.get_running_loop().create_future()
-        )
+        if ticket.answer is not None:
+            return ticket.answer
+        self._watch_deadlines()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(ticket, []).append(future)
         try:
             return await future
@@ -403,7 +417,7 @@ class Driver:
             self._give_up(ticket, future)
             raise
 
-    def _give_up(self, ticket: Ticket, future: asyncio.Future[Selection | PairSelection]) -> None:
+    def _give_up(self, ticket: Ticket, future: asyncio.Future[Answer]) -> None:
         """A caller is gone: nobody waits in its name, and nothing stays booked in its name."""
         futures = self._waiting.get(ticket)
         if futures is not None:
@@ -418,6 +432,24 @@ class Driver:
         )
         if ticket.holders == 0 and booked:
             self.free(ticket.reservation_id or "")
+
+    def _watch_deadlines(self) -> None:
+        """Wake up when the first of the waiting has waited too long; one timer for all."""
+        at = math.inf if self._closing else self.core.next_deadline()
+        if self._deadline is not None:
+            if self._deadline[0] <= at and not self._closing:
+                return
+            self._deadline[1].cancel()
+            self._deadline = None
+        if at != math.inf:
+            delay = max(0.0, at - self._clock())
+            loop = asyncio.get_running_loop()
+            self._deadline = (at, loop.call_later(delay, self._refuse_late))
+
+    def _refuse_late(self) -> None:
+        self._deadline = None
+        self._carry_out(self.core.refuse_late(self._clock()))
+        self._watch_deadlines()
 
     # -- reservations --------------------------------------------------------------------------
 
@@ -482,6 +514,40 @@ class Driver:
     def leases(self, owner: str | None, limit: int) -> LeaseList:
         """GET /leases."""
         return self.core.leases(self._clock(), owner, limit)
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def admission(self) -> AdmissionStatus:
+        """GET /admission."""
+        return self.core.admission()
+
+    def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
+        """PUT /admission; housekeeping goes on with who waits."""
+        status, effects = self.core.change_admission(change, self._clock())
+        self._carry_out(effects)
+        return status
+
+    def busy_thresholds(self) -> BusyThresholds:
+        """GET /busy_threshold."""
+        return self.core.busy_thresholds()
+
+    def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
+        """POST /busy_threshold."""
+        answer, effects = self.core.change_threshold(change, self._clock())
+        self._carry_out(effects)
+        return answer
+
+    def forget_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
+        """DELETE /busy_threshold."""
+        answer, effects = self.core.forget_threshold(model, tenant_id, self._clock())
+        self._carry_out(effects)
+        return answer
+
+    def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
+        """POST /workers/{id}/metrics."""
+        answer, effects = self.core.report(worker_id, metrics, self._clock())
+        self._carry_out(effects)
+        return answer
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -587,15 +653,13 @@ def _router_id(keeper: Keeper | None, rng: random.Random) -> int:
     return rng.getrandbits(64) | 1 if keeper is None else keeper.router_id
 
 
-def _resolve(
-    future: asyncio.Future[Selection | PairSelection], answer: Selection | ServiceError | None
-) -> None:
+def _resolve(future: asyncio.Future[Answer], answer: Answer | ServiceError | None) -> None:
     if future.done():
         return
-    if isinstance(answer, Selection):
-        future.set_result(answer)
-    else:
+    if answer is None or isinstance(answer, ServiceError):
         future.set_exception(answer or ShuttingDown())
+    else:
+        future.set_result(answer)
 
 
 def _decision_facts(placement: Placement) -> dict[str, Any]:

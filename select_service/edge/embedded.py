@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from indexer.types import EventLossPolicy
 from select_service.edge.driver import Driver
 from select_service.edge.keeper import Keeper
-from select_service.types import BatchAnswer, LeaseRenewal
+from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from select_service.pair_types import PairSelection, SelectPairRequest
+    from select_service.admission_types import AdmissionSettings
     from select_service.types import (
+        Answer,
         BatchRequest,
         CoreLimits,
         LeaseList,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         RouterConfig,
         ScopeLoads,
         SelectAndReserveRequest,
-        Selection,
+        SelectPairRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -61,6 +62,7 @@ class SelectionService:
         replica_sync_port: int | None = None,
         state_dir: str | Path | None = None,
         strict: bool = True,
+        admission: AdmissionSettings | None = None,
         seed: int | None = None,
     ) -> None:
         """Build the service; sockets open when the context is entered.
@@ -73,6 +75,7 @@ class SelectionService:
             state_dir: where workers, reservations and leases are kept; None: nowhere. Taken at
                 once, given back when the context is left.
             strict: a verb that changes something returns once that is on disk.
+            admission: who is let in at all; None: everybody.
             seed: for ties and temperatures; None: from the system.
 
         Raises:
@@ -85,6 +88,7 @@ class SelectionService:
             on_event_loss=on_event_loss,
             replica_sync_port=replica_sync_port,
             keeper=keeper,
+            admission=admission,
             seed=seed,
         )
 
@@ -128,11 +132,11 @@ class SelectionService:
         """Return whether anything can be scheduled; GET /ready."""
         return self.driver.ready()
 
-    async def select(self, request: SelectRequest) -> Selection:
+    async def select(self, request: SelectRequest) -> Answer:
         """Choose a worker; waits while all are busy. POST /select."""
         return await self.driver.select(request)
 
-    async def select_and_reserve(self, request: SelectAndReserveRequest) -> Selection:
+    async def select_and_reserve(self, request: SelectAndReserveRequest) -> Answer:
         """Choose and book in one step; waits while all are busy. POST /select_and_reserve."""
         self._check_writable()
         return await self._settled(await self.driver.select_and_reserve(request))
@@ -140,7 +144,9 @@ class SelectionService:
     async def select_pair(self, request: SelectPairRequest) -> PairSelection:
         """Book a prefill and a decode rank in one step, or one for both. POST /select_pair."""
         self._check_writable()
-        return await self._settled(await self.driver.select_pair(request))
+        answer = await self.driver.select_pair(request)
+        assert isinstance(answer, PairSelection), "no threshold refuses what may take a pair"
+        return await self._settled(answer)
 
     async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
         """Book a rank of the caller's choice; POST /reservations."""

@@ -219,7 +219,7 @@ class FastLane(GuardedProtocol):
         self.transport.write(
             b"%b%b%bcontent-length: %d\r\n\r\n%b"
             % (
-                STATUS_LINE[answer.status],
+                status_line(answer.status),
                 self._preamble.lines(self.server_state.default_headers),
                 headers,
                 len(body),
@@ -240,6 +240,11 @@ def fast_lane(door: Door, limits: ConnectionLimits, counts: Connections) -> type
 
     Lane.door, Lane.limits, Lane.counts = door, limits, counts
     return Lane
+
+
+def status_line(status: int) -> bytes:
+    """Return the first line of an answer; uvicorn has none for statuses beyond 599."""
+    return STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -13,11 +13,27 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from indexer.errors import IndexerError
+from select_service.admission_types import (
+    AdmissionChange,
+    AdmissionStatus,
+    BusyThreshold,
+    BusyThresholdChange,
+    BusyThresholds,
+    WorkerMetrics,
+    WorkerMetricsAnswer,
+)
 from select_service.core.queue import Ticket
 from select_service.edge.codec import Decoded, RequestDecoder, check_hashes, encode
 from select_service.edge.routing import Route, read_count, read_query, read_u64
-from select_service.errors import InvalidField, ServiceError, problem
-from select_service.pair_types import PairSelection, SelectPairRequest
+from select_service.errors import (
+    InvalidField,
+    InvalidQuery,
+    ServiceError,
+    problem,
+    retry_after,
+    retry_after_header,
+)
+from select_service.types import Answer as Decided
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
@@ -29,6 +45,7 @@ from select_service.types import (
     OutputBlockRequest,
     OverlapScores,
     OverlapScoresRequest,
+    PairSelection,
     PotentialLoadsRequest,
     PromptFields,
     Ready,
@@ -36,7 +53,7 @@ from select_service.types import (
     ReservationRequest,
     ScopeLoads,
     SelectAndReserveRequest,
-    Selection,
+    SelectPairRequest,
     SelectRequest,
     WorkerPatch,
     WorkerRecord,
@@ -60,6 +77,7 @@ JSON: Final = (b"content-type", b"application/json")
 BYTES: Final = (b"content-type", b"application/octet-stream")
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
 LEASE_QUERY: Final = ("owner", "limit")
+THRESHOLD_QUERY: Final = ("model", "tenant_id")
 LEASES_LISTED: Final = 100
 
 
@@ -133,10 +151,19 @@ def reply(answer: object, status: int = 200, warning: str | None = None) -> Resp
 
 def refusal(error: ServiceError | IndexerError, warning: str | None = None) -> Response:
     """Make a refusal JSON (D6)."""
-    if isinstance(error, ServiceError):
-        status, body = problem(error)
-        return reply(body, status, warning)
-    return reply({"error": str(error), "code": error.code}, error.status, warning)
+    if not isinstance(error, ServiceError):
+        return reply({"error": str(error), "code": error.code}, error.status, warning)
+    status, body = problem(error)
+    response = reply(body, status, warning)
+    seconds = retry_after(error)
+    if seconds is not None:
+        response.headers += (retry_after_line(seconds),)
+    return response
+
+
+def retry_after_line(seconds: int) -> tuple[bytes, bytes]:
+    """Return the header that says when to come again."""
+    return b"retry-after", b"%d" % seconds
 
 
 class Api:
@@ -174,6 +201,9 @@ class Api:
         self._potential_loads = RequestDecoder(PotentialLoadsRequest, validation)
         self._overlap_scores = RequestDecoder(OverlapScoresRequest, validation)
         self._peer = RequestDecoder(PeerRequest, validation)
+        self._worker_metrics = RequestDecoder(WorkerMetrics, validation)
+        self._admission = RequestDecoder(AdmissionChange, validation)
+        self._threshold = RequestDecoder(BusyThresholdChange, validation)
 
     def do(self, route: Route[Handler], request: Request) -> Answer:
         """Handle a request; what it changes is on disk before its answer is given, if asked for.
@@ -199,7 +229,10 @@ class Api:
     def ready(self, _: Request) -> Response:
         """Say whether any worker is schedulable: 200 or 503, with the same body."""
         ready = self._service.ready()
-        return reply(ready, 200 if ready.ready else 503)
+        response = reply(ready, 200 if ready.ready else 503)
+        if not ready.ready:
+            response.headers += (retry_after_line(retry_after_header(0.0)),)
+        return response
 
     def metrics(self, _: Request) -> Response:
         """Return counters for Prometheus."""
@@ -231,6 +264,12 @@ class Api:
         """List workers by ascending id."""
         return reply(self._service.workers(*_read_scope(request.query)))
 
+    def report(self, request: Request) -> Answer:
+        """Take in what a worker says of its own load."""
+        worker_id = read_u64(request.params[0])
+        decoded = self._worker_metrics.decode(request.body)
+        return _answer(decoded, lambda metrics, _: self._service.report(worker_id, metrics))
+
     # -- selection -----------------------------------------------------------------------------
 
     def select(self, request: Request) -> Answer:
@@ -249,7 +288,7 @@ class Api:
         return self._selection(decoded, self._service.select_pair_now)
 
     def _selection(
-        self, decoded: Decoded[R], verb: Callable[[R, bytes], Selection | PairSelection | Ticket]
+        self, decoded: Decoded[R], verb: Callable[[R, bytes], Decided | Ticket]
     ) -> Answer:
         try:
             answer = verb(decoded.request, decoded.unknown)
@@ -335,6 +374,34 @@ class Api:
         values = read_query(request.query, LEASE_QUERY)
         limit = read_count("limit", values.get("limit"), LEASES_LISTED)
         return reply(self._service.leases(values.get("owner"), limit))
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def admission(self, _: Request) -> Response:
+        """Say which policy is in force, and what became of every class."""
+        return reply(self._service.admission())
+
+    def change_admission(self, request: Request) -> Answer:
+        """Put another policy in force at once; who waits is judged again."""
+        decoded = self._admission.decode(request.body)
+        return _answer(decoded, lambda change, _: self._service.change_admission(change))
+
+    def busy_thresholds(self, _: Request) -> Response:
+        """List the busy thresholds of every model."""
+        return reply(self._service.busy_thresholds())
+
+    def change_threshold(self, request: Request) -> Answer:
+        """Set or clear busy thresholds of a model; with none given, read them."""
+        decoded = self._threshold.decode(request.body)
+        return _answer(decoded, lambda change, _: self._service.change_threshold(change))
+
+    def forget_threshold(self, request: Request) -> Response:
+        """Drop what was set for a model or one tenant of it. Repeatable."""
+        values = read_query(request.query, THRESHOLD_QUERY)
+        model = values.get("model")
+        if model is None:
+            raise InvalidQuery("`model` must be given", field="model")
+        return reply(self._service.forget_threshold(model, values.get("tenant_id")))
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -462,10 +529,15 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/workers", Api.workers, list[WorkerRecord], query=SCOPE_QUERY),
     _route("PATCH", _WORKER, Api.patch_worker, WorkerRecord, 404, takes=WorkerPatch),
     _route("DELETE", _WORKER, Api.delete_worker, WorkerRecord, 404),
-    # selection
-    _ask("/select", Api.select, Selection, 503, takes=SelectRequest),
     _post(
-        *("/select_and_reserve", Api.select_and_reserve, Selection, 404, 409, 503),
+        *(_WORKER + "/metrics", Api.report, WorkerMetricsAnswer, 404),
+        changes=False,
+        takes=WorkerMetrics,
+    ),
+    # selection
+    _ask("/select", Api.select, Decided, 503, takes=SelectRequest),
+    _post(
+        *("/select_and_reserve", Api.select_and_reserve, Decided, 404, 409, 503),
         takes=SelectAndReserveRequest,
     ),
     _post(
@@ -495,6 +567,18 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         body_optional=True,
     ),
     _route("DELETE", _LEASE, Api.close_lease, Status, 404),
+    # admission
+    _get("/admission", Api.admission, AdmissionStatus),
+    _route("PUT", "/admission", Api.change_admission, AdmissionStatus, takes=AdmissionChange),
+    _get("/busy_threshold", Api.busy_thresholds, BusyThresholds),
+    _post(
+        *("/busy_threshold", Api.change_threshold, BusyThreshold, 404, 409),
+        takes=BusyThresholdChange,
+    ),
+    _route(
+        *("DELETE", "/busy_threshold", Api.forget_threshold, BusyThreshold),
+        query=THRESHOLD_QUERY,
+    ),
     # inspection
     _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
     _ask("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),

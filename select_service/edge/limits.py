@@ -22,6 +22,7 @@ _BODY_TOO_LARGE: Final = 413
 
 TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
+    "judged_per_turn_max": "waiting requests judged again under another policy",
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
     "swept_nodes_per_turn_max": "nodes of the radix tree given back",
     "replica_items_per_message_max": "statements to replicas in one message",

@@ -7,7 +7,8 @@ has no word for (u64, duplicate keys) is in the descriptions.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
@@ -56,7 +57,13 @@ class Problem(msgspec.Struct):
 
 def describe() -> bytes:
     """Render the document."""
-    described = [kind for route in ROUTES for kind in (route.takes, route.answers) if kind]
+    described = [
+        kind
+        for route in ROUTES
+        for one in (route.takes, route.answers)
+        if one
+        for kind in _kinds(one)
+    ]
     shapes, components = msgspec.json.schema_components([Problem, *described], ref_template=_REF)
     _bound(components)
     schema_of = dict(zip(map(repr, [Problem, *described]), shapes, strict=True))
@@ -80,6 +87,11 @@ def describe() -> bytes:
             "components": {"schemas": components},
         }
     )
+
+
+def _kinds(answers: object) -> list[Any]:
+    """Return the types of an answer that may be one of several."""
+    return list(get_args(answers)) if isinstance(answers, UnionType) else [answers]
 
 
 def _bound(schema: object) -> None:
@@ -132,7 +144,10 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     elif route.answers is bytes:
         content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     else:
-        content = {"application/json": {"schema": schema_of[repr(route.answers)]}}
+        schemas = [schema_of[repr(kind)] for kind in _kinds(route.answers)]
+        content = {"application/json": {"schema": schemas[0]}}
+        if len(schemas) > 1:
+            content = {"application/json": {"schema": {"anyOf": schemas}}}
     texts = dict(_EVERYWHERE)
     if "{" in route.pattern:
         texts |= _WITH_PARAMS

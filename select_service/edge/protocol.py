@@ -30,6 +30,7 @@ from select_service.errors import (
     ServiceError,
     TooManyConnections,
     problem,
+    retry_after,
 )
 
 if TYPE_CHECKING:
@@ -251,7 +252,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if due:
             status, body = problem(error)
             content = encode(body)
-            self.transport.write(STATUS_LINE[status] + _REFUSAL_HEAD % len(content) + content)
+            seconds = retry_after(error)
+            again = b"" if seconds is None else b"retry-after: %d\r\n" % seconds
+            head = STATUS_LINE[status] + again + _REFUSAL_HEAD % len(content)
+            self.transport.write(head + content)
         if linger:
             self._linger()
         else:

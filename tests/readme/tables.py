@@ -59,7 +59,8 @@ def flags() -> Iterable[str]:
     yield "|---|---|---|---|"
     for flag in FLAGS:
         watch = f"`{flag.watch}`" if flag.watch else ""
-        yield f"| `{flag.name}` | {flag.default_text} | {_cell(flag.help)} | {_cell(watch)} |"
+        text = f"{flag.help} (`{flag.env}`)" if flag.env else flag.help
+        yield f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"
 
 
 def environment() -> Iterable[str]:

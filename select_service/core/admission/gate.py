@@ -45,6 +45,8 @@ AT_CAPACITY: Final = Verdict(
 )
 WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
+_HARD: Final = frozenset({"unavailable", "capacity"})
+"""Gates no promise opens: nobody there, or N + Q, which is exact."""
 RETURN_SHARE: Final = 0.5
 """Of what drains, so much is promised to those who return; the rest is for those who come first.
 All of it would turn an overload into one long queue, in which everybody is late."""
@@ -130,7 +132,7 @@ class Gate(Generic[T]):
 
     def judge(self, ask: Ask, rows: Rows, now: float) -> Decision:
         """Say whether a request may be placed on one of these rows now; charges nothing."""
-        gate, verdict = self._first_word(ask, rows, now)
+        gate, verdict = self.first_word(ask, rows, now)
         return self.decide(ask, gate, verdict, now)
 
     def decide(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
@@ -139,11 +141,11 @@ class Gate(Generic[T]):
             return self._admitted
         if verdict.outcome == "wait":
             return Decision("wait", verdict.reason, verdict.code, self.policy.name, gate)
-        if gate != "unavailable" and self.returns.is_due(ask.key, now):
+        if gate not in _HARD and self.returns.is_due(ask.key, now):
             return self._honour(gate)
         return self._refusal(ask, gate, verdict, now)
 
-    def _first_word(self, ask: Ask, rows: Rows, now: float) -> tuple[GateName, Verdict]:
+    def first_word(self, ask: Ask, rows: Rows, now: float) -> tuple[GateName, Verdict]:
         """Return the first refusal, else whether and where it has to wait."""
         if not self.pool.instances:
             return "unavailable", UNAVAILABLE
@@ -308,6 +310,11 @@ class Gate(Generic[T]):
         self._leave(ask, "refuse", decision.code).refused += 1
         self.tallies.refused_by_tenant.add(ask.tenant_id)
         return decision
+
+    def turn_away(self, ask: Ask, code: str) -> None:
+        """One that waited elsewhere ends with a refusal found elsewhere; charged to nobody."""
+        self._leave(ask, "refuse", code).refused += 1
+        self.tallies.refused_by_tenant.add(ask.tenant_id)
 
     def _leave(self, ask: Ask, outcome: str, code: str) -> ClassTally:
         name = self.tallies.name_of(ask.slo_class)

@@ -53,11 +53,6 @@ class Promise(NamedTuple):
     is_kept: bool  # whether a place is held
 
 
-def retry_after_header(retry_after_s: float) -> int:
-    """Return the whole seconds for the header: never early, at least 1."""
-    return max(1, math.ceil(retry_after_s - 1e-9))
-
-
 class _Line:
     """One timeline: until when each band's room is promised."""
 

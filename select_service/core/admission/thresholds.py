@@ -159,6 +159,10 @@ class ThresholdBook:
         ordered = sorted(self._entries.items(), key=lambda item: (item[0][0], item[0][1] or ""))
         return [(model, tenant, dict(entry)) for (model, tenant), entry in ordered]
 
+    def entry(self, model_name: str, tenant_id: str | None) -> dict[str, float | int | None] | None:
+        """Return an entry as it was made, None when there is none."""
+        return self._entries.get((model_name, tenant_id))
+
     def restore(self, model_name: str, tenant_id: str | None, entry: Mapping[str, object]) -> None:
         """Take back an entry of `entries`.
 

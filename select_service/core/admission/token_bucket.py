@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.core.admission.asks import ADMIT, Verdict
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Ask, Pool
+    from select_service.core.admission.asks import Ask, Facts, Pool
 
 DEFAULT_CAPACITY: Final = 10_000.0
 DEFAULT_REFILL_RATE: Final = 1_000.0
@@ -145,7 +145,8 @@ class TokenBucketPolicy:
         bucket = self.bucket_of(ask.tenant_id, t_us)
         if bucket.holds(ask.tokens, t_us):
             return ADMIT
-        return self._refusal._replace(retry_in_s=bucket.filled_in_s(ask.tokens))
+        facts: Facts = {"tokens": ask.tokens, "limit": math.floor(bucket.tokens)}
+        return self._refusal._replace(retry_in_s=bucket.filled_in_s(ask.tokens), facts=facts)
 
     def charge(self, ask: Ask, now: float) -> None:
         """Take a request's input tokens."""

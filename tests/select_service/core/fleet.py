@@ -11,12 +11,13 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.effects import Effects
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
-from select_service.pair_types import PairSelection, SelectPairRequest
 from select_service.types import (
+    Answer,
+    PairSelection,
     ReservationRequest,
     RouterConfig,
     SelectAndReserveRequest,
-    Selection,
+    SelectPairRequest,
     SelectRequest,
     WorkerPatch,
     WorkerRecord,
@@ -72,7 +73,7 @@ class Fleet:
             pack_u64(blocks),
         )
 
-    def select(self, *hashes: int, isl: int | None = None, **wishes: Any) -> Selection | Ticket:
+    def select(self, *hashes: int, isl: int | None = None, **wishes: Any) -> Answer | Ticket:
         request = SelectRequest(
             block_hashes=list(hashes),
             sequence_hashes=list(hashes),
@@ -85,7 +86,7 @@ class Fleet:
 
     def take(
         self, reservation_id: str | None, *hashes: int, isl: int | None = None, **wishes: Any
-    ) -> Selection | Ticket:
+    ) -> Answer | Ticket:
         request = SelectAndReserveRequest(
             reservation_id=reservation_id,
             block_hashes=list(hashes),
@@ -109,6 +110,7 @@ class Fleet:
         )
         answer, effects = self.core.select_pair(request, self.now)
         self._did(effects)
+        assert isinstance(answer, PairSelection | Ticket)
         return answer
 
     def book(

@@ -20,8 +20,7 @@ from select_service.errors import (
     ReservationNotFound,
     ServiceError,
 )
-from select_service.pair_types import PairSelection
-from select_service.types import LeaseRequest, PinnedWorker, Selection, WorkerPatch
+from select_service.types import LeaseRequest, PairSelection, PinnedWorker, Selection, WorkerPatch
 from tests.select_service.core.fleet import Fleet
 from tests.select_service.core.test_replicas import Replica, endings
 from tests.select_service.core.test_state import Disk, restored
@@ -465,8 +464,8 @@ def test_there_are_both_legs_or_none_and_all_load_ends(
     fleet = Fleet()
     for worker in ROLES:
         step(fleet, "worker", 0, worker)
+    live = fleet.core.desk.bookings
     for one in steps:
-        live = fleet.core.desk.bookings
         before = {name for n in range(4) for name in leg_ids(f"r{n}") if live.live(name)}
         pairs = {leg.reservation.pair for n in range(4) for leg in live.legs(f"r{n}")}
         with contextlib.suppress(ServiceError):
@@ -476,24 +475,24 @@ def test_there_are_both_legs_or_none_and_all_load_ends(
             if legs and f"r{number}" not in pairs:
                 assert len(legs) == 2, "a pair that is new has both legs"
                 assert not before & set(leg_ids(f"r{number}"))
-    for number in range(4):
-        for name in (f"r{number}", *leg_ids(f"r{number}")):
-            with contextlib.suppress(ServiceError):
-                fleet.free(name)
-    fleet.tick(1e6)
-    while any(scope.pending_count for scope in fleet.core.loads()):
-        for number in range(4):  # who waited is let in by what went, and goes now
-            with contextlib.suppress(ServiceError):
-                fleet.free(f"r{number}")
+    end_all(fleet)
+    rows = [row for scope in fleet.core.loads() for row in scope.loads]
+    assert not any(row.potential_prefill_tokens for row in rows)
+    assert not any(row.potential_decode_blocks for row in rows)
+    assert not any(row.active_requests for row in rows)
+
+
+def end_all(fleet: Fleet) -> None:
+    """End what is booked, and what is let in by that, until nobody waits."""
+    pending = True
+    while pending:
+        for number in range(4):
+            for name in (f"r{number}", *leg_ids(f"r{number}")):
+                with contextlib.suppress(ServiceError):
+                    fleet.free(name)
         fleet.tick(1e6)
+        pending = any(scope.pending_count for scope in fleet.core.loads())
     fleet.tick(1e6)
-    for scope in fleet.core.loads():
-        for row in scope.loads:
-            assert (
-                row.potential_prefill_tokens,
-                row.potential_decode_blocks,
-                row.active_requests,
-            ) == (0, 0, 0)
 
 
 # -- what others and the disk know of it -----------------------------------------------------------

@@ -30,6 +30,7 @@ from select_service.errors import (
     WorkerNotFound,
 )
 from select_service.types import (
+    Answer,
     CoreLimits,
     OverlapScoresRequest,
     PinnedWorker,
@@ -52,12 +53,12 @@ def fleet() -> Fleet:
     return made
 
 
-def chosen(answer: Selection | Ticket) -> Selection:
+def chosen(answer: Answer | Ticket) -> Selection:
     assert isinstance(answer, Selection)
     return answer
 
 
-def waiting(answer: Selection | Ticket) -> Ticket:
+def waiting(answer: Answer | Ticket) -> Ticket:
     assert isinstance(answer, Ticket)
     return answer
 

@@ -22,6 +22,7 @@ from select_service.types import (
     ReservationRequest,
     RouterConfig,
     SelectAndReserveRequest,
+    Selection,
     SelectRequest,
     WorkerPatch,
     WorkerSpec,
@@ -84,6 +85,8 @@ def test_a_waiting_caller_is_answered_by_the_free_that_makes_room() -> None:
             await waits(task, service, 1)
             service.free("a")
             second = await task
+            assert isinstance(first, Selection)
+            assert isinstance(second, Selection)
             assert (first.worker_id, second.reservation_id) == (1, "b")
             service.free("b")
 
@@ -239,8 +242,12 @@ def test_the_embedded_service_mirrors_the_routes() -> None:
             await service.patch_worker(1, WorkerPatch(taints=["t"]))
             assert (await service.ready()).ready
             assert [one.taints for one in await service.workers()] == [["t"]]
-            assert (await service.select(SelectRequest(token_ids=[1]))).worker_id == 1
-            assert (await service.select_and_reserve(prompt("a"))).reservation_id == "a"
+            answer = await service.select(SelectRequest(token_ids=[1]))
+            assert isinstance(answer, Selection)
+            assert answer.worker_id == 1
+            booked = await service.select_and_reserve(prompt("a"))
+            assert isinstance(booked, Selection)
+            assert booked.reservation_id == "a"
             booking = ReservationRequest(
                 reservation_id="b", worker_id=1, sequence_hashes=[4], isl_tokens=16
             )
@@ -272,7 +279,9 @@ def test_an_answer_that_comes_before_its_caller_waits() -> None:
             assert isinstance(ticket, Ticket)
             assert isinstance(lost, Ticket)
             service.free("busy")
-            assert (await service.wait(ticket)).worker_id == 1
+            answer = await service.wait(ticket)
+            assert isinstance(answer, Selection)
+            assert answer.worker_id == 1
             lost.answer = ShuttingDown()
             with pytest.raises(ShuttingDown):
                 await service.wait(lost)

@@ -12,7 +12,7 @@ import pytest
 from select_service import NoEligibleWorker, SelectionService, SelectPairRequest, WorkerSpec
 from select_service.edge.driver import Driver
 from tests.live.server import Server
-from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+from tests.select_service.edge.serving import PROMPT, in_process, seat, until, worker
 from tests.select_service.edge.test_http import JSON, problem
 
 PAIR: dict[str, Any] = PROMPT | {"reservation_id": "p"}
@@ -117,8 +117,7 @@ def test_a_waiting_pair_is_answered_when_a_prefill_ends() -> None:
         waiting = asyncio.ensure_future(
             client.post("/select_pair", json=PAIR | {"reservation_id": "q"})
         )
-        while not service.loads()[0].pending_count:
-            await asyncio.sleep(0)
+        await until(lambda: service.loads()[0].pending_count > 0)
         await client.post("/reservations/p/prefill_complete")
         answer = await waiting
         assert answer.json()["prefill"]["reservation_id"] == "q:prefill"
@@ -154,6 +153,10 @@ def test_in_the_same_process() -> None:
     asyncio.run(use())
 
 
+def ask(server: Server, method: str, path: str, body: object = None) -> Any:
+    return server.request(method, path, body).json
+
+
 @pytest.mark.e2e
 def test_a_pair_survives_kill_9(tmp_path: Path) -> None:
     args = ("--state-dir", str(tmp_path / "state"))
@@ -161,17 +164,17 @@ def test_a_pair_survives_kill_9(tmp_path: Path) -> None:
     with Server(tmp_path / "first.log", args=args, env=env) as server:
         for worker_id, role in ((1, "prefill"), (2, "decode")):
             server.request("POST", "/workers", worker(worker_id, role=role))
-        first = server.request("POST", "/select_pair", PAIR).json
+        first = ask(server, "POST", "/select_pair", PAIR)
         assert first["mode"] == "disaggregated"
         assert server.process is not None
         server.process.kill()
     with Server(tmp_path / "second.log", args=args, env=env) as server:
-        assert server.request("POST", "/select_pair", PAIR).json == first
-        rows = server.request("GET", "/loads").json[0]["loads"]
+        assert ask(server, "POST", "/select_pair", PAIR) == first
+        rows = ask(server, "GET", "/loads")[0]["loads"]
         assert [
             (row["potential_prefill_tokens"], row["potential_decode_blocks"]) for row in rows
         ] == [(32, 0), (0, 2)]
         assert server.request("POST", "/reservations/p/prefill_complete").status == 200
         assert server.request("DELETE", "/reservations/p").status == 200
-        rows = server.request("GET", "/loads").json[0]["loads"]
+        rows = ask(server, "GET", "/loads")[0]["loads"]
         assert [row["active_requests"] for row in rows] == [0, 0]

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission import returns
-from select_service.core.admission.returns import ReturnBook, Room, retry_after_header
+from select_service.core.admission.returns import ReturnBook, Room
+from select_service.errors import retry_after_header
 
 
 def room(work: float = 10, rate: float = 10, earliest_s: float = 0.0, line: str = "pool") -> Room:

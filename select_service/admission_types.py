@@ -1,0 +1,159 @@
+"""The nouns of admission: its settings, and the requests and answers of its routes.
+
+As in `types.py`, one definition decodes the wire, types the core and generates /openapi.json.
+Policies read their own configuration (`core/admission/policies.py`); here it is a plain object.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from select_service.types import U32, U64, CacheBasis, CacheScope
+
+__all__ = [
+    "AdmissionChange",
+    "AdmissionSettings",
+    "AdmissionStatus",
+    "BusyThreshold",
+    "BusyThresholdChange",
+    "BusyThresholds",
+    "ClassCounts",
+    "Mode",
+    "RankMetrics",
+    "ScopeAdmission",
+    "WorkerMetrics",
+    "WorkerMetricsAnswer",
+]
+
+Mode = Literal["token-capacity", "none"]
+Count = Annotated[float, Meta(ge=0.0)]
+
+
+class AdmissionSettings(Struct, frozen=True, kw_only=True):
+    """What the process is told at its start; everything off."""
+
+    mode: Mode = "none"  # whether busy thresholds are in force at all
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+    overload_status: int = 503
+    max_inflight: int | None = None  # N of workers that do not say; None: no cap
+    max_queued: int = 16  # Q
+    queue_deadline_s: float | None = None  # None: `DEADLINE_S` for a full worker, else no end
+    cache_hit_threshold: float = 0.0
+    cache_hit_scope: CacheScope = "any"
+    cache_hit_basis: CacheBasis = "prompt"
+    cache_hit_attempts_max: int = 3
+    policy: str = "always-admit"
+    policy_config: dict[str, Any] = {}
+    slo_class_max: str | None = None  # the most important class a client may claim
+    slo_target_ttft_s: float = 1.0
+    prefill_tokens_per_s: float = 8_000.0  # of a rank, until it is measured
+    return_horizon_s: float = 300.0
+    return_slots_max: int = 65_536
+    tenant_labels_max: int = 32
+    load_report_stale_s: float = 10.0
+
+
+# -- busy thresholds ---------------------------------------------------------------------------
+
+
+class BusyThresholdChange(Struct, kw_only=True):
+    """POST /busy_threshold: set what is given, clear what is named, or only read."""
+
+    model: str
+    tenant_id: str | None = None
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+    clear: list[str] = []
+
+
+class BusyThreshold(Struct, frozen=True, kw_only=True):
+    """What is in force for a model, or for one tenant of it; null: not checked."""
+
+    model: str
+    tenant_id: str | UnsetType = UNSET
+    active_decode_blocks_threshold: float | None
+    active_prefill_tokens_threshold: int | None
+    active_prefill_tokens_threshold_frac: float | None
+
+
+class BusyThresholds(Struct, frozen=True):
+    """GET /busy_threshold."""
+
+    thresholds: list[BusyThreshold]
+
+
+# -- policies ----------------------------------------------------------------------------------
+
+
+class AdmissionChange(Struct, kw_only=True):
+    """PUT /admission: another policy, at once."""
+
+    policy: str
+    config: dict[str, Any] = {}
+
+
+class ClassCounts(Struct, frozen=True, kw_only=True):
+    """What became of a class: offered = admitted + refused + withdrawn + waiting."""
+
+    offered: int
+    admitted: int
+    refused: int
+    withdrawn: int
+    waiting: int
+
+
+class ScopeAdmission(Struct, frozen=True, kw_only=True):
+    """One scope as its gate sees it."""
+
+    model_name: str
+    tenant_id: str
+    saturation: float
+    prefill_tokens_per_s: float  # of one rank, as measured
+    waiting: int
+    busy_ranks: int
+    full_ranks: int
+    promises: int
+    flaps: int  # how often a band was closed
+
+
+class AdmissionStatus(Struct, frozen=True, kw_only=True):
+    """GET and PUT /admission."""
+
+    policy: str
+    config: dict[str, Any]
+    mode: Mode
+    thresholds: list[BusyThreshold]
+    classes: dict[str, int]  # name → priority
+    counters: dict[str, ClassCounts]
+    scopes: list[ScopeAdmission]
+
+
+# -- what workers tell -------------------------------------------------------------------------
+
+
+class RankMetrics(Struct, frozen=True, kw_only=True):
+    """What one rank says of itself; what is left out is not known."""
+
+    dp_rank: U32 = 0
+    kv_used_blocks: Count | None = None
+    kv_total_blocks: U64 | None = None
+    num_requests_waiting: U32 | None = None
+    num_requests_running: U32 | None = None
+
+
+class WorkerMetrics(Struct, kw_only=True):
+    """POST /workers/{id}/metrics."""
+
+    ranks: Annotated[list[RankMetrics], Meta(min_length=1, max_length=1024)]
+
+
+class WorkerMetricsAnswer(Struct, frozen=True):
+    """Which ranks were taken, and which the worker has not declared."""
+
+    accepted: list[int]
+    dropped: list[int]

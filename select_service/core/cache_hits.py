@@ -1,0 +1,161 @@
+"""The cache-hit threshold of a selection: who holds enough of the prompt, and what if nobody does.
+
+The rule is in `admission/cache_hit.py`; here it meets projections, requests and answers. It is
+judged last, when a request would be placed: what the index holds may have changed while it waited.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from select_service.core.admission.cache_hit import (
+    cached_blocks,
+    filter_rows,
+    threshold_in_force,
+)
+from select_service.types import BestWorker, CacheHit, CacheThreshold
+
+if TYPE_CHECKING:
+    from select_service.admission_types import AdmissionSettings
+    from select_service.core.admission.cache_hit import Hits, Threshold
+    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.partition import Partition
+    from select_service.core.projection import Projection
+    from select_service.types import SelectRequest
+
+RATE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class HitTally:
+    """What thresholds did in one partition."""
+
+    def __init__(self) -> None:
+        self.rejections: dict[str, int] = {}  # by source of the threshold
+        self.fallbacks = 0
+        self.guarded = 0  # thresholds that a loop guard set to 0
+        self.rates = [0] * (len(RATE_BOUNDS) + 1)  # best hit rates, by bucket
+        self.rate_sum = 0.0
+
+    def measure(self, rate: float) -> None:
+        """Note the best hit rate of one request."""
+        self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
+        self.rate_sum += rate
+
+
+class Found(NamedTuple):
+    """What a threshold leaves of the candidates."""
+
+    rows: Rows
+    projection: Projection | None  # on just these rows; None: to be made again
+    threshold: Threshold
+    hits: Hits
+    needs_prefill: bool
+    refused: CacheThreshold | None
+
+    @property
+    def facts(self) -> CacheHit:
+        """How the selection stands to the threshold."""
+        return CacheHit(
+            best_hit_rate=self.hits.best_rate,
+            threshold=self.threshold.value,
+            threshold_source=self.threshold.source,
+        )
+
+
+class CacheHits:
+    """Holds requests to their threshold, or to the process's."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._settings = settings
+        self._process_wide = settings.cache_hit_threshold
+
+    def concerns(self, request: SelectRequest) -> bool:
+        """Tell whether any threshold may be in force for a request."""
+        return request.cache_hit_threshold is not None or self._process_wide > 0.0
+
+    def filter(
+        self,
+        partition: Partition,
+        request: SelectRequest,
+        rows: Rows,
+        projection: Projection,
+    ) -> Found:
+        """Keep the candidates that hold enough; count what came of it."""
+        threshold = threshold_in_force(
+            request.cache_hit_threshold,
+            self._process_wide,
+            attempt=request.attempt,
+            attempts_max=self._settings.cache_hit_attempts_max,
+        )
+        hits = filter_rows(
+            self._blocks(request, projection),
+            projection.block_size,
+            projection.isl_tokens,
+            threshold.value,
+            request.cache_hit_basis or self._settings.cache_hit_basis,
+        )
+        tally = partition.hit_tally
+        if hits.best_rate is not None:
+            tally.measure(hits.best_rate)
+        tally.guarded += threshold.source == "loop_guard"
+        if hits.passes is None or hits.passes.all():
+            return Found(rows, projection, threshold, hits, needs_prefill=False, refused=None)
+        if not hits.refused:
+            slots = np.arange(rows.stop)[hits.passes] if isinstance(rows, slice) else None
+            kept = rows[hits.passes] if slots is None else slots  # type: ignore[index]
+            return Found(kept, None, threshold, hits, needs_prefill=False, refused=None)
+        if request.on_cache_threshold == "fallback":
+            tally.fallbacks += 1
+            if partition.roles.given:  # it will be prefilled where it goes
+                rows = partition.roles.rather_whole(rows)
+                return Found(rows, None, threshold, hits, needs_prefill=True, refused=None)
+            return Found(rows, projection, threshold, hits, needs_prefill=True, refused=None)
+        tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
+        refused = _refusal(partition, request, rows, threshold, hits)
+        return Found(rows, projection, threshold, hits, needs_prefill=False, refused=refused)
+
+    def holders(self, request: SelectRequest, slots: Slots, projection: Projection) -> Slots | None:
+        """Return who of `slots` holds enough; None: no threshold above 0 is in force."""
+        threshold = threshold_in_force(
+            request.cache_hit_threshold,
+            self._process_wide,
+            attempt=request.attempt,
+            attempts_max=self._settings.cache_hit_attempts_max,
+        )
+        if threshold.value <= 0.0:
+            return None
+        hits = filter_rows(
+            self._blocks(request, projection),
+            projection.block_size,
+            projection.isl_tokens,
+            threshold.value,
+            request.cache_hit_basis or self._settings.cache_hit_basis,
+        )
+        return slots if hits.passes is None else slots[hits.passes]
+
+    def _blocks(self, request: SelectRequest, projection: Projection) -> Floats:
+        overlap = projection.overlap
+        if overlap is None:
+            return np.zeros(len(projection.prefill))
+        scope = request.cache_hit_scope or self._settings.cache_hit_scope
+        return cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
+
+
+def _refusal(
+    partition: Partition, request: SelectRequest, rows: Rows, threshold: Threshold, hits: Hits
+) -> CacheThreshold:
+    slot = hits.best_row if isinstance(rows, slice) else int(rows[hits.best_row])
+    worker, dp_rank = partition.rank_at(slot)
+    return CacheThreshold(
+        selection_id=UNSET if request.selection_id is None else request.selection_id,
+        model_name=partition.scope.model_name,
+        tenant_id=partition.scope.tenant_id,
+        best_hit_rate=hits.best_rate or 0.0,
+        threshold=threshold.value,
+        threshold_source=threshold.source,
+        best_worker=BestWorker(worker.worker_id, dp_rank, worker.spec.endpoint),
+    )

@@ -1,0 +1,455 @@
+"""The gate of one partition, its books kept in step with the ledger, and who waits there.
+
+`core/admission` decides and knows neither ledger nor tickets; here its books follow both. A
+partition has a keeper only when something is to be judged: a policy, thresholds or caps. Process
+wide things (settings, thresholds by name, who gets a gate) are in `admitting.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+
+from select_service.core.admission.asks import ADMIT, Ask
+from select_service.core.admission.busy import BusyRanks
+from select_service.core.admission.capacity import WorkerCaps
+from select_service.core.admission.drain import DrainMeter
+from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Gate
+from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
+from select_service.core.admission.returns import ReturnBook
+from select_service.core.admission.tallies import TenantTally
+from select_service.core.load_changes import LoadChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from select_service.admission_types import AdmissionSettings, RankMetrics
+    from select_service.core.admission.gate import Decision, GateName
+    from select_service.core.admission.policies import Built
+    from select_service.core.admission.thresholds import Thresholds
+    from select_service.core.catalog import Worker
+    from select_service.core.columns import Rows
+    from select_service.core.ledger import Ledger
+    from select_service.core.queue import Ticket
+
+SCANNED_MAX: Final = 256
+"""Of those who wait for a worker, so many are looked at each time load goes: a third of a µs each
+as a rule. Beyond, who waits for a worker of its own may stand behind others for a while."""
+
+WAITS_FOR_PREFILL: Final = "waits-for-prefill"
+"""The code of a request that the policy file lets wait (contract 3.6)."""
+
+_LAST_HASH: Final = 8
+_WAIT_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class WaitTimes:
+    """How long the requests of a class waited, as a histogram."""
+
+    bounds: Final = _WAIT_BUCKETS_S
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_WAIT_BUCKETS_S) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One has waited so long, whatever became of it."""
+        at = sum(seconds > bound for bound in _WAIT_BUCKETS_S)
+        self.counts[at] += 1
+        self.seconds += seconds
+
+
+class Gatekeeper:
+    """Asks the gate, and lets wait what it says must."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        built: Built[Ticket],
+        settings: AdmissionSettings,
+        thresholds: Thresholds,
+        returns: ReturnBook | None,
+    ) -> None:
+        """Follow a ledger from now on; `seat` brings the workers.
+
+        Args:
+            ledger: whose load is judged.
+            built: the policy.
+            settings: defaults and bounds.
+            thresholds: of busy ranks.
+            returns: promises shared with other gates, as the policy's allowance is.
+        """
+        self.pool = PoolLoad(
+            SaturationLimits(target_ttft_s=settings.slo_target_ttft_s),
+            DrainMeter(prior_tokens_per_s=settings.prefill_tokens_per_s),
+        )
+        self.busy = BusyRanks()
+        self.busy.set_thresholds(thresholds)
+        self.caps = WorkerCaps()
+        self._settings = settings
+        self.gate: Gate[Ticket] = Gate(
+            *(built.classes, built.policy, self.pool),
+            queue=built.queue,
+            busy=self.busy,
+            caps=self.caps,
+            returns=returns or self._own_returns(built),
+        )
+        tallies = self.gate.tallies
+        tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
+        tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
+        self.waiting: dict[Ticket, None] = {}
+        """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
+        self.displaced: dict[Ticket, None] = {}
+        """Who waited under another policy, and is to be judged again."""
+        self.waiting_isl_tokens = 0
+        self.rejections: dict[str, int] = {}
+        """Refusals for load by endpoint."""
+        self.wait_times: dict[str, WaitTimes] = {}
+        self.now = 0.0  # of the last refresh
+        self._ledger = ledger
+        self._changes = LoadChanges()
+        self._seats: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
+        self._slots: dict[int, dict[int, int]] = {}  # worker id → rank → slot
+        self._capped: set[int] = set()  # workers with a cap
+        self._told_waiting: dict[int, int] = {}  # by slot, as the engine says
+        ledger.changes = self._changes
+        for tenant, count in Counter(one.fairness_id for one in ledger.all_reservations()).items():
+            self._changes.begun += [tenant] * count
+
+    def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
+        return ReturnBook(
+            len(built.classes.bands),
+            slots_max=self._settings.return_slots_max,
+            horizon_s=self._settings.return_horizon_s,
+        )
+
+    # -- who is here ---------------------------------------------------------------------------
+
+    def seat(self, worker: Worker) -> None:
+        """A worker comes, or its record or ranks changed; load and reports of a rank stay."""
+        spec, worker_id = worker.spec, worker.worker_id
+        before = self._slots.get(worker_id, {})
+        for rank, slot in before.items():
+            if worker.slots.get(rank) != slot:
+                self._unseat_slot(slot)
+        self._slots[worker_id] = dict(worker.slots)
+        for rank, slot in worker.slots.items():
+            if self._seats.get(slot) != (worker_id, rank):
+                self._unseat_slot(slot)
+            self._seats[slot] = (worker_id, rank)
+            self.pool.seat(slot, spec.total_kv_blocks)
+            self.busy.seat(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
+            self._changes.slots.add(slot)
+        most = self._settings.max_inflight if spec.max_inflight is None else spec.max_inflight
+        queued = self._settings.max_queued if spec.max_queued is None else spec.max_queued
+        self.caps.seat(worker_id, worker.slots.values(), most, queued)
+        (self._capped.discard if most is None else self._capped.add)(worker_id)
+
+    def unseat(self, worker_id: int) -> list[Ticket]:
+        """A worker goes; returns who held a waiting place with it and needs another."""
+        for slot in self._slots.pop(worker_id, {}).values():
+            self._unseat_slot(slot)
+        self._capped.discard(worker_id)
+        if not self.caps.unseat(worker_id):
+            return []
+        homeless = [ticket for ticket in self.waiting if ticket.place == worker_id]
+        for ticket in homeless:
+            ticket.place = None
+        return homeless
+
+    def _unseat_slot(self, slot: int) -> None:
+        self._seats.pop(slot, None)
+        self._told_waiting.pop(slot, None)
+        self.pool.unseat(slot, self.now)
+        self.busy.unseat(slot)
+
+    def set_thresholds(self, thresholds: Thresholds) -> None:
+        """Put thresholds in force at once."""
+        self.busy.set_thresholds(thresholds)
+        self._changes.slots.update(self._seats)
+
+    def report(self, worker: Worker, told: RankMetrics) -> None:
+        """A rank told its own load."""
+        slot = worker.slots.get(told.dp_rank)
+        if slot is None or slot not in self._seats:
+            return
+        total = told.kv_total_blocks
+        if worker.spec.total_kv_blocks is None and total is not None:
+            self.pool.seat(slot, total)
+            self.busy.seat(slot, worker.spec.max_num_batched_tokens, total)
+        self.busy.report(slot, told.kv_used_blocks)
+        self.pool.mark_stale(slot, stale=False)
+        if told.num_requests_waiting is not None:
+            self._told_waiting[slot] = told.num_requests_waiting
+        self._changes.slots.add(slot)
+
+    def report_stale(self, worker: Worker, dp_rank: int) -> None:
+        """What a rank told is too old: its blocks are not believed, and it counts as full."""
+        slot = worker.slots.get(dp_rank)
+        if slot is not None and slot in self._seats:
+            self.busy.report(slot, None)
+            self._told_waiting.pop(slot, None)
+            self.pool.mark_stale(slot, stale=True)
+            self._changes.slots.add(slot)
+
+    # -- load ----------------------------------------------------------------------------------
+
+    def refresh(self, now: float) -> None:
+        """Let the books follow what the ledger has done; O(what changed)."""
+        self.now = now
+        changes = self._changes
+        if changes.computed:
+            self.pool.prefilled(changes.computed, now)
+            changes.computed = 0
+        for slot in changes.slots:
+            if slot in self._seats:
+                self._note(slot, now)
+        changes.slots.clear()
+        if changes.begun:
+            for tenant in changes.begun:
+                self.pool.began(tenant)
+            changes.begun.clear()
+        if changes.ended:
+            for tenant in changes.ended:
+                self.pool.ended(tenant, now)
+            changes.ended.clear()
+
+    def _note(self, slot: int, now: float) -> None:
+        ledger = self._ledger
+        prefill, decode = ledger.prefill_tokens(slot), float(ledger.decode[slot])
+        requests = int(ledger.requests[slot])
+        waiting = self._told_waiting.get(slot) if self._told_waiting else None
+        load = RankLoad(prefill, decode, requests, ledger.prefilling_on(slot), waiting)
+        self.pool.note(slot, load, now)
+        if self.busy.watches:
+            self.busy.note(slot, prefill, decode)
+        if self._capped:
+            worker_id = self._seats[slot][0]
+            if worker_id in self._capped:
+                slots = self._slots[worker_id]
+                if len(slots) > 1:
+                    requests = sum(int(ledger.requests[one]) for one in slots.values())
+                self.caps.note(worker_id, requests)
+
+    # -- judging -------------------------------------------------------------------------------
+
+    def judge(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> tuple[Ask, Decision]:
+        """Say whether a request may be placed on one of these rows now; charges nothing.
+
+        Who asks is looked at closely (`Ask.key`) only when that may matter: it costs a µs.
+        """
+        gate = self.gate
+        if gate.returns.size:
+            ask = ask._replace(key=key_of(ticket))
+        name, verdict = gate.first_word(ask, rows, now)
+        if verdict is not ADMIT and not ask.key:
+            ask = ask._replace(key=key_of(ticket))
+        return ask, gate.decide(ask, name, verdict, now)
+
+    def settle(self, decision: Decision, ask: Ask, now: float, endpoint: str = "") -> None:
+        """Charge and count what was decided."""
+        self.gate.settle(decision, ask, now)
+        if decision.outcome == "refuse" and decision.gate != "cache_hit":
+            self.rejections[endpoint] = self.rejections.get(endpoint, 0) + 1
+
+    def refuse(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
+        """Settle a refusal that was found elsewhere."""
+        decision = self.gate.refusal(ask, gate, reason, code, now)
+        self.gate.settle(decision, ask, now)
+        return decision
+
+    def can_take(self, rows: Rows) -> bool:
+        """Tell whether any of the rows is neither busy nor full."""
+        return not self.busy.all_busy(rows) and not self.caps.all_full(rows)
+
+    def usable(self, rows: Rows) -> Rows:
+        """Return the candidates to choose from: never a full one, a busy one only in need."""
+        free = self.busy.free_rows(rows)
+        opened = self.caps.open_rows(free)
+        if not isinstance(opened, slice) and not len(opened):
+            return self.caps.open_rows(rows)
+        return opened
+
+    def is_full(self, slot: int) -> bool:
+        """Tell whether the worker of a slot has as many requests as it may."""
+        return bool(self._capped) and bool(self.caps.full[slot])
+
+    def full(self, now: float) -> Decision:
+        """Refuse an explicit booking on a full worker; it was no offer, so it is no class's."""
+        return self.gate.refusal(Ask(0), "capacity", AT_CAPACITY.reason, AT_CAPACITY.code, now)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait at the gate."""
+        return len(self.waiting) + len(self.displaced)
+
+    def wait(self, ticket: Ticket, ask: Ask, decision: Decision, rows: Rows, now: float) -> None:
+        """Let a ticket wait as a decision said, which is settled."""
+        ticket.ask = ask
+        if self.gate.queue is not None:
+            ticket.waiting = self.gate.enqueue(ask, ticket, now)
+        if decision.code == WAITS_FOR_WORKER.code:
+            ticket.place = self.caps.take_place(rows)
+        self.waiting[ticket] = None
+        self.waiting_isl_tokens += ticket.prompt.isl_tokens
+
+    def in_order(self) -> Iterator[Ticket]:
+        """Yield who waits at the gate and may go as far as the policy is concerned."""
+        if self.gate.queue is None:
+            return islice(iter(self.waiting), SCANNED_MAX)
+        return (one.item for one in self.gate.may_go(SCANNED_MAX))
+
+    def placed(self, ticket: Ticket, now: float) -> None:
+        """One that waited goes: charge and count it."""
+        ask, one = ticket.ask, ticket.waiting
+        assert ask is not None
+        self._time(ticket, now)
+        self._forget(ticket)
+        if one is not None and one.flow is not None:
+            self.gate.serve(one, now)
+        else:
+            self.gate.placed(ask, now)
+
+    def turned_away(self, ticket: Ticket, code: str, now: float) -> None:
+        """One that waited is refused; charged to nobody."""
+        assert ticket.ask is not None
+        self._time(ticket, now)
+        self._take_out(ticket, now)
+        self.gate.turn_away(ticket.ask, code)
+
+    def refuse_late(self, ticket: Ticket, now: float) -> Decision:
+        """One has waited too long; charged to nobody."""
+        assert ticket.ask is not None
+        self._time(ticket, now)
+        self._take_out(ticket, now)
+        return self.gate.refuse_waiting(ticket.ask, now)
+
+    def expired(self, now: float, limit: int) -> Iterable[tuple[Ticket, Decision]]:
+        """Refuse up to `limit` that have waited as long as the policy lets them."""
+        for one, decision in self.gate.expired(now, limit):
+            self._time(one.item, now)
+            self._forget(one.item)
+            yield one.item, decision
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """The client of one that waited left; charged to nobody."""
+        assert ticket.ask is not None
+        self._time(ticket, self.now)
+        self._take_out(ticket, self.now)
+        self.gate.gone(ticket.ask)
+
+    def _take_out(self, ticket: Ticket, now: float) -> None:
+        queue, one = self.gate.queue, ticket.waiting
+        if queue is not None and one is not None:
+            queue.withdraw(one, now)
+        self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        ticket.waiting = None
+        if ticket.place is not None:
+            self.caps.leave_place(ticket.place)
+            ticket.place = None
+        if ticket in self.waiting:
+            del self.waiting[ticket]
+        elif ticket in self.displaced:
+            del self.displaced[ticket]
+        else:
+            return  # it waited in the policy file's queues
+        self.waiting_isl_tokens -= ticket.prompt.isl_tokens
+
+    def displace(self, ticket: Ticket) -> None:
+        """Let one that waited in the policy file's queues be judged again."""
+        self.displaced[ticket] = None
+        self.waiting_isl_tokens += ticket.prompt.isl_tokens
+
+    def recall(self, ticket: Ticket) -> None:
+        """It is about to be judged again: it waits nowhere, and still counts as waiting."""
+        self._forget(ticket)
+
+    def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
+        """Put another policy in force at once; who waits here is to be judged again."""
+        self.gate.change(built, now)
+        if returns is not None:
+            self.gate.returns = returns
+        for ticket in self.waiting:
+            ticket.waiting = None
+            if ticket.place is not None:
+                self.caps.leave_place(ticket.place)
+                ticket.place = None
+        self.displaced |= self.waiting
+        self.waiting.clear()
+
+    def _time(self, ticket: Ticket, now: float) -> None:
+        assert ticket.ask is not None
+        name = self.gate.tallies.name_of(ticket.ask.slo_class)
+        times = self.wait_times.get(name)
+        if times is None:
+            times = self.wait_times[name] = WaitTimes()
+        times.add(max(0.0, now - ticket.since))
+
+    def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
+        """Return knob, value and limit behind a refusal, as far as there are such."""
+        first = 0 if isinstance(rows, slice) else int(rows[0]) if len(rows) else -1
+        if decision.gate == "busy":
+            found = self.busy.exceeded(first) if first >= 0 else None
+            return (
+                {} if found is None else dict(zip(("knob", "value", "limit"), found, strict=True))
+            )
+        if decision.gate == "capacity":
+            cap = self.caps[self._seats[first][0]]
+            return {"knob": "max_inflight", "value": cap.inflight, "limit": cap.max_inflight} | {
+                "queued": cap.queued,
+                "max_queued": cap.max_queued,
+            }
+        facts = dict(decision.details or {})
+        knob, value = _KNOBS.get(decision.code, (None, None))
+        if knob is None or value not in facts:
+            return dict(facts)
+        return {**facts, "knob": knob, "value": facts[value]}
+
+    def check(self) -> None:
+        """State every promise: the books are the ledger's, and who waits is accounted for."""
+        self.refresh(self.now)
+        self.gate.check()
+        both = (*self.waiting, *self.displaced)
+        assert self.waiting_isl_tokens == sum(ticket.prompt.isl_tokens for ticket in both)
+        assert not self.waiting.keys() & self.displaced.keys()
+        held = Counter(ticket.place for ticket in both if ticket.place is not None)
+        for worker_id, slots in self._slots.items():
+            assert self.caps[worker_id].queued == held[worker_id]
+            if worker_id in self._capped:
+                inflight = sum(int(self._ledger.requests[slot]) for slot in slots.values())
+                assert self.caps[worker_id].inflight == inflight
+        tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
+        assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
+        for slot in self._seats:
+            assert self.pool.in_flight[slot] == self._ledger.requests[slot]
+
+
+_KNOBS: Final = {
+    "tier-shed": ("threshold", "load"),
+    "gaie-saturated": ("kv_utilization", "saturation"),
+    "band-full": ("quotas", "waiting"),
+    "saturated": ("usage_limit", "saturation"),
+    "infeasible-deadline": ("targets_ms", "predicted_ttft_s"),
+    "insufficient-tokens": ("capacity", "tokens"),
+}
+"""By code of a refusal: which part of the policy's configuration, and which fact it is held to."""
+
+
+def key_of(ticket: Ticket) -> bytes:
+    """Return what a request is recognised by when it comes again."""
+    request, prompt = ticket.request, ticket.prompt
+    route = "r" if ticket.reservation_id is not None else "s"
+    said = (
+        f"{route}\0{request.fairness_id}\0{request.slo_class}\0{request.priority}"
+        f"\0{prompt.isl_tokens}\0{request.selection_id}\0{request.reservation_id}\0"
+    )
+    return xxhash.xxh3_64_digest(
+        said.encode("utf-8", "surrogatepass") + bytes(prompt.sequence_hashes[-_LAST_HASH:])
+    )

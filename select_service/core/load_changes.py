@@ -1,0 +1,18 @@
+"""What the ledger has done since somebody looked: slots changed, tokens computed, who ended.
+
+Kept only for a partition with a gate (`gatekeeping.py`), which reads and clears it.
+"""
+
+from __future__ import annotations
+
+
+class LoadChanges:
+    """A notebook; the ledger writes, the gate's keeper reads."""
+
+    __slots__ = ("begun", "computed", "ended", "slots")
+
+    def __init__(self) -> None:
+        self.slots: set[int] = set()
+        self.computed = 0  # prefill tokens; what was given up is not computed
+        self.begun: list[str] = []  # fairness ids of reservations
+        self.ended: list[str] = []

@@ -1,0 +1,74 @@
+"""From a request to what it is about: its partition, its prompt in one form, the weights in force.
+
+What every verb does first, and the order in which a request's faults are found (contract 2).
+Nothing is changed and nothing decided here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.core.eligibility import check_wishes
+from select_service.core.prompt import read_prompt
+from select_service.core.scoring import weights_in_force
+from select_service.errors import NoSchedulableWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indexer.types import Scope
+    from select_service.core.partition import Partition
+    from select_service.core.prompt import Prompt
+    from select_service.core.scoring import Weights
+    from select_service.types import PromptFields, RouterConfig, SelectRequest
+
+
+class Reader:
+    """Reads requests against what is there now."""
+
+    def __init__(self, config: RouterConfig, partitions: Mapping[Scope, Partition]) -> None:
+        self.config = config
+        self.schedulable = 0
+        """Workers, in the whole process."""
+        self._partitions = partitions
+        self._weights = weights_in_force(config, None)
+
+    def selection(self, request: SelectRequest) -> tuple[Partition, Prompt, Weights]:
+        """Read a prompt that looks for a worker.
+
+        Raises:
+            ServiceError: as in contract 2.
+        """
+        read = self.prompt(request)
+        check_wishes(request)
+        return read
+
+    def prompt(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
+        """Read any prompt.
+
+        Raises:
+            ServiceError: as in contract 2.
+        """
+        partition = self.usable(request)
+        index = partition.index
+        prompt = read_prompt(request, block_size=index.block_size, is_eagle=index.is_eagle)
+        return partition, prompt, self.weights_for(request)
+
+    def usable(self, request: PromptFields) -> Partition:
+        """Return the partition asked for.
+
+        Raises:
+            NoSchedulableWorker: it has no worker.
+        """
+        if not self.schedulable:
+            raise NoSchedulableWorker.anywhere()
+        scope = request.scope
+        partition = self._partitions.get(scope)
+        if partition is None or not partition.workers:
+            raise NoSchedulableWorker.in_scope(scope)
+        return partition
+
+    def weights_for(self, request: PromptFields) -> Weights:
+        """Return the weights of a request: its own, on top of the process's."""
+        override = request.router_config_override
+        return self._weights if override is None else weights_in_force(self.config, override)
