@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.pairing import Plan
     from select_service.core.pairs import Pairs
+    from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.core.roles import Legs
     from select_service.types import Advice, PairSelection
@@ -73,9 +74,7 @@ class Matchmaker:
             ServiceError: nobody is left, or as `Pairs.book`.
         """
         partition, request = ticket.partition, ticket.request
-        legs = partition.legs(request)
-        if not legs.can_pair or partition.roles.may_move(legs):  # else it says why it is no pair
-            legs = _within(legs, rows)
+        legs = _within(partition, partition.legs(request), rows)
         found = self._plan(ticket, legs)
         if found.mode == "disaggregated":
             return self.pairs.book(ticket, found, now, effects)
@@ -102,13 +101,13 @@ class Matchmaker:
         return plan(question, legs, self._rng, holders)
 
 
-def _within(legs: Legs, rows: Rows) -> Legs:
-    """Leave out who is not among the candidates."""
+def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:
+    """Leave out who is not among the candidates; `Partition.legs` has looked at decode ranks."""
     allowed = np.arange(rows.stop) if isinstance(rows, slice) else rows
-    return legs._replace(
-        whole=legs.whole[np.isin(legs.whole, allowed)],
-        prefill=legs.prefill[np.isin(legs.prefill, allowed)],
-    )
+    legs = legs._replace(whole=legs.whole[np.isin(legs.whole, allowed)])
+    if legs.can_pair and partition.roles.may_move(legs):  # else they only say why it is no pair
+        legs = legs._replace(prefill=legs.prefill[np.isin(legs.prefill, allowed)])
+    return legs
 
 
 def _nobody(legs: Legs) -> NoEligibleWorker:

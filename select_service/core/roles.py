@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from select_service.core.eligibility import eligible_slots
-from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
+from select_service.errors import NoEligibleWorker, NoWorkerForRole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -134,7 +134,8 @@ class Roles:
     ) -> Slots:
         """Return whose load decides when a request may go that takes a pair: who would prefill.
 
-        Or, when nobody could decode, those that could if they had room.
+        Where there can be no pair now, it is who could do the whole; where nobody can, who could
+        decode, for want of room or for what they hold of the prompt.
 
         Args:
             request: its wishes.
@@ -143,23 +144,17 @@ class Roles:
 
         Raises:
             NoEligibleWorker: nobody meets the wishes.
-            NoWorkerForRole: there is no whole worker, and one leg of a pair has nobody.
-            NoTransfer: there is none, and blocks may not move between any two.
+            NoWorkerForRole: those who do only prefill.
         """
         legs = self.legs(request, workers)
-        may_pair = legs.can_pair and self.may_move(legs)
-        if not len(legs.whole) and not may_pair:
-            if not len(legs.prefill) and not len(legs.decode):
-                raise NoEligibleWorker
-            if legs.can_pair:
-                raise NoTransfer
-            raise NoWorkerForRole("decode" if len(legs.prefill) else "prefill")
-        if not may_pair:
+        if legs.can_pair and self.may_move(legs) and len(open_rows(legs.decode)):
+            rows: Slots = np.sort(np.concatenate([legs.whole, legs.prefill]))
+            return rows
+        if len(legs.whole):
             return legs.whole
-        if not len(open_rows(legs.decode)):
-            return legs.whole if len(legs.whole) else legs.decode
-        rows: Slots = np.sort(np.concatenate([legs.whole, legs.prefill]))
-        return rows
+        if not len(legs.decode):
+            raise NoWorkerForRole("decode") if len(legs.prefill) else NoEligibleWorker
+        return legs.decode
 
     def may_move(self, legs: Legs) -> bool:
         """Tell whether blocks may move between any two of these."""
