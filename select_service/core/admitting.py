@@ -302,6 +302,7 @@ class Admitting:
         counters: dict[str, ClassTally] = {name: ClassTally() for name in self.classes.names}
         scopes = []
         for partition, keeper in keepers:
+            keeper.refresh(keeper.now)
             for name, tally in keeper.gate.tallies.of.items():
                 total = counters.setdefault(name, ClassTally())
                 for field in ClassTally.__slots__:

@@ -42,6 +42,7 @@ as a rule. Beyond, who waits for a worker of its own may stand behind others for
 WAITS_FOR_PREFILL: Final = "waits-for-prefill"
 """The code of a request that the policy file lets wait (contract 3.6)."""
 
+_READ_COLUMNS: Final = frozenset({"tier-shed", "gaie-legacy"})
 _LAST_HASH: Final = 8
 _WAIT_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -100,6 +101,7 @@ class Gatekeeper:
         tallies = self.gate.tallies
         tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
         tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
+        self._look_at_columns()
         self.waiting: dict[Ticket, None] = {}
         """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
         self.displaced: dict[Ticket, None] = {}
@@ -118,6 +120,9 @@ class Gatekeeper:
         ledger.changes = self._changes
         for tenant, count in Counter(one.fairness_id for one in ledger.all_reservations()).items():
             self._changes.begun += [tenant] * count
+
+    def _look_at_columns(self) -> None:
+        self.pool.keep_columns(keep=self.gate.policy.name in _READ_COLUMNS)
 
     def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
         return ReturnBook(
@@ -198,32 +203,37 @@ class Gatekeeper:
     # -- load ----------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> None:
-        """Let the books follow what the ledger has done; O(what changed)."""
+        """Let the books follow what the ledger has done; O(what changed).
+
+        Called before anything is judged, and not with every change: what happened is dated by the
+        last change, so that the time until somebody asks makes no rank slow.
+        """
         self.now = now
         changes = self._changes
+        if not changes.slots:
+            return
+        at = changes.at
         if changes.computed:
-            self.pool.prefilled(changes.computed, now)
+            self.pool.prefilled(changes.computed, at)
             changes.computed = 0
         for slot in changes.slots:
             if slot in self._seats:
-                self._note(slot, now)
+                self._note(slot, at)
         changes.slots.clear()
         if changes.begun:
             for tenant in changes.begun:
                 self.pool.began(tenant)
             changes.begun.clear()
         if changes.ended:
+            self.pool.meter.ended(at, len(changes.ended))
             for tenant in changes.ended:
-                self.pool.ended(tenant, now)
+                self.pool.left(tenant)
             changes.ended.clear()
 
     def _note(self, slot: int, now: float) -> None:
-        ledger = self._ledger
-        prefill, decode = ledger.prefill_tokens(slot), float(ledger.decode[slot])
-        requests = int(ledger.requests[slot])
+        prefill, decode, requests, prefilling = self._ledger.load_at(slot)
         waiting = self._told_waiting.get(slot) if self._told_waiting else None
-        load = RankLoad(prefill, decode, requests, ledger.prefilling_on(slot), waiting)
-        self.pool.note(slot, load, now)
+        self.pool.note(slot, RankLoad(prefill, decode, requests, prefilling, waiting), now)
         if self.busy.watches:
             self.busy.note(slot, prefill, decode)
         if self._capped:
@@ -231,7 +241,8 @@ class Gatekeeper:
             if worker_id in self._capped:
                 slots = self._slots[worker_id]
                 if len(slots) > 1:
-                    requests = sum(int(ledger.requests[one]) for one in slots.values())
+                    load_at = self._ledger.load_at
+                    requests = sum(load_at(one)[2] for one in slots.values())
                 self.caps.note(worker_id, requests)
 
     # -- judging -------------------------------------------------------------------------------
@@ -374,6 +385,7 @@ class Gatekeeper:
     def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
         """Put another policy in force at once; who waits here is to be judged again."""
         self.gate.change(built, now)
+        self._look_at_columns()
         if returns is not None:
             self.gate.returns = returns
         for ticket in self.waiting:
@@ -428,7 +440,8 @@ class Gatekeeper:
         tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
         assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
         for slot in self._seats:
-            assert self.pool.in_flight[slot] == self._ledger.requests[slot]
+            assert self.busy.count == 0 or self.busy.watches
+            assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]
 
 
 _KNOBS: Final = {

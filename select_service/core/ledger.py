@@ -122,6 +122,7 @@ class Ledger:
             self._deadlines.add(reservation, ttl_s, now)
         if self.changes is not None:
             self.changes.slots.add(slot)
+            self.changes.at = now
             self.changes.begun.append(fairness_id)
         return reservation
 
@@ -136,6 +137,7 @@ class Ledger:
             self._add_prefill(reservation.slot, -reservation.prefill_tokens)
             if self.changes is not None:
                 self.changes.slots.add(reservation.slot)
+                self.changes.at = now
                 self.changes.computed += reservation.prefill_tokens
 
     def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
@@ -340,9 +342,15 @@ class Ledger:
         """P as an exact integer, for answers."""
         return self._prefill_tokens[slot]
 
-    def prefilling_on(self, slot: int) -> int:
-        """How many reservations of a slot are not computed yet."""
-        return self._lanes[slot].prefilling
+    def load_at(self, slot: int) -> tuple[int, float, int, int]:
+        """Return P, D, the requests of a slot, and of them those not computed yet."""
+        lane = self._lanes[slot]
+        return (
+            self._prefill_tokens[slot],
+            self.decode.item(slot),
+            len(lane.reservations),
+            lane.prefilling,
+        )
 
     def all_reservations(self) -> Iterator[Reservation]:
         """Yield every reservation in the book, also those whose rank has gone."""

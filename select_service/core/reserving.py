@@ -109,8 +109,6 @@ class Reserving:
             partition.scope.tenant_id,
         )
         reservation = self._desk.book(partition, slot, order, now)
-        if partition.admission is not None:
-            partition.admission.refresh(now)
         answer = ReservationAnswer(
             request.reservation_id,
             partition.scope.model_name,

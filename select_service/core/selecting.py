@@ -184,7 +184,6 @@ class Selecting:
         if isinstance(answer, CacheThreshold):
             decision = _cache_refusal(decision)
         keeper.settle(decision, ask, now)
-        keeper.refresh(now)
         return answer, effects
 
     def _wait_in_file(self, ticket: Ticket, ask: Ask, number: int, rows: Rows, now: float) -> None:
@@ -353,7 +352,7 @@ class Selecting:
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
         """Load has become less: let in who waited for that, each booked before the next."""
         keeper = partition.admission
-        if keeper is not None:
+        if keeper is not None and partition.pending_count:
             keeper.refresh(now)
             if keeper.waiting:
                 effects = self._drain_gate(partition, keeper, now, effects)

@@ -166,6 +166,8 @@ class AdmissionMetrics(Collector):
             keepers = list(_keepers(partitions))
             if not keepers:
                 continue
+            for keeper in keepers:
+                keeper.refresh(keeper.now)  # it does so when somebody asks
             count = len(keepers)
             saturation.add_metric(scope, sum(one.pool.saturation for one in keepers) / count)
             drain.add_metric(scope, sum(one.pool.prefill_rate for one in keepers) / count)

@@ -66,6 +66,7 @@ class BusyRanks:
         """Busy slots."""
         self.thresholds = NOTHING
         self._seated: list[bool] = []
+        self._bits: list[bool] = []  # `busy` again; reading a column's element is slow
         self._batch_tokens: list[int | None] = []
         self._total_blocks: list[int | None] = []
         self._prefill_limit: list[float] = []
@@ -86,6 +87,7 @@ class BusyRanks:
             return
         self.busy = np.concatenate([self.busy, np.zeros(missing, dtype=np.bool_)])
         self._seated += [False] * missing
+        self._bits += [False] * missing
         self._batch_tokens += [None] * missing
         self._total_blocks += [None] * missing
         self._prefill_limit += [math.inf] * missing
@@ -179,13 +181,15 @@ class BusyRanks:
             or self._decode[slot] > limit
             or self._used[slot] > limit
         )
-        if busy != self.busy[slot]:
+        if busy is not self._bits[slot]:
+            self._bits[slot] = busy
             self.busy[slot] = busy
             self.count += 1 if busy else -1
 
     def check(self) -> None:
         """State every promise: bits and their number follow from what is known."""
         assert self.count == int(self.busy.sum())
+        assert self.busy.tolist() == self._bits
         for slot, seated in enumerate(self._seated):
             used = self._used[slot]
             load = RankReport(

@@ -57,10 +57,10 @@ class DrainMeter:
         self._pass(now)
         self._tokens += tokens
 
-    def ended(self, now: float) -> None:
-        """One request ended."""
+    def ended(self, now: float, count: int = 1) -> None:
+        """So many requests ended."""
         self._pass(now)
-        self._ended += 1.0
+        self._ended += count
 
     def _pass(self, now: float) -> None:
         passed = now - self._since

@@ -56,6 +56,7 @@ class PoolLoad:
         self.batch_size: Floats = np.zeros(0)
         self.in_flight: Floats = np.zeros(0)
         self.kv_utilization: Floats = np.zeros(0)
+        self._keeps_columns = True
         self.instances = 0
         self.prefill_backlog = 0.0
         self._computing = 0  # ranks with something to prefill
@@ -106,6 +107,15 @@ class PoolLoad:
         self._sum -= self._units[slot]
         self._units[slot] = 0
         self.instances -= 1
+
+    def keep_columns(self, *, keep: bool) -> None:
+        """Whether some policy looks at the columns; where none does they are not kept up."""
+        if keep and not self._keeps_columns:
+            self._keeps_columns = True
+            for slot, load in enumerate(self._loads):
+                if load is not None:
+                    self._write(slot, load)
+        self._keeps_columns = keep
 
     # -- what it carries -----------------------------------------------------------------------
 
@@ -158,10 +168,11 @@ class PoolLoad:
         units = int(min(saturation, _SATURATION_MAX) * _UNIT)
         self._sum += units - self._units[slot]
         self._units[slot] = units
-        self.queue_depth[slot] = waiting
-        self.batch_size[slot] = max(0, load.requests - waiting)
-        self.in_flight[slot] = load.requests
-        self.kv_utilization[slot] = used
+        if self._keeps_columns:
+            self.queue_depth[slot] = waiting
+            self.batch_size[slot] = max(0, load.requests - waiting)
+            self.in_flight[slot] = load.requests
+            self.kv_utilization[slot] = used
 
     # -- what policies ask ---------------------------------------------------------------------
 
@@ -188,6 +199,10 @@ class PoolLoad:
     def ended(self, tenant_id: str, now: float) -> None:
         """A request of the tenant ended; as many names are kept as have requests."""
         self.meter.ended(now)
+        self.left(tenant_id)
+
+    def left(self, tenant_id: str) -> None:
+        """One request fewer of the tenant; the meter knows already."""
         left = self._tenants.get(tenant_id, 0) - 1
         if left > 0:
             self._tenants[tenant_id] = left
@@ -205,5 +220,6 @@ class PoolLoad:
         assert self._computing == sum(load.prefill_tokens > 0 for load in seated)
         for slot, load in enumerate(self._loads):
             if load is None:
-                assert self._units[slot] == self.in_flight[slot] == 0
+                assert self._units[slot] == 0
+                assert not (self._keeps_columns and self.in_flight[slot])
         assert all(self._tenants.values()), "only who has requests is counted"

@@ -1,0 +1,112 @@
+"""What the gate costs inside the service: `python -m bench.micro.gate`.
+
+Prints µs of CPU of one request's whole life in the core (select_and_reserve, prefill_complete,
+free) with 256 workers of one rank, without a gate and behind each policy with thresholds and caps
+on, interleaved; the difference is what admission costs. Every prompt is new, and some requests
+stand on every worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from statistics import median
+from time import process_time
+from typing import Any
+
+from indexer.core.registry import Registry
+from select_service.core.service import SelectionCore
+from select_service.types import RouterConfig, SelectAndReserveRequest, WorkerSpec
+
+ROUNDS = 400
+REPEATS = 15
+BLOCKS = 32
+ON: dict[str, Any] = {
+    "mode": "token-capacity",
+    "active_decode_blocks_threshold": 0.95,
+    "active_prefill_tokens_threshold_frac": 100.0,
+    "max_inflight": 1000,
+}
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "no gate": None,
+    "always-admit": {},
+    "token-bucket": {
+        "policy": "token-bucket",
+        "policy_config": {"capacity": 1e12, "refill_rate": 1e9},
+    },
+    "tier-shed": {"policy": "tier-shed", "policy_config": {"threshold": 10_000}},
+    "gaie-legacy": {"policy": "gaie-legacy"},
+    "slo-shed": {"policy": "slo-shed"},
+}
+
+_random = random.Random(1)
+
+
+def core_of(variant: dict[str, Any] | None, workers: int) -> SelectionCore:
+    """A service with its workers, each with four requests on it."""
+    settings: dict[str, Any] = {}
+    if variant is not None:
+        from select_service.admission_types import AdmissionSettings  # noqa: PLC0415 - or without
+
+        settings["admission"] = AdmissionSettings(**(ON | variant))
+    config = RouterConfig(use_kv_events=False)
+    core = SelectionCore(Registry(), config, random.Random(1), **settings)
+    for worker_id in range(workers):
+        spec = WorkerSpec(
+            worker_id=worker_id,
+            endpoint="http://w",
+            block_size=16,
+            max_num_batched_tokens=8192,
+            total_kv_blocks=100_000,
+        )
+        core.upsert_worker(spec, 0.0)
+    for number in range(4 * workers):
+        core.select_and_reserve(prompt(f"standing-{number}"), 0.0)
+        core.prefill_complete(f"standing-{number}", 0.0)
+    return core
+
+
+def prompt(name: str) -> SelectAndReserveRequest:
+    """A prompt nobody has sent before."""
+    hashes = [_random.getrandbits(63) for _ in range(BLOCKS)]
+    return SelectAndReserveRequest(
+        reservation_id=name,
+        block_hashes=hashes,
+        sequence_hashes=hashes,
+        isl_tokens=BLOCKS * 16,
+    )
+
+
+def lives(core: SelectionCore, round_number: int) -> float:
+    """µs of CPU of one request's life, mean of some rounds a millisecond apart."""
+    requests = [prompt(f"{round_number}-{number}") for number in range(ROUNDS)]
+    begin = 1.0 + round_number
+    start = process_time()
+    for number, request in enumerate(requests):
+        now = begin + number * 1e-3
+        core.select_and_reserve(request, now)
+        core.prefill_complete(request.reservation_id or "", now)
+        core.free(request.reservation_id or "", now)
+    return (process_time() - start) / ROUNDS * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--only", choices=VARIANTS, action="append")
+    arguments = parser.parse_args()
+    names = arguments.only or list(VARIANTS)
+    cores = {name: core_of(VARIANTS[name], arguments.workers) for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for repeat in range(REPEATS):
+        for name, core in cores.items():
+            times[name].append(lives(core, repeat))
+    first = times[names[0]]
+    print(f"one request's life, {arguments.workers} workers, µs of CPU (best, median)")
+    for name, some in times.items():
+        more = median(one - other for one, other in zip(some, first, strict=True))
+        print(f"  {name:14} {min(some):7.1f} {median(some):7.1f}   {more:+6.1f}")
+
+
+if __name__ == "__main__":
+    main()

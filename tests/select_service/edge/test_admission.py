@@ -1,0 +1,442 @@
+"""Admission over HTTP: refusals on both ways through the door, what is set, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from select_service.edge.app import Server, create_driver
+from select_service.edge.driver import Driver
+from select_service.edge.metrics import Metrics
+from select_service.edge.traffic import Traffic
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    Wire,
+    in_process,
+    on_a_port,
+    seat,
+    until,
+)
+
+SLOW = "expect: 100-continue"
+"""A header that takes the ASGI way."""
+BOOK: dict[str, Any] = {**PROMPT, "reservation_id": "a"}
+BUSY: dict[str, Any] = {"admission_control": "token-capacity", "active_prefill_tokens_threshold": 1}
+THRESHOLDS = (
+    "active_decode_blocks_threshold",
+    "active_prefill_tokens_threshold",
+    "active_prefill_tokens_threshold_frac",
+)
+
+
+async def asked(
+    port: int, path: str, body: object, *headers: str, method: str = "POST"
+) -> tuple[int, dict[str, str], Any]:
+    wire = await Wire.to(port)
+    wire.ask(method, path, body, *headers)
+    if headers:
+        assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+    status, got, content = await wire.answer()
+    return status, got, json.loads(content)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
+def test_a_refusal_for_load_says_why_and_when_to_come_again(headers: tuple[str, ...]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+        status, got, body = await asked(port, "/select", PROMPT, *headers)
+        assert status == 503
+        assert int(got["retry-after"]) >= body["retry_after_s"] >= 0
+        assert body["message"] == (
+            "Service temporarily unavailable: All workers are busy, please retry later"
+        )
+        assert (body["type"], body["code"]) == ("service_unavailable", 503)
+        assert (body["reason"], body["gate"], body["policy"]) == (
+            "all-workers-busy",
+            "busy",
+            "always-admit",
+        )
+        assert (body["knob"], body["value"], body["limit"]) == (
+            "active_prefill_tokens_threshold",
+            32,
+            1,
+        )
+
+    on_a_port(use, **BUSY)
+
+
+@pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
+@pytest.mark.parametrize("status", [429, 529, 999])
+def test_the_status_of_overload_is_configurable(status: int, headers: tuple[str, ...]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        got, answer_headers, body = await asked(port, "/select", PROMPT, *headers)
+        assert (got, body["reason"]) == (status, "reject-all")
+        assert int(answer_headers["retry-after"]) >= 1
+
+    on_a_port(use, overload_status_code=status, admission_policy="reject-all")
+
+
+def test_every_503_says_when_to_come_again() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        for path, body, method in (
+            ("/ready", None, "GET"),
+            ("/select", PROMPT, "POST"),
+            ("/potential_loads", PROMPT, "POST"),
+        ):
+            status, headers, _ = await asked(port, path, body, method=method)
+            assert status == 503
+            assert int(headers["retry-after"]) >= 1
+        seat(service)
+        nobody = {**PROMPT, "allowed_worker_ids": [7]}
+        status, headers, got = await asked(port, "/select", nobody)
+        assert (status, got["code"]) == (503, "no_eligible_worker")
+        assert int(headers["retry-after"]) >= 1
+        await asked(port, "/select", PROMPT)
+        status, headers, _ = await asked(port, "/select", {**PROMPT, "isl_tokens": -1})
+        assert status == 422
+        assert "retry-after" not in headers
+
+    on_a_port(use)
+
+
+def test_too_many_connections_are_told_when_to_come_again() -> None:
+    async def use(port: int, _service: Driver, _: Server) -> None:
+        first = await Wire.to(port)
+        first.ask("GET", "/health")
+        await first.answer()
+        second = await Wire.to(port)
+        status, headers, _body = await second.answer()
+        assert (status, int(headers["retry-after"])) == (503, 1)
+
+    on_a_port(use, connections_max=1)
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+def _waiting(service: Driver) -> int:
+    return sum(scope.pending_count for scope in service.loads())
+
+
+@pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
+def test_a_client_that_leaves_the_queue_gives_its_place_back(headers: tuple[str, ...]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service, max_inflight=1, max_queued=1)
+        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+        waits = await Wire.to(port)
+        waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"}, *headers)
+        await until(lambda: _waiting(service) == 1)
+        status, _headers, body = await asked(
+            port, "/select_and_reserve", {**BOOK, "reservation_id": "c"}
+        )
+        assert (status, body["reason"], body["gate"]) == (503, "workers-at-capacity", "capacity")
+        waits.close()
+        await until(lambda: _waiting(service) == 0)
+        again = await Wire.to(port)
+        again.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "c"})
+        await until(lambda: _waiting(service) == 1)
+        service.free("a")
+        assert (await again.answer())[0] == 200
+        counters = service.admission().counters["standard"]
+        assert (counters.offered, counters.admitted) == (4, 2)
+        assert (counters.refused, counters.withdrawn, counters.waiting) == (1, 1, 0)
+        service.core.check()
+
+    on_a_port(use)
+
+
+def test_who_waits_too_long_is_answered() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service, max_inflight=1)
+        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+        status, headers, body = await asked(
+            port, "/select_and_reserve", {**BOOK, "reservation_id": "b"}
+        )
+        assert (status, body["reason"], body["gate"]) == (503, "expired-waiting", "waiting")
+        assert int(headers["retry-after"]) >= 1
+        assert len(service.core.desk.bookings) == 1
+
+    on_a_port(use, queue_deadline_s=0.05)
+
+
+def test_another_policy_reaches_who_waits() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service, max_inflight=1)
+        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+        waits = await Wire.to(port)
+        waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
+        await until(lambda: _waiting(service) == 1)
+        change = {"policy": "reject-all"}
+        status, _headers, body = await asked(port, "/admission", change, method="PUT")
+        assert (status, body["policy"]) == (200, "reject-all")
+        status, _headers, content = await waits.answer()
+        assert (status, json.loads(content)["reason"]) == (503, "reject-all")
+
+    on_a_port(use)
+
+
+# -- cache hits ------------------------------------------------------------------------------------
+
+
+def test_a_cache_hit_threshold_nobody_reaches_is_no_error() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        ask = {**BOOK, "selection_id": "s", "cache_hit_threshold": 0.5}
+        answer = await client.post("/select_and_reserve", json=ask)
+        assert answer.status_code == 200
+        assert answer.json() == {
+            "selection_id": "s",
+            "finish_reason": "cache_threshold",
+            "model_name": "default",
+            "tenant_id": "default",
+            "best_hit_rate": 0.0,
+            "threshold": 0.5,
+            "threshold_source": "request",
+            "best_worker": {"worker_id": 1, "dp_rank": 0, "endpoint": "http://w1"},
+        }
+        assert service.loads()[0].loads[0].active_requests == 0
+        ask["on_cache_threshold"] = "fallback"
+        placed = (await client.post("/select_and_reserve", json=ask)).json()
+        assert placed["needs_prefill"] is True
+        assert placed["cache_hit"] == {
+            "best_hit_rate": 0.0,
+            "threshold": 0.5,
+            "threshold_source": "request",
+        }
+        answer = await client.post("/select", json=PROMPT)
+        assert "cache_hit" not in answer.json()
+
+    in_process(use)
+
+
+@pytest.mark.parametrize("value", ["-0.1", "1.0001", "NaN", "1e400", '"0.5"', "true"])
+def test_what_is_no_threshold_is_refused(value: str) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        body = json.dumps(PROMPT)[:-1] + f', "cache_hit_threshold": {value}}}'
+        answer = await client.post(
+            "/select", content=body, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code in {400, 422}
+
+    in_process(use)
+
+
+# -- busy thresholds -------------------------------------------------------------------------------
+
+
+def test_busy_thresholds_over_http() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        off = dict.fromkeys(THRESHOLDS)
+        path = "/busy_threshold"
+
+        async def post(**body: Any) -> httpx.Response:
+            return await client.post(path, json={"model": "default", **body})
+
+        assert (await client.get(path)).json() == {"thresholds": [{"model": "default", **off}]}
+        answer = await post(active_decode_blocks_threshold=0.85)
+        assert answer.status_code == 200
+        first = {"model": "default", **off, "active_decode_blocks_threshold": 0.85}
+        assert answer.json() == first
+        both = {**first, "active_prefill_tokens_threshold": 10}
+        assert (await post(active_prefill_tokens_threshold=10)).json() == both
+        nothing = await post(active_decode_blocks_threshold=None)
+        assert nothing.json() == both, "null changes nothing, it reads"
+        assert (await client.get(path)).json() == {"thresholds": [both]}
+        cleared = await post(clear=["active_decode_blocks_threshold"])
+        assert cleared.json()["active_decode_blocks_threshold"] is None
+        unknown = await client.post(path, json={"model": "nobody"})
+        assert (unknown.status_code, unknown.json()) == (200, {"model": "nobody", **off})
+        setting = {"model": "nobody", "active_prefill_tokens_threshold": 1}
+        refused = await client.post(path, json=setting)
+        assert refused.status_code == 404
+        assert "discovered" in refused.json()["error"]
+        gone = await client.delete(path, params={"model": "default"})
+        assert (gone.status_code, gone.json()) == (200, {"model": "default", **off})
+
+    in_process(use, admission_control="token-capacity")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ('{"model": "default", "active_decode_blocks_threshold": 1.5}', 400),
+        ('{"model": "default", "active_prefill_tokens_threshold": -1}', 400),
+        ('{"model": "default", "active_prefill_tokens_threshold_frac": -0.5}', 400),
+        ('{"model": "default", "active_decode_blocks_threshold": NaN}', 400),
+        ('{"model": "default"', 400),
+        ('{"model": "default", "active_prefill_tokens_threshold": 1.5}', 422),
+        ('{"model": "default", "active_decode_blocks_threshold": "0.5"}', 422),
+        ('{"model": "default", "active_decode_blocks_threshold": true}', 422),
+        ('{"active_decode_blocks_threshold": 0.5}', 422),
+        ("[]", 422),
+        ('{"model": "' + "m" * 300 + '"}', 413),
+    ],
+)
+def test_what_cannot_be_a_busy_threshold(body: str, status: int) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        kind = {"content-type": "application/json"}
+        answer = await client.post("/busy_threshold", content=body, headers=kind)
+        assert answer.status_code == status
+        assert isinstance(answer.json()["error"], str)
+        answer = await client.post("/busy_threshold", content="{}", headers={})
+        assert answer.status_code == 415
+
+    in_process(use, admission_control="token-capacity", max_body_bytes=256)
+
+
+def test_busy_thresholds_while_admission_control_is_off() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        setting = {"model": "default", "active_prefill_tokens_threshold": 1}
+        answer = await client.post("/busy_threshold", json=setting)
+        assert (answer.status_code, answer.json()["code"]) == (409, "admission_control_off")
+        assert (await client.delete("/busy_threshold")).status_code == 400
+
+    in_process(use)
+
+
+# -- policies, workers, metrics --------------------------------------------------------------------
+
+
+def test_the_policy_is_read_and_changed() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        before = (await client.get("/admission")).json()
+        assert (before["policy"], before["mode"], before["scopes"]) == ("always-admit", "none", [])
+        change = {"policy": "token-bucket", "config": {"capacity": 32, "refill_rate": 1}}
+        after = (await client.put("/admission", json=change)).json()
+        assert (after["policy"], after["config"]) == ("token-bucket", change["config"])
+        assert (await client.post("/select", json=PROMPT)).status_code == 200
+        refused = await client.post("/select", json={**PROMPT, "fairness_id": "t"})
+        assert refused.json()["error"] == "insufficient tokens"
+        assert (refused.json()["code"], refused.json()["policy"]) == (
+            "insufficient-tokens",
+            "token-bucket",
+        )
+        counters = (await client.get("/admission")).json()["counters"]["standard"]
+        assert counters == {
+            "offered": 2,
+            "admitted": 1,
+            "refused": 1,
+            "withdrawn": 0,
+            "waiting": 0,
+        }
+        for wrong in ({"policy": "nonsense"}, {"policy": "token-bucket", "config": {"x": 1}}):
+            assert (await client.put("/admission", json=wrong)).status_code == 422
+        odd = {**PROMPT, "slo_class": "batch", "priority": 4}
+        answer = await client.post("/select", json=odd)
+        assert (answer.status_code, answer.json()["field"]) == (422, "priority")
+
+    in_process(use)
+
+
+def test_a_worker_tells_its_load_and_shows_its_caps() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, max_inflight=3, max_queued=2, role="decode", total_kv_blocks=100)
+        record = (await client.get("/workers")).json()[0]
+        assert (record["max_inflight"], record["max_queued"], record["role"]) == (3, 2, "decode")
+        told = {"ranks": [{"kv_used_blocks": 90}, {"dp_rank": 4, "kv_used_blocks": 1}]}
+        answer = await client.post("/workers/1/metrics", json=told)
+        assert (answer.status_code, answer.json()) == (200, {"accepted": [0], "dropped": [4]})
+        refused = await client.post("/select", json=PROMPT)
+        assert (refused.json()["value"], refused.json()["limit"]) == (90.0, 85.0)
+        assert (await client.post("/workers/2/metrics", json=told)).status_code == 404
+        assert (await client.post("/workers/1/metrics", json={"ranks": []})).status_code == 422
+        patched = await client.patch("/workers/1", json={"max_inflight": 0})
+        assert patched.status_code == 422
+
+    in_process(use, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
+
+
+def test_metrics_of_admission_and_their_aliases() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
+        assert (await client.post("/select", json=PROMPT)).status_code == 503
+        text = (await client.get("/metrics")).text
+        for line in (
+            'select_service_admission_requests_total{model_name="default",outcome="admitted",'
+            'slo_class="standard",tenant_id="default"} 1.0',
+            'dynamo_frontend_model_rejection_total{endpoint="select",model="default"} 1.0',
+            'dynamo_frontend_worker_active_prefill_tokens{dp_rank="0",worker_id="1",'
+            'worker_type="aggregated"} 32.0',
+            "dynamo_engine_request 1.0",
+            'select_service_admission_busy_ranks{model_name="default",tenant_id="default"} 1.0',
+        ):
+            assert line in text
+        assert 'gate="busy"' in text
+        service.delete_worker(1)
+        text = (await client.get("/metrics")).text
+        assert "dynamo_frontend_worker_active_prefill_tokens{" not in text
+        assert "select_service_admission_rank_busy{" not in text
+
+    in_process(use, **BUSY)
+
+
+def test_tenants_have_few_labels() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for number in range(20):
+            ask = {**PROMPT, "fairness_id": f"t{number}"}
+            assert (await client.post("/select", json=ask)).status_code == 503
+        families = Metrics(service, Traffic(), SETTINGS).families()
+        found = next(one for one in families if one.name.endswith("admission_tenant_requests"))
+        assert len({one.labels["fairness_id"] for one in found.samples}) <= 5
+        assert sum(one.value for one in found.samples if one.labels["outcome"] == "refused") == 20
+
+    in_process(use, admission_policy="reject-all", tenant_labels_max=4)
+
+
+def test_what_an_operator_set_outlives_the_process(tmp_path: Path) -> None:
+    async def sets(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        change = {"policy": "token-bucket", "config": {"capacity": 77}}
+        assert (await client.put("/admission", json=change)).status_code == 200
+        for body in (
+            {"model": "default", "active_prefill_tokens_threshold": 10},
+            {"model": "default", "tenant_id": "default", "active_decode_blocks_threshold": 0.5},
+        ):
+            assert (await client.post("/busy_threshold", json=body)).status_code == 200
+
+    async def finds(client: httpx.AsyncClient, _: Driver) -> None:
+        status = (await client.get("/admission")).json()
+        assert (status["policy"], status["config"]) == ("token-bucket", {"capacity": 77})
+        assert [one["active_prefill_tokens_threshold"] for one in status["thresholds"]] == [10, 10]
+        assert status["thresholds"][1]["active_decode_blocks_threshold"] == 0.5
+        refused = await client.post("/select", json={**PROMPT, "isl_tokens": 40})
+        assert refused.status_code in {200, 400, 503}
+        assert status["scopes"][0]["model_name"] == "default", "the gate is open again"
+        gone = await client.delete("/busy_threshold", params={"model": "default"})
+        assert gone.status_code == 200
+
+    async def finds_less(client: httpx.AsyncClient, _: Driver) -> None:
+        thresholds = (await client.get("/admission")).json()["thresholds"]
+        assert [one["active_prefill_tokens_threshold"] for one in thresholds] == [None, None]
+
+    settings: dict[str, Any] = {
+        "state_dir": str(tmp_path / "state"),
+        "admission_control": "token-capacity",
+    }
+    in_process(sets, **settings)
+    in_process(finds, **settings)
+    in_process(finds_less, **settings)
+
+
+def test_settings_that_make_no_sense_do_not_start() -> None:
+    with pytest.raises(ValueError, match="capacity"):
+        create_driver(
+            type(SETTINGS)(admission_policy="token-bucket", admission_config={"capacity": -1})
+        )
