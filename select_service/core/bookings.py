@@ -30,6 +30,8 @@ LONG_ID_CHARS: Final = 64
 """Of freed ids that are longer only a digest is remembered: an id may be as long as a body."""
 
 _BY_DIGEST: Final = "freed id by its digest, xxh3_128 = "  # longer, with it, than a short id
+_PREFILL: Final = ":prefill"
+_DECODE: Final = ":decode"
 _KEY_CHARS: Final = len(_BY_DIGEST) + 32
 
 
@@ -169,19 +171,22 @@ class Bookings:
         name, second = reservation.reservation_id, reservation.selection_id
         booking = self._live.pop(name)
         self._changed(name)
-        if reservation.pair is not None:
-            self._part_from_pair(booking, reservation.pair, now)
         if second is not None:
             self._part_from_namesakes(booking, second)
             self._remember_freed(second, now)
         self._remember_freed(name, now)
+        if reservation.pair is not None:
+            self._part_from_pair(booking, reservation.pair, now)
 
     def _part_from_pair(self, booking: Booking, pair: str, now: float) -> None:
         legs = self._pairs[pair]
         legs.remove(booking)
-        if not legs:
-            del self._pairs[pair]
-            self._remember_freed(pair, now)
+        if legs:
+            return
+        del self._pairs[pair]
+        is_ours = booking.reservation.origin == "local"
+        if is_ours or all(self.was_freed(name) for name in leg_ids(pair)):
+            self._remember_freed(pair, now)  # else there may be a leg that we have yet to hear of
 
     def _part_from_namesakes(self, booking: Booking, second: str) -> None:
         older, younger = booking.older, booking.younger
@@ -320,6 +325,11 @@ class Bookings:
         taken = {key_of(name) for name in (*self._live, *self._second_names, *self._pairs)}
         assert not self._freed.keys() & taken, "live and freed at once"
         assert len(self._freed) <= self._freed_ids_max
+
+
+def leg_ids(pair: str) -> tuple[str, str]:
+    """Return the reservation ids of a pair's legs: who prefills, who decodes."""
+    return pair + _PREFILL, pair + _DECODE
 
 
 def key_of(name: str) -> str:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from select_service.core.bookings import leg_ids
 from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.replica_messages import Ended
 from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
 
@@ -26,13 +28,6 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition, Placement
     from select_service.core.queue import Ticket
     from select_service.core.replica_messages import ReplicaMessage
-
-_PREFILL, _DECODE = ":prefill", ":decode"
-
-
-def leg_ids(pair: str) -> tuple[str, str]:
-    """Return the reservation ids of a pair's legs: who prefills, who decodes."""
-    return pair + _PREFILL, pair + _DECODE
 
 
 class Pairs:
@@ -135,12 +130,18 @@ class Pairs:
         if known is None:
             return None
         pair, legs = known
-        _, decode_id = leg_ids(pair)
-        partition, told = self._end([one for one in self._ids(pair, legs) if one != decode_id], now)
-        for leg in legs:
-            if leg.reservation.reservation_id == decode_id:
-                partition, effects = self._desk.prefill_complete(decode_id, now)
-                told += effects.published
+        prefill_id, decode_id = leg_ids(pair)
+        ids = self._ids(pair, legs)
+        done = [leg for leg in legs if leg.reservation.reservation_id == decode_id]
+        if decode_id not in ids and legs and legs[0].reservation.origin != "local":
+            # We may have yet to hear of the other leg: with this one the pair would be forgotten.
+            done, ids = legs, []
+        else:
+            self._end_unheard(pair, now, prefill_id)
+        partition, told = self._end([one for one in ids if one == prefill_id], now)
+        for leg in done:
+            partition, effects = self._desk.prefill_complete(leg.reservation.reservation_id, now)
+            told += effects.published
         return partition, Effects(published=told) if told else NOTHING
 
     def output_block(self, name: str, decay_fraction: float | None, now: float, count: int) -> bool:
@@ -164,6 +165,7 @@ class Pairs:
         known = self._legs(name)
         if known is None:
             return None
+        self._end_unheard(known[0], now)
         partition, told = self._end(self._ids(*known), now)
         return partition, Effects(published=told) if told else NOTHING
 
@@ -175,6 +177,28 @@ class Pairs:
             lighter = partition or lighter
             told += effects.published
         return lighter, told
+
+    def _end_unheard(self, pair: str, now: float, only: str | None = None) -> None:
+        """Of a replica's pair we may have heard but one leg; the other ends as well.
+
+        Both were booked in one step, so that their claims have neighbouring numbers.
+        """
+        announcer = self._desk.announcer
+        if not announcer.speaks:
+            return
+        claims = announcer.claims
+        prefill_id, decode_id = leg_ids(pair)
+        for name, other, step in ((prefill_id, decode_id, 1), (decode_id, prefill_id, -1)):
+            if only not in (None, other):
+                continue
+            for claim in claims.alive(name):
+                owner, born = (*claim.record.adopts, claim.key)[0]
+                key = owner, born + step
+                if claim.record.pair != pair or owner == claims.router_id or claims.has_ended(key):
+                    continue
+                if not any(key in (one.key, *one.record.adopts) for one in claims.alive(other)):
+                    claims.note_end(other, key, now, by_owner=False)
+                    claims.say_later(Ended(other, *key))
 
     def _legs(self, name: str) -> tuple[str, list[Booking]] | None:
         """Return the pair meant, and those of its legs that are booked here."""

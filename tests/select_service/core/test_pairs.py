@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.admission_types import AdmissionSettings
-from select_service.core.pairs import leg_ids
+from select_service.core.bookings import leg_ids
 from select_service.core.queue import Ticket
 from select_service.core.replica_events import ReplicaEnvelope
 from select_service.core.replica_wire import decode_message, encode_message
@@ -644,9 +644,9 @@ def two() -> tuple[Replica, Replica]:
     return here, there
 
 
-def tell(source: Replica, target: Replica) -> None:
-    """Deliver what the last verb published, over the wire."""
-    for message in source.effects.published:
+def tell(source: Replica, target: Replica, said: list[Any] | None = None) -> None:
+    """Deliver what the last verb published, or something else, over the wire."""
+    for message in source.effects.published if said is None else said:
         target.hears(decode_message(*encode_message(message)))
 
 
@@ -710,6 +710,66 @@ def test_a_pair_is_freed_also_where_one_of_its_workers_is_not_known() -> None:
     tell(there, here)
     assert here.load(1) == (0, 0, 0)
     there.free("q")
+    tell(there, here)
+    assert here.load(2) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+def test_a_pair_ends_also_where_only_one_leg_was_heard_of(heard: int) -> None:
+    here, there = two()
+    here.pair("p", *PROMPT)
+    messages = list(here.effects.published)
+    there.hears(decode_message(*encode_message(messages[heard])))
+    there.free("p")
+    said = [*there.effects.published, *there.turn(1.0)]
+    there.hears(decode_message(*encode_message(messages[1 - heard])))  # late
+    assert there.load(1) == there.load(2) == (0, 0, 0)
+    tell(there, here, said)
+    here.turn()
+    assert here.load(1) == here.load(2) == (0, 0, 0)
+
+
+def test_a_prefill_can_be_completed_before_the_decode_leg_was_heard_of() -> None:
+    here, there = two()
+    here.pair("p", *PROMPT)
+    first, second = here.effects.published
+    there.hears(decode_message(*encode_message(first)))
+    there.done("p")
+    tell(there, here)
+    assert here.load(1) == (0, 0, 1), "completed; ended with the pair"
+    there.hears(decode_message(*encode_message(second)))
+    there.free("p")
+    tell(there, here)
+    for replica in (here, there):
+        assert replica.load(1) == replica.load(2) == (0, 0, 0)
+
+
+def test_a_prefill_that_was_not_heard_of_ends_when_it_is_complete() -> None:
+    here, there = two()
+    here.pair("p", *PROMPT)
+    first, second = here.effects.published
+    there.hears(decode_message(*encode_message(second)))
+    there.done("p")
+    said = [*there.effects.published, *there.turn(1.0)]
+    there.hears(decode_message(*encode_message(first)))
+    tell(there, here, said)
+    here.turn()
+    for replica in (here, there):
+        assert replica.load(1) == (0, 0, 0)
+        assert replica.load(2) == (0, 4, 1)
+
+
+def test_who_heard_only_that_a_leg_has_ended_does_not_know_the_pair() -> None:
+    here, there = two()
+    here.pair("p", *PROMPT)
+    first, second = here.effects.published
+    there.hears(decode_message(*encode_message(first)))
+    here.done("p")
+    tell(here, there)
+    with pytest.raises(ReservationNotFound):
+        there.free("p")  # and not 200, while the decode leg lives
+    there.hears(decode_message(*encode_message(second)))
+    there.free("p")
     tell(there, here)
     assert here.load(2) == (0, 0, 0)
 
