@@ -17,13 +17,15 @@ from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from indexer.core.registry import Registry
     from indexer.core.replay import ReplayRequest
     from indexer.core.stream import EventStream
 
 
+LOAD_TOPIC: Final = b"kv_metrics"
+"""Messages of this topic are no events: they tell the load of a worker."""
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 30.0
 """Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
@@ -76,8 +78,10 @@ class Listeners:
         *,
         clock: Callable[[], float] = time.monotonic,
         limits: StreamLimits | None = None,
+        on_load: Callable[[EventStream, Sequence[bytes]], None] | None = None,
     ) -> None:
         self._clock = clock
+        self._on_load = on_load
         self._limits = limits or registry.limits
         self._sockets = Sockets(self._limits)
         self._feeds: dict[int, _Feed] = {}  # by identity of the stream
@@ -196,7 +200,10 @@ class Listeners:
         # live messages are read beside the replies: a long replay must not fill the other queue
         message = feed.subscriber.receive()
         if message is not None:
-            stream.on_live(message, now)
+            if self._on_load is not None and message[0] == LOAD_TOPIC:
+                self._on_load(stream, message)
+            else:
+                stream.on_live(message, now)
         return reply is None and message is None
 
     def _tick(self) -> None:

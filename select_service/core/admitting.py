@@ -12,19 +12,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from select_service.admission_types import (
-    AdmissionStatus,
     BusyThreshold,
     BusyThresholds,
-    ClassCounts,
-    RankMetrics,
-    ScopeAdmission,
-    WorkerMetricsAnswer,
 )
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.policies import build, read_config
 from select_service.core.admission.returns import ReturnBook
-from select_service.core.admission.slo_shed import SloShed
-from select_service.core.admission.tallies import ClassTally
 from select_service.core.admission.thresholds import (
     FIELDS,
     NOTHING,
@@ -33,6 +26,7 @@ from select_service.core.admission.thresholds import (
 )
 from select_service.core.changes import ADMISSION, THRESHOLD
 from select_service.core.gatekeeping import Gatekeeper
+from select_service.core.load_reports import LoadReports
 from select_service.errors import (
     AdmissionControlOff,
     AdmissionRefused,
@@ -49,7 +43,6 @@ if TYPE_CHECKING:
         AdmissionChange,
         AdmissionSettings,
         BusyThresholdChange,
-        WorkerMetrics,
     )
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.gate import Decision
@@ -72,17 +65,6 @@ _PROCESS_WIDE: Final = frozenset({"token-bucket"})
 """Policies whose allowance is one for all scopes."""
 
 
-class Report:
-    """What one rank told, and when."""
-
-    __slots__ = ("at", "stale", "told")
-
-    def __init__(self, told: RankMetrics, at: float) -> None:
-        self.told = told
-        self.at = at
-        self.stale = False
-
-
 class Admitting:
     """The desk at which operators change admission, and gates are opened."""
 
@@ -101,11 +83,9 @@ class Admitting:
         self.changes: Changes | None = None  # when the state is kept on disk
         self.clamped = 0
         """Requests that claimed a more important class than `--slo-class-max`."""
-        self.reports_dropped = 0
-        """Reports of ranks the worker has not declared."""
         given = read_thresholds({field: getattr(settings, field) for field in FIELDS})
         self.thresholds = ThresholdBook(given if self.is_on else NOTHING)
-        self.reports: dict[int, dict[int, Report]] = {}  # worker id → rank
+        self.reports = LoadReports(catalog, partitions)
         self._catalog = catalog
         self._partitions = partitions
         self._shared: Built[Ticket] | None = None
@@ -157,8 +137,7 @@ class Admitting:
             self._open(partition)
         if partition.admission is None:
             return None
-        for report in self.reports.get(worker.worker_id, {}).values():
-            partition.admission.report(worker, report.told)
+        self.reports.replay(worker, partition.admission)
         return partition
 
     def _wants_gate(self, partition: Partition) -> bool:
@@ -185,8 +164,7 @@ class Admitting:
         keeper = partition.admission
         assert keeper is not None
         for worker in partition.workers.values():
-            for report in self.reports.get(worker.worker_id, {}).values():
-                keeper.report(worker, report.told)
+            self.reports.replay(worker, keeper)
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -217,6 +195,8 @@ class Admitting:
             InvalidField: `priority` and `slo_class` disagree.
         """
         name = request.slo_class or ""
+        if request.priority is None and self.settings.slo_class_max is None:
+            return name
         if request.priority is not None:
             name = self._class_by_priority(request.priority, name)
         cap = self.settings.slo_class_max
@@ -291,32 +271,6 @@ class Admitting:
             elif self._wants_gate(partition):
                 self._open(partition)
         return [one for one in self._partitions.values() if one.admission is not None]
-
-    def status(self) -> AdmissionStatus:
-        """Return what is in force, and what became of everybody."""
-        keepers = [
-            (one, one.admission)
-            for _, one in sorted(self._partitions.items())
-            if one.admission is not None
-        ]
-        counters: dict[str, ClassTally] = {name: ClassTally() for name in self.classes.names}
-        scopes = []
-        for partition, keeper in keepers:
-            keeper.refresh(keeper.now)
-            for name, tally in keeper.gate.tallies.of.items():
-                total = counters.setdefault(name, ClassTally())
-                for field in ClassTally.__slots__:
-                    setattr(total, field, getattr(total, field) + getattr(tally, field))
-            scopes.append(_scope(partition, keeper))
-        return AdmissionStatus(
-            policy=self.policy,
-            config=self.config,
-            mode=self.settings.mode,
-            thresholds=self.busy_thresholds().thresholds,
-            classes=dict(self.classes.priorities),
-            counters={name: _counts(tally) for name, tally in counters.items()},
-            scopes=scopes,
-        )
 
     # -- busy thresholds -----------------------------------------------------------------------
 
@@ -398,49 +352,6 @@ class Admitting:
                 touched.append(partition)
         return touched
 
-    # -- what workers tell ---------------------------------------------------------------------
-
-    def report(
-        self, worker_id: int, metrics: WorkerMetrics, now: float
-    ) -> tuple[WorkerMetricsAnswer, Partition | None]:
-        """Take in what a worker says of its ranks; those it has not declared are dropped.
-
-        Raises:
-            WorkerNotFound: no such worker.
-        """
-        worker = self._catalog.get(worker_id)
-        partition = self._partitions.get(worker.scope)
-        keeper = None if partition is None else partition.admission
-        accepted, dropped = [], []
-        told = self.reports.setdefault(worker_id, {})
-        for rank in metrics.ranks:
-            if rank.dp_rank not in worker.ranks:
-                dropped.append(rank.dp_rank)
-                continue
-            told[rank.dp_rank] = Report(rank, now)
-            accepted.append(rank.dp_rank)
-            if keeper is not None:
-                keeper.report(worker, rank)
-        self.reports_dropped += len(dropped)
-        return WorkerMetricsAnswer(accepted, dropped), partition if keeper is not None else None
-
-    def forget_worker(self, worker_id: int) -> None:
-        """It is gone, and what it told with it."""
-        self.reports.pop(worker_id, None)
-
-    def age_reports(self, now: float) -> None:
-        """Stop believing what is too old; O(ranks that ever told anything)."""
-        oldest = now - self.settings.load_report_stale_s
-        for worker_id, ranks in self.reports.items():
-            for rank, report in ranks.items():
-                if report.stale or report.at >= oldest:
-                    continue
-                report.stale = True
-                worker = self._catalog.find(worker_id)
-                partition = None if worker is None else self._partitions.get(worker.scope)
-                if worker is not None and partition is not None and partition.admission:
-                    partition.admission.report_stale(worker, rank)
-
     def _mark(self, kind: str, name: str) -> None:
         if self.changes is not None:
             self.changes.mark(kind, name)
@@ -472,31 +383,6 @@ def scope_of_key(name: str) -> tuple[str, str | None]:
     """Return the model and tenant of such a name."""
     model, has_tenant, tenant = name.partition("\0")
     return model, tenant if has_tenant else None
-
-
-def _counts(tally: ClassTally) -> ClassCounts:
-    return ClassCounts(
-        offered=tally.offered,
-        admitted=tally.admitted,
-        refused=tally.refused,
-        withdrawn=tally.withdrawn,
-        waiting=tally.waiting,
-    )
-
-
-def _scope(partition: Partition, keeper: Gatekeeper) -> ScopeAdmission:
-    gate = keeper.gate
-    return ScopeAdmission(
-        model_name=partition.scope.model_name,
-        tenant_id=partition.scope.tenant_id,
-        saturation=round(keeper.pool.saturation, 6),
-        prefill_tokens_per_s=round(keeper.pool.prefill_rate, 3),
-        waiting=partition.pending_count,
-        busy_ranks=keeper.busy.count,
-        full_ranks=keeper.caps.full_slots,
-        promises=gate.returns.size,
-        flaps=sum(gate.queue.flaps) if isinstance(gate.queue, SloShed) else 0,
-    )
 
 
 __all__ = ["DEADLINE_S", "POLICY", "Admitting", "check_admission", "scope_of_key", "threshold_key"]

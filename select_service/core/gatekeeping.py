@@ -11,8 +11,6 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
@@ -21,7 +19,10 @@ from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Ga
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
+from select_service.core.admission.tenant_budgets import TenantBudgets
+from select_service.core.asking import busy_facts, cap_facts, key_of, policy_facts
 from select_service.core.load_changes import LoadChanges
+from select_service.core.wait_times import WaitTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,24 +44,6 @@ WAITS_FOR_PREFILL: Final = "waits-for-prefill"
 """The code of a request that the policy file lets wait (contract 3.6)."""
 
 _READ_COLUMNS: Final = frozenset({"tier-shed", "gaie-legacy"})
-_LAST_HASH: Final = 8
-_WAIT_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-class WaitTimes:
-    """How long the requests of a class waited, as a histogram."""
-
-    bounds: Final = _WAIT_BUCKETS_S
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_WAIT_BUCKETS_S) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One has waited so long, whatever became of it."""
-        at = sum(seconds > bound for bound in _WAIT_BUCKETS_S)
-        self.counts[at] += 1
-        self.seconds += seconds
 
 
 class Gatekeeper:
@@ -101,7 +84,6 @@ class Gatekeeper:
         tallies = self.gate.tallies
         tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
         tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
-        self._look_at_columns()
         self.waiting: dict[Ticket, None] = {}
         """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
         self.displaced: dict[Ticket, None] = {}
@@ -118,11 +100,19 @@ class Gatekeeper:
         self._capped: set[int] = set()  # workers with a cap
         self._told_waiting: dict[int, int] = {}  # by slot, as the engine says
         ledger.changes = self._changes
-        for tenant, count in Counter(one.fairness_id for one in ledger.all_reservations()).items():
-            self._changes.begun += [tenant] * count
+        self._learn_wants()
 
-    def _look_at_columns(self) -> None:
-        self.pool.keep_columns(keep=self.gate.policy.name in _READ_COLUMNS)
+    def _learn_wants(self) -> None:
+        """Keep up what the policy in force looks at, and nothing else."""
+        policy, changes = self.gate.policy, self._changes
+        self.pool.keep_columns(keep=policy.name in _READ_COLUMNS)
+        wanted = isinstance(policy, TenantBudgets)
+        if wanted and not changes.names_wanted:
+            reservations = self._ledger.all_reservations()
+            self.pool.recount(Counter(one.fairness_id for one in reservations))
+        changes.begun.clear()
+        changes.ended.clear()
+        changes.names_wanted = wanted
 
     def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
         return ReturnBook(
@@ -160,7 +150,8 @@ class Gatekeeper:
         self._capped.discard(worker_id)
         if not self.caps.unseat(worker_id):
             return []
-        homeless = [ticket for ticket in self.waiting if ticket.place == worker_id]
+        both = (*self.waiting, *self.displaced)
+        homeless = [ticket for ticket in both if ticket.place == worker_id]
         for ticket in homeless:
             ticket.place = None
         return homeless
@@ -210,7 +201,7 @@ class Gatekeeper:
         """
         self.now = now
         changes = self._changes
-        if not changes.slots:
+        if not (changes.slots or changes.ends):
             return
         at = changes.at
         if changes.computed:
@@ -224,8 +215,10 @@ class Gatekeeper:
             for tenant in changes.begun:
                 self.pool.began(tenant)
             changes.begun.clear()
+        if changes.ends:
+            self.pool.meter.ended(at, changes.ends)
+            changes.ends = 0
         if changes.ended:
-            self.pool.meter.ended(at, len(changes.ended))
             for tenant in changes.ended:
                 self.pool.left(tenant)
             changes.ended.clear()
@@ -256,7 +249,9 @@ class Gatekeeper:
         if gate.returns.size:
             ask = ask._replace(key=key_of(ticket))
         name, verdict = gate.first_word(ask, rows, now)
-        if verdict is not ADMIT and not ask.key:
+        if verdict is ADMIT:
+            return ask, gate.admitted
+        if not ask.key:
             ask = ask._replace(key=key_of(ticket))
         return ask, gate.decide(ask, name, verdict, now)
 
@@ -278,6 +273,8 @@ class Gatekeeper:
 
     def usable(self, rows: Rows) -> Rows:
         """Return the candidates to choose from: never a full one, a busy one only in need."""
+        if not (self.busy.count or self.caps.full_slots):
+            return rows
         free = self.busy.free_rows(rows)
         opened = self.caps.open_rows(free)
         if not isinstance(opened, slice) and not len(opened):
@@ -385,14 +382,12 @@ class Gatekeeper:
     def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
         """Put another policy in force at once; who waits here is to be judged again."""
         self.gate.change(built, now)
-        self._look_at_columns()
+        self.refresh(now)
+        self._learn_wants()
         if returns is not None:
             self.gate.returns = returns
         for ticket in self.waiting:
-            ticket.waiting = None
-            if ticket.place is not None:
-                self.caps.leave_place(ticket.place)
-                ticket.place = None
+            ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
         self.displaced |= self.waiting
         self.waiting.clear()
 
@@ -406,23 +401,14 @@ class Gatekeeper:
 
     def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
         """Return knob, value and limit behind a refusal, as far as there are such."""
-        first = 0 if isinstance(rows, slice) else int(rows[0]) if len(rows) else -1
+        first = _first(rows)
+        if first not in self._seats:
+            return policy_facts(decision)
         if decision.gate == "busy":
-            found = self.busy.exceeded(first) if first >= 0 else None
-            return (
-                {} if found is None else dict(zip(("knob", "value", "limit"), found, strict=True))
-            )
+            return busy_facts(self.busy.exceeded(first))
         if decision.gate == "capacity":
-            cap = self.caps[self._seats[first][0]]
-            return {"knob": "max_inflight", "value": cap.inflight, "limit": cap.max_inflight} | {
-                "queued": cap.queued,
-                "max_queued": cap.max_queued,
-            }
-        facts = dict(decision.details or {})
-        knob, value = _KNOBS.get(decision.code, (None, None))
-        if knob is None or value not in facts:
-            return dict(facts)
-        return {**facts, "knob": knob, "value": facts[value]}
+            return cap_facts(self.caps[self._seats[first][0]])
+        return policy_facts(decision)
 
     def check(self) -> None:
         """State every promise: the books are the ledger's, and who waits is accounted for."""
@@ -437,32 +423,15 @@ class Gatekeeper:
             if worker_id in self._capped:
                 inflight = sum(int(self._ledger.requests[slot]) for slot in slots.values())
                 assert self.caps[worker_id].inflight == inflight
-        tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
-        assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
+        if self._changes.names_wanted:
+            tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
+            assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
         for slot in self._seats:
             assert self.busy.count == 0 or self.busy.watches
             assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]
 
 
-_KNOBS: Final = {
-    "tier-shed": ("threshold", "load"),
-    "gaie-saturated": ("kv_utilization", "saturation"),
-    "band-full": ("quotas", "waiting"),
-    "saturated": ("usage_limit", "saturation"),
-    "infeasible-deadline": ("targets_ms", "predicted_ttft_s"),
-    "insufficient-tokens": ("capacity", "tokens"),
-}
-"""By code of a refusal: which part of the policy's configuration, and which fact it is held to."""
-
-
-def key_of(ticket: Ticket) -> bytes:
-    """Return what a request is recognised by when it comes again."""
-    request, prompt = ticket.request, ticket.prompt
-    route = "r" if ticket.reservation_id is not None else "s"
-    said = (
-        f"{route}\0{request.fairness_id}\0{request.slo_class}\0{request.priority}"
-        f"\0{prompt.isl_tokens}\0{request.selection_id}\0{request.reservation_id}\0"
-    )
-    return xxhash.xxh3_64_digest(
-        said.encode("utf-8", "surrogatepass") + bytes(prompt.sequence_hashes[-_LAST_HASH:])
-    )
+def _first(rows: Rows) -> int:
+    if isinstance(rows, slice):
+        return 0 if rows.stop else -1
+    return int(rows[0]) if len(rows) else -1

@@ -123,7 +123,8 @@ class Ledger:
         if self.changes is not None:
             self.changes.slots.add(slot)
             self.changes.at = now
-            self.changes.begun.append(fairness_id)
+            if self.changes.names_wanted:
+                self.changes.begun.append(fairness_id)
         return reservation
 
     def prefill_complete(self, reservation: Reservation, now: float) -> None:
@@ -237,7 +238,9 @@ class Ledger:
         self._drop_outputs(reservation)
         reservation.leave()
         if self.changes is not None:
-            self.changes.ended.append(reservation.fairness_id)
+            self.changes.ends += 1
+            if self.changes.names_wanted:
+                self.changes.ended.append(reservation.fairness_id)
 
     # -- a rank goes ---------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from select_service.core.admission_status import status_of
 from select_service.core.effects import NOTHING, Effects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from indexer.types import Scope
     from select_service.admission_types import (
         AdmissionChange,
         AdmissionStatus,
@@ -23,21 +25,28 @@ if TYPE_CHECKING:
     )
     from select_service.core.admitting import Admitting
     from select_service.core.partition import Partition
-    from select_service.core.selecting import Selecting
+    from select_service.core.waiting_room import WaitingRoom
     from select_service.types import CoreLimits
 
 
 class Operating:
     """Changes admission while requests come."""
 
-    def __init__(self, admitting: Admitting, selecting: Selecting, limits: CoreLimits) -> None:
+    def __init__(
+        self,
+        admitting: Admitting,
+        partitions: Mapping[Scope, Partition],
+        room: WaitingRoom,
+        limits: CoreLimits,
+    ) -> None:
         self._admitting = admitting
-        self._selecting = selecting
+        self._partitions = partitions
+        self._room = room
         self._limits = limits
 
     def admission(self) -> AdmissionStatus:
         """Describe what is in force."""
-        return self._admitting.status()
+        return status_of(self._admitting, self._partitions)
 
     def change_admission(
         self, change: AdmissionChange, now: float
@@ -49,8 +58,9 @@ class Operating:
         Raises:
             InvalidField: there is no such policy, or its configuration makes no sense.
         """
-        effects = self._judge_again(self._admitting.change(change, now), now)
-        return self._admitting.status(), effects
+        partitions = self._admitting.change(change, now)
+        effects = self._relieve(partitions, now, to_judge=True)
+        return status_of(self._admitting, self._partitions), effects
 
     def busy_thresholds(self) -> BusyThresholds:
         """List what is in force."""
@@ -65,22 +75,23 @@ class Operating:
             ServiceError: as `Admitting.change_threshold`.
         """
         answer, touched = self._admitting.change_threshold(change, now)
-        return answer, self._judge_again(touched, now)
+        return answer, self._relieve(touched, now, to_judge=False)
 
     def forget_threshold(
         self, model: str, tenant_id: str | None, now: float
     ) -> tuple[BusyThreshold, Effects]:
         """Let what is above hold again."""
         answer, touched = self._admitting.forget_threshold(model, tenant_id, now)
-        return answer, self._judge_again(touched, now)
+        return answer, self._relieve(touched, now, to_judge=False)
 
-    def _judge_again(self, partitions: Sequence[Partition], now: float) -> Effects:
+    def _relieve(self, partitions: Sequence[Partition], now: float, *, to_judge: bool) -> Effects:
+        """Let in who may go now; another policy judges them first."""
         effects = Effects()
         for partition in partitions:
             if partition.pending_count:
-                self._selecting.gather(partition, now)
+                self._room.gather(partition, now, to_judge=to_judge)
                 limit = self._limits.judged_per_turn_max
-                effects = self._selecting.judge_again(partition, now, limit, effects)
+                effects = self._room.judge_again(partition, now, limit, effects)
         return effects
 
     def report(
@@ -91,7 +102,7 @@ class Operating:
         Raises:
             WorkerNotFound: no such worker.
         """
-        answer, partition = self._admitting.report(worker_id, metrics, now)
+        answer, partition = self._admitting.reports.report(worker_id, metrics, now)
         if partition is None:
             return answer, NOTHING
-        return answer, self._selecting.relieve(partition, now, NOTHING)
+        return answer, self._room.relieve(partition, now, NOTHING)

@@ -366,7 +366,8 @@ class Partition:
     @property
     def pending_count(self) -> int:
         """How many requests wait."""
-        waiting = 0 if self.admission is None else self.admission.waiting_count
+        keeper = self.admission
+        waiting = 0 if keeper is None else len(keeper.waiting) + len(keeper.displaced)
         for queue in self.queues:
             waiting += len(queue)
         return waiting

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.reading import Reader
     from select_service.core.replicas import Replicas
-    from select_service.core.selecting import Selecting
+    from select_service.core.waiting_room import WaitingRoom
     from select_service.types import CoreLimits, WorkerPatch, WorkerRecord, WorkerSpec
 
 
@@ -39,7 +39,7 @@ class Registering:
         reader: Reader,
         limits: CoreLimits,
         admitting: Admitting,
-        selecting: Selecting,
+        room: WaitingRoom,
     ) -> None:
         self.sources: set[str] = set()
         """Sources of workers that are at work; only they may change what they registered."""
@@ -50,7 +50,7 @@ class Registering:
         self._reader = reader
         self._limits = limits
         self._admitting = admitting
-        self._selecting = selecting
+        self._room = room
 
     def upsert_worker(
         self, spec: WorkerSpec, now: float, source: str = API
@@ -127,15 +127,14 @@ class Registering:
     ) -> None:
         """Open a gate if there is reason to now, and let in who waited for a worker like this."""
         if new is None and old is not None:
-            self._admitting.forget_worker(old.worker_id)
+            self._admitting.reports.forget(old.worker_id)
         touched = [] if new is None else [self._admitting.follow(new)]
         if old is not None and (new is None or new.scope != old.scope):
             touched.append(self._partition_with_gate(old))
         for partition in touched:
             if partition is not None and partition.pending_count:
-                self._selecting.gather(partition, now)
-                limit = self._limits.judged_per_turn_max
-                self._selecting.judge_again(partition, now, limit, effects)
+                self._room.gather(partition, now, to_judge=False)
+                self._room.relieve(partition, now, effects)
 
     def _partition_with_gate(self, worker: Worker) -> Partition | None:
         partition = self._membership.partitions.get(worker.scope)

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from select_service.core.effects import Pull
     from select_service.core.replica_messages import ReplicaMessage, SnapshotHead, SnapshotPart
     from select_service.core.replicas import Replicas
-    from select_service.core.selecting import Selecting
+    from select_service.core.waiting_room import WaitingRoom
     from select_service.types import ReplicaStatus
 
 
 class Replicating:
     """Speaks with other replicas."""
 
-    def __init__(self, replicas: Replicas, selecting: Selecting) -> None:
+    def __init__(self, replicas: Replicas, room: WaitingRoom) -> None:
         self._replicas = replicas
-        self._selecting = selecting
+        self._room = room
 
     def announce(self, http_port: int, url: str | None = None) -> None:
         """Tell where our snapshot can be had; heartbeats carry it."""
@@ -74,5 +74,5 @@ class Replicating:
         touched = self._replicas.resolver.touched
         while touched:
             partition, _ = touched.popitem()
-            effects = self._selecting.relieve(partition, now, effects)
+            effects = self._room.relieve(partition, now, effects)
         return effects

@@ -1,7 +1,7 @@
 """The verbs of a reservation's life: booked by the caller's choice, going on, ended, under leases.
 
 The desk does the booking (`desk.py`); whatever frees load lets waiting requests in
-(`selecting.py`).
+(`waiting_room.py`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.reading import Reader
-    from select_service.core.selecting import Selecting
     from select_service.core.shared_leases import SharedLeases
+    from select_service.core.waiting_room import WaitingRoom
     from select_service.types import (
         BatchRequest,
         CoreLimits,
@@ -68,7 +68,7 @@ class Reserving:
         self,
         reader: Reader,
         desk: Desk,
-        selecting: Selecting,
+        room: WaitingRoom,
         leases: SharedLeases,
         limits: CoreLimits,
         admitting: Admitting,
@@ -77,7 +77,7 @@ class Reserving:
     ) -> None:
         self._reader = reader
         self._desk = desk
-        self._selecting = selecting
+        self._room = room
         self._leases = leases
         self._limits = limits
         self._admitting = admitting
@@ -177,7 +177,7 @@ class Reserving:
         partition, effects = of_pair or self._desk.prefill_complete(name, now)
         if partition is None:
             return effects
-        return self._selecting.relieve(partition, now, effects)
+        return self._room.relieve(partition, now, effects)
 
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
@@ -205,7 +205,7 @@ class Reserving:
         partition, effects = self._pairs.free(name, now) or self._desk.free(name, now)
         if partition is None:
             return effects
-        return self._selecting.relieve(partition, now, effects)
+        return self._room.relieve(partition, now, effects)
 
     def check_batch(self, request: BatchRequest) -> None:
         """Refuse more operations than may come at once; then `operate` each in turn.
@@ -269,7 +269,7 @@ class Reserving:
         effects = Effects()
         limit = self._limits.expired_per_turn_max
         for partition in self._desk.clear_leases(limit, now, effects, lease)[1]:
-            self._selecting.relieve(partition, now, effects)
+            self._room.relieve(partition, now, effects)
         return effects
 
     def leases(self, now: float, owner: str | None, limit: int) -> LeaseList:

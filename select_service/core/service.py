@@ -30,6 +30,7 @@ from select_service.core.matchmaking import Matchmaker
 from select_service.core.membership import Membership
 from select_service.core.operating import Operating
 from select_service.core.pairs import Pairs
+from select_service.core.placing import Placing
 from select_service.core.policy import default_policy
 from select_service.core.reading import Reader
 from select_service.core.recovered import RecoveredRanks
@@ -47,6 +48,7 @@ from select_service.core.state import (
     ThresholdRoom,
     Workers,
 )
+from select_service.core.waiting_room import WaitingRoom
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
@@ -117,10 +119,12 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        self.selecting = Selecting(
-            *(self.reader, self.desk, self.admitting, cache_hits, self.counters, rng, matchmaker),
+        placing = Placing(
+            *(self.desk, cache_hits, matchmaker, self.counters, rng),
             trace_decisions=trace_decisions,
         )
+        self.room = WaitingRoom(placing, self.desk, self.admitting, self.counters)
+        self.selecting = Selecting(self.reader, self.desk, self.admitting, placing, self.room, rng)
         self._open_rooms()
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.state = State(
@@ -144,10 +148,10 @@ class SelectionCore:
         self.select = selecting.select
         self.select_and_reserve = selecting.select_and_reserve
         self.select_pair = selecting.select_and_reserve  # its request says that a pair may do
-        self.withdraw = selecting.withdraw
+        self.withdraw = self.room.withdraw
         registering = self.registering = Registering(
             *(self.catalog, self.membership, self.desk, self.replicas, self.reader, self.limits),
-            *(self.admitting, selecting),
+            *(self.admitting, self.room),
         )
         self.sources = registering.sources
         self.upsert_worker = registering.upsert_worker
@@ -158,7 +162,7 @@ class SelectionCore:
         self.workers = registering.workers
         self.ready = registering.ready
         reserving = Reserving(
-            *(self.reader, self.desk, selecting, self.replicas.leases, self.limits),
+            *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, selecting.new_id),
         )
         self.reserve = reserving.reserve
@@ -172,7 +176,7 @@ class SelectionCore:
         self.close_lease = reserving.close_lease
         self.clear_lease = reserving.clear_lease
         self.leases = reserving.leases
-        operating = Operating(self.admitting, selecting, self.limits)
+        operating = Operating(self.admitting, self.partitions, self.room, self.limits)
         self.admission = operating.admission
         self.change_admission = operating.change_admission
         self.busy_thresholds = operating.busy_thresholds
@@ -183,7 +187,7 @@ class SelectionCore:
         self.loads = inspecting.loads
         self.potential_loads = inspecting.potential_loads
         self.overlap_scores = inspecting.overlap_scores
-        replicating = Replicating(self.replicas, selecting)
+        replicating = Replicating(self.replicas, self.room)
         self.replica_announce = replicating.announce
         self.replica_heard = replicating.heard
         self.replica_tick = replicating.tick
@@ -233,9 +237,9 @@ class SelectionCore:
             may_expire -= expired
             more |= not partition.ledger.is_swept or partition.ledger.next_expiry() <= now
             if expired or recheck or partition in lighter:
-                self.selecting.relieve(partition, now, effects)
+                self.room.relieve(partition, now, effects)
             more |= self._keep_gate(partition, now, effects)
-        self.admitting.age_reports(now)
+        self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
         return more, effects
 
@@ -247,17 +251,17 @@ class SelectionCore:
         keeper.refresh(now)
         if keeper.waiting_count:
             limit = self.limits.judged_per_turn_max
-            self.selecting.judge_again(partition, now, limit, effects)
+            self.room.judge_again(partition, now, limit, effects)
         return bool(keeper.displaced)
 
     def next_deadline(self) -> float:
         """When `refuse_late` will have something to do; infinity: never, as things are."""
-        return self.selecting.next_deadline(self.partitions.values())
+        return self.room.next_deadline(self.partitions.values())
 
     def refuse_late(self, now: float, effects: Effects | None = None) -> Effects:
         """Refuse the first of those who have waited too long."""
         limit = self.limits.expired_per_turn_max
-        late = self.selecting.refuse_late
+        late = self.room.refuse_late
         return late(self.partitions.values(), now, limit, Effects() if effects is None else effects)
 
     def _recheck_due(self, now: float) -> bool:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.cache_hits import RATE_BOUNDS
-from select_service.core.gatekeeping import WaitTimes
+from select_service.core.wait_times import WaitTimes
 from select_service.edge.scope_series import groups_of
 
 if TYPE_CHECKING:
@@ -65,8 +65,15 @@ class AdmissionMetrics(Collector):
         dropped = self._counter(
             "worker_reports_dropped", "Reports of ranks that the worker has not declared."
         )
-        dropped.add_metric((), self._service.core.admitting.reports_dropped)
+        dropped.add_metric((), self._service.core.admitting.reports.dropped)
         yield dropped
+        topic = self._service.load_topic
+        heard = self._counter("worker_reports_heard", "Reports on workers' event endpoints.")
+        heard.add_metric((), topic.heard)
+        yield heard
+        bad = self._counter("worker_reports_bad", "Those of them that nobody understands.")
+        bad.add_metric((), topic.bad)
+        yield bad
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
         return CounterMetricFamily(self._prefix + name, text, labels=labels)

@@ -7,6 +7,7 @@ request waits, one timer for housekeeping, and the listeners; it decides nothing
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -26,6 +27,7 @@ from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.edge.batches import Batches
+from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import (
     INDEX_RECOVERY,
     REPLICA_LEDGERS,
@@ -34,7 +36,7 @@ from select_service.edge.readiness import (
     Readiness,
 )
 from select_service.edge.replicas import Replicas
-from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown
+from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
@@ -173,6 +175,7 @@ class Driver:
         if replica_sync_port is not None:
             self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._recovering: asyncio.Task[None] | None = None
+        self.load_topic = LoadTopic(self._hear_load)
         self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
         self._listeners: Listeners | None = None
@@ -198,10 +201,15 @@ class Driver:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
         """
         if self._stream_limits is None:
-            self._listeners = Listeners(self.core.registry, clock=self._clock)
+            self._listeners = Listeners(
+                self.core.registry, clock=self._clock, on_load=self.load_topic.hear
+            )
         else:
             self._listeners = Listeners(
-                self.core.registry, clock=self._clock, limits=self._stream_limits
+                self.core.registry,
+                clock=self._clock,
+                limits=self._stream_limits,
+                on_load=self.load_topic.hear,
             )
         if self.keeper is not None:
             await self._restore(self.keeper)
@@ -232,6 +240,7 @@ class Driver:
                     future.set_exception(ShuttingDown())
         self._waiting.clear()
         self._watch_deadlines()
+        self.load_topic.close()
         await self._batches.close()
         if self._recovering is not None:
             self._recovering.cancel()
@@ -548,6 +557,10 @@ class Driver:
         answer, effects = self.core.report(worker_id, metrics, self._clock())
         self._carry_out(effects)
         return answer
+
+    def _hear_load(self, worker_id: int, metrics: WorkerMetrics) -> None:
+        with contextlib.suppress(WorkerNotFound):  # it has gone meanwhile
+            self.report(worker_id, metrics)
 
     # -- inspection ----------------------------------------------------------------------------
 

@@ -50,9 +50,20 @@ class Problem(msgspec.Struct):
     """Every answer of status 400 and above."""
 
     error: str
-    code: str
+    code: str | int  # a number, the status, only when all workers are busy
     field: str | msgspec.UnsetType = msgspec.UNSET
     details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    # of refusals by the gate
+    reason: str | msgspec.UnsetType = msgspec.UNSET  # stable
+    gate: str | msgspec.UnsetType = msgspec.UNSET
+    policy: str | msgspec.UnsetType = msgspec.UNSET
+    retry_after_s: float | msgspec.UnsetType = msgspec.UNSET
+    promised: bool | msgspec.UnsetType = msgspec.UNSET  # whether a place is held for the return
+    knob: str | msgspec.UnsetType | None = msgspec.UNSET
+    value: float | msgspec.UnsetType | None = msgspec.UNSET
+    limit: float | msgspec.UnsetType | None = msgspec.UNSET
+    message: str | msgspec.UnsetType = msgspec.UNSET  # when all workers are busy
+    type: str | msgspec.UnsetType = msgspec.UNSET  # the same
 
 
 def describe() -> bytes:
@@ -137,17 +148,19 @@ def _path_parameter(name: str) -> dict[str, object]:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
+def _content(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+    if route.answers is None:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    if route.answers is bytes:
+        return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    schemas = [schema_of[repr(kind)] for kind in _kinds(route.answers)]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {"application/json": {"schema": schema}}
+
+
 def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
     problem = {"application/json": {"schema": schema_of[repr(Problem)]}}
-    if route.answers is None:
-        content: dict[str, object] = {"text/plain": {"schema": {"type": "string"}}}
-    elif route.answers is bytes:
-        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    else:
-        schemas = [schema_of[repr(kind)] for kind in _kinds(route.answers)]
-        content = {"application/json": {"schema": schemas[0]}}
-        if len(schemas) > 1:
-            content = {"application/json": {"schema": {"anyOf": schemas}}}
+    content = _content(route, schema_of)
     texts = dict(_EVERYWHERE)
     if "{" in route.pattern:
         texts |= _WITH_PARAMS
@@ -162,6 +175,13 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())
     }
+    if "503" in responses:
+        again = {"description": "Seconds until it may help.", "schema": {"type": "integer"}}
+        responses["503"] = {
+            "description": texts[503],
+            "headers": {"Retry-After": again},
+            "content": problem,
+        }
     if route.pattern == "/ready":  # its 503 has the ordinary body
         responses["503"] = {"description": "No worker is schedulable.", "content": content}
     done = {"description": "Done."} | {"content": content}

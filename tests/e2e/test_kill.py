@@ -212,6 +212,29 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     assert survive(tmp_path, 2) > 20
 
 
+def test_what_an_operator_set_survives_a_kill(tmp_path: Path) -> None:
+    args = (
+        *OURS_EXTRA,
+        *("--state-dir", str(tmp_path / "state")),
+        *("--admission-control", "token-capacity"),
+    )
+    policy = {"policy": "tier-shed", "config": {"threshold": 7}}
+    threshold = {"model": "default", "active_prefill_tokens_threshold": 10}
+    with Server(tmp_path / "log", args=args, env=NO_EVENTS) as server:
+        register(server)
+        assert server.request("PUT", "/admission", policy).status == 200
+        assert server.request("POST", "/busy_threshold", threshold).status == 200
+        assert server.process is not None
+        server.process.kill()
+    with Server(tmp_path / "log", args=args, env=NO_EVENTS) as server:
+        status: Any = server.request("GET", "/admission").json
+        assert (status["policy"], status["config"]) == ("tier-shed", {"threshold": 7})
+        assert status["thresholds"][0]["active_prefill_tokens_threshold"] == 10
+        assert book(server, "a") == 201
+        refused: Any = server.request("POST", "/select", {"token_ids": [1] * 16})
+        assert (refused.status, refused.json["reason"]) == (503, "all-workers-busy")
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(1800)
 def test_nothing_acknowledged_is_lost_in_many_lives(tmp_path: Path) -> None:

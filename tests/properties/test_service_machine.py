@@ -1,10 +1,11 @@
 """The whole core against its twin, whatever happens in whatever order.
 
 Workers come, change and go; engines publish; requests select, book, wait, move on, end, repeat and
-expire. After every step loads are the sum of the live reservations, overlaps are what the engines
-hold, and the core's own promises are true; every choice is an arg-min of the formula; at the end
-everything is freed and all loads are zero. Some reservations live under leases, which are renewed
-by whatever happens to one of them, closed, or missed.
+expire, now and then behind a gate that keeps nobody out. After every step loads are the sum of the
+live reservations, overlaps are what the engines hold, and the core's own promises are true; every
+choice is an arg-min of the formula; at the end everything is freed and all loads are zero. Some
+reservations live under leases, which are renewed by whatever happens to one of them, closed, or
+missed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from hypothesis.stateful import (
 
 from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack_u64
 from indexer.core.registry import Registry
+from select_service.admission_types import AdmissionSettings
 from select_service.core.partition import Placement
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
@@ -128,9 +130,17 @@ class ServiceMachine(RuleBasedStateMachine):
         scale=st.sampled_from([1.0, 2.0]),
         track=st.sampled_from([True, True, False]),
         workers=st.integers(0, 2),
+        gate=st.sampled_from([None, None, {}, {"queue_deadline_s": 1e9}]),
     )
     def start(
-        self, credit: float, decay: float, scale: float, workers: int, *, track: bool
+        self,
+        credit: float,
+        decay: float,
+        scale: float,
+        workers: int,
+        *,
+        track: bool,
+        gate: dict[str, Any] | None,
     ) -> None:
         self.now = 1000.0
         self.names = 0
@@ -151,6 +161,8 @@ class ServiceMachine(RuleBasedStateMachine):
             random.Random(7),
             limits=CoreLimits(dropped_per_turn_max=1),  # what a rank leaves stays for a while
             trace_decisions=True,
+            # a gate that keeps nobody out changes nothing
+            admission=None if gate is None else AdmissionSettings(max_inflight=1000, **gate),
         )
         self.twin = ServiceTwin(
             TwinConfig(

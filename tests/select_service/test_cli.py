@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import runpy
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +113,66 @@ def test_python_dash_m(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("select_service", run_name="__main__")
     assert ended.value.code == 3
+
+
+def test_admission_from_flags_and_their_variables(tmp_path: Path) -> None:
+    config = tmp_path / "policy.json"
+    config.write_text('{"capacity": 5}', "utf-8")
+    settings = cli.parse(
+        [
+            *("--admission-control", "token-capacity", "--active-decode-blocks-threshold", "0.85"),
+            *("--admission-policy", "token-bucket", "--admission-config", f"@{config}"),
+            *("--active-prefill-tokens-threshold-frac", "None"),
+        ],
+        {
+            "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5",
+            "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD": "100",
+            "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC": "2.5",
+            "DYN_ENGINE_REQUEST_LIMIT": "8",
+            "DYN_HTTP_OVERLOAD_STATUS_CODE": "529",
+        },
+    )
+    admission = settings.admission
+    assert (admission.mode, admission.max_inflight, admission.overload_status) == (
+        "token-capacity",
+        8,
+        529,
+    )
+    assert admission.active_decode_blocks_threshold == 0.85, "the flag wins"
+    assert admission.active_prefill_tokens_threshold == 100
+    assert admission.active_prefill_tokens_threshold_frac is None, "None is off"
+    assert (admission.policy, admission.policy_config) == ("token-bucket", {"capacity": 5})
+    assert settings.router.warnings == ()
+
+
+def test_variables_that_cannot_be_read_and_thresholds_without_effect_leave_one_warning() -> None:
+    settings = cli.parse(
+        ["--active-prefill-tokens-threshold", "1"], {"DYN_HTTP_OVERLOAD_STATUS_CODE": "1000"}
+    )
+    assert settings.overload_status_code == 503
+    assert [text.partition(":")[0] for text in settings.router.warnings] == [
+        "DYN_HTTP_OVERLOAD_STATUS_CODE",
+        "busy thresholds have no effect while --admission-control is none",
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--active-decode-blocks-threshold", "1.5"),
+        ("--active-prefill-tokens-threshold", "-1"),
+        ("--active-prefill-tokens-threshold-frac", "nan"),
+        ("--overload-status-code", "199"),
+        ("--global-cache-hit-threshold", "1.1"),
+        ("--admission-policy", "nonsense"),
+        ("--admission-config", "[]"),
+        ("--admission-config", "@/nowhere"),
+        ("--admission-policy", "token-bucket", "--admission-config", '{"capacity": 0}'),
+        ("--slo-class-max", "nonsense"),
+        ("--max-inflight-default", "0"),
+    ],
+)
+def test_admission_that_makes_no_sense_is_wrong_usage(flags: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.parse([*flags], {})
+    assert ended.value.code == 2

@@ -65,6 +65,8 @@ class BusyRanks:
         self.count = 0
         """Busy slots."""
         self.thresholds = NOTHING
+        self.watches = False
+        """Whether any threshold is set; without, nothing is ever busy."""
         self._seated: list[bool] = []
         self._bits: list[bool] = []  # `busy` again; reading a column's element is slow
         self._batch_tokens: list[int | None] = []
@@ -74,11 +76,6 @@ class BusyRanks:
         self._prefill: list[float] = []
         self._decode: list[float] = []
         self._used: list[float] = []
-
-    @property
-    def watches(self) -> bool:
-        """Whether any threshold is set; without, nothing is ever busy."""
-        return self.thresholds.any
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
@@ -119,6 +116,7 @@ class BusyRanks:
     def set_thresholds(self, thresholds: Thresholds) -> None:
         """Put thresholds in force at once, for every slot."""
         self.thresholds = thresholds
+        self.watches = thresholds.any
         for slot, seated in enumerate(self._seated):
             if seated:
                 self._compile(slot)

@@ -138,9 +138,10 @@ class WorkerCaps:
     def note(self, worker_id: int, inflight: int) -> None:
         """The ledger changed how many requests a worker carries."""
         cap = self._caps[worker_id]
-        was = cap.full
+        most = cap.max_inflight
+        was_full = cap.inflight >= most
         cap.inflight = inflight
-        if cap.full != was:
+        if (inflight >= most) != was_full:
             self._write(cap)
 
     def _clear(self, cap: WorkerCap) -> None:

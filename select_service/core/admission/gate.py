@@ -126,7 +126,8 @@ class Gate(Generic[T]):
         self.returns = returns or ReturnBook(len(classes.bands))
         self.tallies = Tallies(classes.names)
         self._traffic = _Traffic(len(classes.bands))
-        self._admitted = Decision("admit", "", "", policy.name, "")
+        self.admitted = Decision("admit", "", "", policy.name, "")
+        """What everybody is told who may go on."""
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class Gate(Generic[T]):
     def decide(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
         """Turn what one check said into a decision; a refusal gets its time to return."""
         if verdict is ADMIT:
-            return self._admitted
+            return self.admitted
         if verdict.outcome == "wait":
             return Decision("wait", verdict.reason, verdict.code, self.policy.name, gate)
         if gate not in _HARD and self.returns.is_due(ask.key, now):
@@ -164,13 +165,13 @@ class Gate(Generic[T]):
     def _honour(self, gate: GateName) -> Decision:
         """It was told to come: a queue takes it whatever its quota; without one, it goes."""
         if gate == "policy" and self.queue is None:
-            return self._admitted
+            return self.admitted
         return Decision("wait", "", PROMISED, self.policy.name, gate)
 
     def judge_hits(self, hits: Hits, threshold: Threshold) -> Decision:
         """Say whether any candidate holds enough of the prompt; time does not help, so no time."""
         if not hits.refused:
-            return self._admitted
+            return self.admitted
         details: Facts = {
             "threshold": threshold.value,
             "source": threshold.source,
@@ -338,7 +339,7 @@ class Gate(Generic[T]):
             self._traffic = _Traffic(len(built.classes.bands))
         self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
         self.tallies.know(built.classes.names)
-        self._admitted = Decision("admit", "", "", built.policy.name, "")
+        self.admitted = Decision("admit", "", "", built.policy.name, "")
         return waiting
 
     def check(self) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 from select_service.core.admission.drain import DrainMeter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from select_service.core.columns import Floats
 
 _UNIT: Final = 1 << 32
@@ -112,6 +114,11 @@ class PoolLoad:
         """Whether some policy looks at the columns; where none does they are not kept up."""
         if keep and not self._keeps_columns:
             self._keeps_columns = True
+            for column in (
+                *(self.queue_depth, self.batch_size),
+                *(self.in_flight, self.kv_utilization),
+            ):
+                column.fill(0.0)  # who has gone meanwhile has left something behind
             for slot, load in enumerate(self._loads):
                 if load is not None:
                     self._write(slot, load)
@@ -123,12 +130,16 @@ class PoolLoad:
         """The ledger, or the engine, says what a seated slot carries now. O(1)."""
         before = self._loads[slot]
         assert before is not None, "nobody sits there"
+        if load == before:
+            return  # as it was when somebody looked last
         self._loads[slot] = load
-        self.prefill_backlog += load.prefill_tokens - before.prefill_tokens
-        computing = (load.prefill_tokens > 0) - (before.prefill_tokens > 0)
-        if computing:
-            self._computing += computing
-            self.meter.computing(self._computing, now)
+        tokens, were = load.prefill_tokens, before.prefill_tokens
+        if tokens != were:
+            self.prefill_backlog += tokens - were
+            computing = (tokens > 0) - (were > 0)
+            if computing:
+                self._computing += computing
+                self.meter.computing(self._computing, now)
         self._write(slot, load)
 
     def mark_stale(self, slot: int, *, stale: bool) -> None:
@@ -200,6 +211,10 @@ class PoolLoad:
         """A request of the tenant ended; as many names are kept as have requests."""
         self.meter.ended(now)
         self.left(tenant_id)
+
+    def recount(self, in_flight: Mapping[str, int]) -> None:
+        """Begin to count tenants anew."""
+        self._tenants = {name: count for name, count in in_flight.items() if count}
 
     def left(self, tenant_id: str) -> None:
         """One request fewer of the tenant; the meter knows already."""

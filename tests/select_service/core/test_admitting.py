@@ -280,14 +280,14 @@ def test_a_rank_nobody_declared_is_dropped_and_a_silent_one_is_not_believed_for_
     )
     answer, _ = some.core.report(1, metrics, some.now)
     assert (answer.accepted, answer.dropped) == ([0], [7])
-    assert some.core.admitting.reports_dropped == 1
+    assert some.core.admitting.reports.dropped == 1
     assert refused(some, 1).gate == "busy"
     some.tick(6.0)
     assert keeper_of(some).pool.saturation == 1.0, "what it says is too old: it counts as full"
     selection_of(some.take("a", 1))
     some.worker(1, endpoint="http://other", total_kv_blocks=100)
     some.delete(1)
-    assert some.core.admitting.reports == {}
+    assert some.core.admitting.reports.by_worker == {}
 
 
 # -- N + Q -----------------------------------------------------------------------------------------
@@ -579,6 +579,39 @@ def test_a_gate_that_opens_takes_in_who_waits_already() -> None:
     assert isinstance(first.answer, Selection), "the policy file's queue is not asked any more"
     assert isinstance(second.answer, Selection)
     assert tally(some) == ClassTally(2, 2, 0, 0, 0, 2)
+
+
+def test_a_worker_or_threshold_that_changes_refuses_nobody_who_waits() -> None:
+    some = Fleet(
+        RouterConfig(queue_threshold=1.0),
+        admission=AdmissionSettings(
+            mode="token-capacity",
+            policy="token-bucket",
+            policy_config={"capacity": 40, "refill_rate": 1},
+        ),
+    )
+    some.worker(1, max_num_batched_tokens=8)
+    some.take("a", 1)
+    tickets = [ticket_of(some.take(name, 2)) for name in "bc"]
+    some.patch(1, taints=["t"])
+    some.core.change_threshold(threshold(active_decode_blocks_threshold=0.9), some.now)
+    assert [one.answer for one in tickets] == [None, None]
+    some.done("a")
+    assert isinstance(tickets[0].answer, Selection)
+    some.done("b")
+    assert isinstance(tickets[1].answer, Selection), "it was let in when it came"
+
+
+def test_who_is_to_be_judged_again_keeps_its_place() -> None:
+    some = fleet(record={"max_inflight": 1, "max_queued": 20})
+    some.take("a", 1)
+    tickets = [ticket_of(some.take(f"r{n}", n)) for n in range(20)]
+    change(some, "tier-shed", threshold=1000)
+    assert keeper_of(some).displaced, "a turn is bounded"
+    assert refused(some, 99).gate == "capacity"
+    some.tick(0.0)
+    assert not keeper_of(some).displaced
+    assert {one.answer for one in tickets} == {None}
 
 
 def test_a_policy_that_makes_no_sense_changes_nothing() -> None:

@@ -1,0 +1,67 @@
+"""How admission stands, for people: what is in force, and what became of everybody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.admission_types import AdmissionStatus, ClassCounts, ScopeAdmission
+from select_service.core.admission.slo_shed import SloShed
+from select_service.core.admission.tallies import ClassTally
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indexer.types import Scope
+    from select_service.core.admitting import Admitting
+    from select_service.core.gatekeeping import Gatekeeper
+    from select_service.core.partition import Partition
+
+
+def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> AdmissionStatus:
+    """Return what is in force, and what became of everybody."""
+    keepers = [
+        (one, one.admission) for _, one in sorted(partitions.items()) if one.admission is not None
+    ]
+    counters: dict[str, ClassTally] = {name: ClassTally() for name in admitting.classes.names}
+    scopes = []
+    for partition, keeper in keepers:
+        keeper.refresh(keeper.now)
+        for name, tally in keeper.gate.tallies.of.items():
+            total = counters.setdefault(name, ClassTally())
+            for field in ClassTally.__slots__:
+                setattr(total, field, getattr(total, field) + getattr(tally, field))
+        scopes.append(_scope(partition, keeper))
+    return AdmissionStatus(
+        policy=admitting.policy,
+        config=admitting.config,
+        mode=admitting.settings.mode,
+        thresholds=admitting.busy_thresholds().thresholds,
+        classes=dict(admitting.classes.priorities),
+        counters={name: _counts(tally) for name, tally in counters.items()},
+        scopes=scopes,
+    )
+
+
+def _counts(tally: ClassTally) -> ClassCounts:
+    return ClassCounts(
+        offered=tally.offered,
+        admitted=tally.admitted,
+        refused=tally.refused,
+        withdrawn=tally.withdrawn,
+        waiting=tally.waiting,
+    )
+
+
+def _scope(partition: Partition, keeper: Gatekeeper) -> ScopeAdmission:
+    gate = keeper.gate
+    return ScopeAdmission(
+        model_name=partition.scope.model_name,
+        tenant_id=partition.scope.tenant_id,
+        saturation=round(keeper.pool.saturation, 6),
+        prefill_tokens_per_s=round(keeper.pool.prefill_rate, 3),
+        waiting=partition.pending_count,
+        busy_ranks=keeper.busy.count,
+        full_ranks=keeper.caps.full_slots,
+        promises=gate.returns.size,
+        flaps=sum(gate.queue.flaps) if isinstance(gate.queue, SloShed) else 0,
+    )

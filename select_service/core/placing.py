@@ -1,0 +1,154 @@
+"""Placing: choose a rank for a request and book it, in one step that nothing interrupts.
+
+`partition.py` chooses, `cache_hits.py` says who holds enough, `desk.py` books. Who asks (selecting)
+and who waited (waiting room) are placed alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET
+
+from indexer.core.hashing import unpack_i64
+from select_service.core.desk import Order
+from select_service.core.effects import NOTHING, Effects
+from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectPairRequest
+
+if TYPE_CHECKING:
+    import random
+
+    from select_service.core.cache_hits import CacheHits, Found
+    from select_service.core.columns import Rows
+    from select_service.core.counters import Counters
+    from select_service.core.desk import Desk
+    from select_service.core.matchmaking import Matchmaker
+    from select_service.core.partition import Placement
+    from select_service.core.projection import Projection
+    from select_service.core.queue import Ticket
+    from select_service.errors import ServiceError
+
+
+class Placing:
+    """Places requests."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        cache_hits: CacheHits,
+        matchmaker: Matchmaker,
+        counters: Counters,
+        rng: random.Random,
+        *,
+        trace_decisions: bool,
+    ) -> None:
+        self._desk = desk
+        self._cache_hits = cache_hits
+        self._matchmaker = matchmaker
+        self._counters = counters
+        self._rng = rng
+        self._trace_decisions = trace_decisions
+
+    def place(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        projection: Projection | None = None,
+    ) -> tuple[Answer, Effects]:
+        """Choose a rank, or a pair, and book it; nothing has changed if this raises."""
+        if isinstance(ticket.request, SelectPairRequest):
+            return self._matchmaker.serve(ticket, rows, now, effects)
+        return self._place_one(ticket, rows, now, effects, projection)
+
+    def _place_one(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        projection: Projection | None,
+    ) -> tuple[Answer, Effects]:
+        partition, request = ticket.partition, ticket.request
+        found: Found | None = None
+        if self._cache_hits.concerns(request):
+            if projection is None:
+                projection = partition.project(ticket.prompt, rows, ticket.weights)
+            found = self._cache_hits.filter(partition, request, rows, projection)
+            if found.refused is not None:
+                found.refused.advice = self._matchmaker.advise(ticket)
+                return found.refused, effects
+            rows, projection = found.rows, found.projection
+        placement = partition.place(
+            request, ticket.prompt, rows, ticket.weights, self._rng, projection
+        )
+        answer = self._answer(ticket, placement)
+        answer.advice = self._matchmaker.advise(ticket)
+        if found is not None:
+            answer.cache_hit = found.facts
+            if found.needs_prefill:
+                answer.needs_prefill = True
+        if ticket.reservation_id is not None:
+            effects = self._book(ticket, placement, answer, now, effects)
+        return answer, self._decided(placement, effects)
+
+    def _book(
+        self,
+        ticket: Ticket,
+        placement: Placement,
+        answer: Selection,
+        now: float,
+        effects: Effects,
+    ) -> Effects:
+        partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
+        assert ticket.reservation_id is not None
+        assert isinstance(request, SelectAndReserveRequest)
+        track = placement.weights.track_prefill_tokens
+        fairness_id = request.fairness_id
+        order = Order(
+            ticket.reservation_id,
+            ticket.fingerprint,
+            prompt,
+            placement.effective_prefill_tokens if track else 0,
+            track,
+            *self._desk.terms(request),
+            partition.scope.tenant_id if fairness_id is None else fairness_id,
+        )
+        reservation = self._desk.book(partition, placement.slot, order, now)
+        answer.reservation_id = ticket.reservation_id
+        answer.isl_tokens = prompt.isl_tokens
+        answer.track_prefill_tokens = track
+        answer.potential_decode_blocks = placement.potential_decode_blocks
+        kept = msgspec.structs.replace(answer)  # without the hashes: the ledger has them
+        effects = self._desk.confirm(partition, reservation, request, kept, effects)
+        answer.sequence_hashes = unpack_i64(prompt.sequence_hashes)
+        return effects
+
+    def _answer(self, ticket: Ticket, placement: Placement) -> Selection:
+        self._counters.selections += 1
+        partition, request, worker = ticket.partition, ticket.request, placement.worker
+        return Selection(
+            selection_id=UNSET if request.selection_id is None else request.selection_id,
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            worker_id=worker.worker_id,
+            dp_rank=placement.dp_rank,
+            endpoint=worker.spec.endpoint,
+            block_size=partition.index.block_size,
+            overlap=placement.overlap,
+            effective_prefill_tokens=placement.effective_prefill_tokens,
+        )
+
+    def _decided(self, placement: Placement, effects: Effects) -> Effects:
+        if not self._trace_decisions:
+            return effects
+        effects = Effects() if effects is NOTHING else effects
+        effects.decided.append(placement)
+        return effects
+
+    def count_refusal(self, refusal: ServiceError) -> None:
+        """Count a selection that was refused."""
+        failed = self._counters.selections_failed
+        failed[refusal.code] = failed.get(refusal.code, 0) + 1

@@ -1,0 +1,115 @@
+"""What workers tell of their own load on their event endpoint: the topic `kv_metrics`.
+
+The same as POST /workers/{id}/metrics says, for a worker that publishes anyway. A message has the
+topic `kv_metrics` as its first frame and, as its last, MessagePack or JSON: one rank's
+`{"kv_used_blocks", "kv_total_blocks", "num_requests_waiting", "num_requests_running"}` with a
+`dp_rank` where it is not the publisher's own, or `{"ranks": [those]}`. It has no sequence number
+that means anything. Only the latest of each rank is kept, and taken in a few times a second:
+however fast a worker talks, its KV events do not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from select_service.admission_types import RankMetrics, WorkerMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indexer.core.stream import EventStream
+
+__all__ = ["APPLY_AFTER_S", "LoadTopic"]
+
+APPLY_AFTER_S: Final = 0.1
+"""Between hearing something and taking it in with whatever else was heard."""
+RANKS_MAX: Final = 65_536
+"""Ranks heard of and not taken in yet."""
+_FRAMES_MIN: Final = 2  # topic and payload; engines' own sockets put a number between
+
+
+class _Told(msgspec.Struct):
+    """A message, leniently: whatever else it says is skipped."""
+
+    dp_rank: int | None = None
+    kv_used_blocks: float | None = None
+    kv_total_blocks: int | None = None
+    num_requests_waiting: int | None = None
+    num_requests_running: int | None = None
+    ranks: list[_Told] = []
+
+
+_from_msgpack: Final = msgspec.msgpack.Decoder(_Told, strict=False).decode
+_from_json: Final = msgspec.json.Decoder(_Told, strict=False).decode
+
+
+class LoadTopic:
+    """Gathers reports and hands them on."""
+
+    def __init__(self, take: Callable[[int, WorkerMetrics], None]) -> None:
+        """Start with nothing heard.
+
+        Args:
+            take: takes in what one worker said; it may raise nothing.
+        """
+        self.heard = 0
+        self.bad = 0
+        """Messages nobody understands."""
+        self._take = take
+        self._latest: dict[tuple[int, int], RankMetrics] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hear(self, stream: EventStream, frames: Sequence[bytes]) -> None:
+        """Note one message of the topic; never raises."""
+        self.heard += 1
+        rank = stream.rank
+        try:
+            told = _read(frames)
+            for one in told.ranks or [told]:
+                dp_rank = rank.dp_rank if one.dp_rank is None else one.dp_rank
+                self._latest[rank.worker_id, dp_rank] = _rank_metrics(one, dp_rank)
+        except (ValueError, RecursionError, OverflowError):  # also msgspec's
+            self.bad += 1
+            return
+        while len(self._latest) > RANKS_MAX:
+            self._latest.pop(next(iter(self._latest)))
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(APPLY_AFTER_S, self._apply)
+
+    def _apply(self) -> None:
+        self._timer = None
+        latest, self._latest = self._latest, {}
+        by_worker: dict[int, list[RankMetrics]] = {}
+        for (worker_id, _), metrics in latest.items():
+            by_worker.setdefault(worker_id, []).append(metrics)
+        for worker_id, ranks in by_worker.items():
+            self._take(worker_id, WorkerMetrics(ranks=ranks))
+
+    def close(self) -> None:
+        """Hand nothing on any more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._latest.clear()
+
+
+def _read(frames: Sequence[bytes]) -> _Told:
+    if len(frames) < _FRAMES_MIN:
+        raise ValueError("no payload")
+    payload = frames[-1]
+    return (_from_json if payload[:1] == b"{" else _from_msgpack)(payload)
+
+
+def _rank_metrics(told: _Told, dp_rank: int) -> RankMetrics:
+    fields = {
+        "dp_rank": dp_rank,
+        "kv_used_blocks": told.kv_used_blocks,
+        "kv_total_blocks": told.kv_total_blocks,
+        "num_requests_waiting": told.num_requests_waiting,
+        "num_requests_running": told.num_requests_running,
+    }
+    return msgspec.convert(fields, RankMetrics)

@@ -1,0 +1,123 @@
+"""Workers that tell their load where they tell their events."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from indexer.types import WorkerRank
+from select_service.admission_types import WorkerMetrics
+from select_service.edge.load_topic import LoadTopic
+from tests.select_service.edge.serving import in_process, seat, until
+
+PACK = msgspec.msgpack.encode
+
+
+class Heard:
+    """A topic and what it handed on."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, WorkerMetrics]] = []
+        self.topic = LoadTopic(lambda worker_id, told: self.taken.append((worker_id, told)))
+
+    def hear(self, *frames: bytes, rank: int = 0) -> None:
+        stream: Any = SimpleNamespace(rank=WorkerRank(7, rank))
+        self.topic.hear(stream, frames)
+
+    async def settled(self) -> list[tuple[int, dict[int, float | None]]]:
+        await until(lambda: bool(self.taken))
+        return [
+            (worker_id, {one.dp_rank: one.kv_used_blocks for one in told.ranks})
+            for worker_id, told in self.taken
+        ]
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        (PACK({"kv_used_blocks": 5}), {1: 5.0}),
+        (b'{"kv_used_blocks": 5.5, "surprise": [1]}', {1: 5.5}),
+        (PACK({"dp_rank": 3, "kv_used_blocks": "5"}), {3: 5.0}),
+        (
+            PACK({"ranks": [{"dp_rank": 0, "kv_used_blocks": 1}, {"num_requests_waiting": 2}]}),
+            {0: 1.0, 1: None},
+        ),
+    ],
+)
+def test_both_forms_and_whatever_else_is_said(
+    payload: bytes, expected: dict[int, float | None]
+) -> None:
+    async def scene() -> None:
+        heard = Heard()
+        heard.hear(b"kv_metrics", payload, rank=1)
+        assert await heard.settled() == [(7, expected)]
+        assert (heard.topic.heard, heard.topic.bad) == (1, 0)
+
+    asyncio.run(scene())
+
+
+def test_only_the_latest_of_each_rank_is_taken_in() -> None:
+    async def scene() -> None:
+        heard = Heard()
+        for number in range(1000):
+            told = {"kv_used_blocks": number}
+            heard.hear(b"kv_metrics", struct.pack(">q", 1), PACK(told), rank=number % 2)
+        assert heard.taken == []
+        assert await heard.settled() == [(7, {0: 998.0, 1: 999.0})]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (b"kv_metrics",),
+        (b"kv_metrics", b""),
+        (b"kv_metrics", b"\xc1"),
+        (b"kv_metrics", b"{"),
+        (b"kv_metrics", PACK([1, 2])),
+        (b"kv_metrics", PACK({"kv_used_blocks": -1})),
+        (b"kv_metrics", PACK({"dp_rank": -1})),
+        (b"kv_metrics", b'{"ranks":' * 5000),
+    ],
+)
+def test_what_nobody_understands_is_counted(frames: tuple[bytes, ...]) -> None:
+    async def scene() -> None:
+        heard = Heard()
+        heard.hear(*frames)
+        assert (heard.topic.heard, heard.topic.bad) == (1, 1)
+        heard.topic.close()
+        assert heard.taken == []
+
+    asyncio.run(scene())
+
+
+def test_over_a_real_socket_and_events_go_on() -> None:
+    async def use(_: Any, service: Any) -> None:
+        with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+            port = publisher.bind_to_random_port("tcp://127.0.0.1")
+            seat(service, kv_events_endpoint=f"tcp://127.0.0.1:{port}", total_kv_blocks=100)
+            stream = service.core.registry.streams()[0]
+            events = PACK([0.0, [["AllBlocksCleared"]]])
+
+            def say() -> bool:
+                publisher.send_multipart([b"kv_metrics", PACK({"kv_used_blocks": 77})])
+                publisher.send_multipart([b"", struct.pack(">q", say_number[0]), events])
+                say_number[0] += 1
+                reports = service.core.admitting.reports.by_worker.get(1, {})
+                return 0 in reports and stream.tallies.batches > 0
+
+            say_number = [0]
+            await until(say)
+            told = service.core.admitting.reports.by_worker[1][0].told
+            assert told.kv_used_blocks == 77
+            assert not stream.tallies.bad_messages
+            assert stream.lost_batches == 0, "reports have no part in the sequence"
+
+    in_process(use)
