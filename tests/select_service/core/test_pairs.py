@@ -546,6 +546,22 @@ def test_with_the_decode_workers_full_one_worker_does_all() -> None:
     assert (answer.mode, answer.decode.worker_id) == ("aggregated", 3)
 
 
+def test_the_full_are_not_chosen_however_cheap() -> None:
+    fleet = Fleet(admission=AdmissionSettings(policy="token-bucket"))
+    fleet.worker(1, max_inflight=1)
+    fleet.worker(2)
+    fleet.book("one", 1)  # full, and without load
+    fleet.book("two", 2, *range(20, 40))
+    assert paired(fleet.pair("p", *PROMPT)).decode.worker_id == 2
+    fleet.free("p")
+    for worker_id in (1, 2):
+        fleet.patch(worker_id, role="prefill")
+    fleet.worker(3, role="decode")
+    answer = paired(fleet.pair("q", *PROMPT))
+    assert answer.prefill is not None
+    assert answer.prefill.worker_id == 2
+
+
 def test_what_a_policy_refuses_is_booked_nowhere() -> None:
     fleet = apart(admission=AdmissionSettings(policy="reject-all"))
     with pytest.raises(AdmissionRefused):
