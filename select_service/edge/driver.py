@@ -40,7 +40,7 @@ from select_service.edge.readiness import (
 from select_service.edge.replicas import Replicas
 from select_service.edge.warm_start import WarmStart
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
-from select_service.types import Ready, ReplicaLimits, RouterConfig, Selection
+from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         ReservationRequest,
         ScopeLoads,
         SelectAndReserveRequest,
+        SelectPairRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -408,6 +409,12 @@ class Driver:
         self._carry_out(effects)
         return answer
 
+    def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
+        """POST /select_pair as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self.core.select_pair(request, self._clock(), unknown=unknown)
+        self._carry_out(effects)
+        return answer
+
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
         answer = self.select_now(request)
@@ -418,6 +425,11 @@ class Driver:
     ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
         answer = self.select_and_reserve_now(request, unknown)
+        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+
+    async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
+        """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
+        answer = self.select_pair_now(request, unknown)
         return await self.wait(answer) if isinstance(answer, Ticket) else answer
 
     async def wait(self, ticket: Ticket) -> Answer:
@@ -452,7 +464,9 @@ class Driver:
             self.core.withdraw(ticket)
             return
         ticket.holders -= 1  # the answer came in the turn in which its caller went
-        booked = ticket.reservation_id is not None and isinstance(ticket.answer, Selection)
+        booked = ticket.reservation_id is not None and isinstance(
+            ticket.answer, Selection | PairSelection
+        )
         if ticket.holders == 0 and booked:
             self.free(ticket.reservation_id or "")
 
