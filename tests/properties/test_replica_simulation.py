@@ -43,7 +43,7 @@ LEASE_S = 12.0
 LOOKS_PER_CHECK = 20
 """Where thousands of worlds are lived through, a core states its promises after so many messages.
 
-They take nine tenths of the time, and what they find a world of the short run finds too.
+They take nine tenths of the time, and a promise that is broken mostly stays so until the next time.
 """
 RENEWAL_S = 2.5
 """A client renews so often: in the worst of weathers the others hear of the last but two."""
