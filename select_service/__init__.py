@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final
 from select_service.version import __version__
 
 if TYPE_CHECKING:
+    from select_service.admission_types import AdmissionSettings
     from select_service.edge.embedded import SelectionService
     from select_service.errors import (
+        AdmissionRefused,
         InvalidRequest,
         LeaseConflict,
         LeaseNotFound,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         BatchOutputBlock,
         BatchPrefillComplete,
         BatchRequest,
+        CacheThreshold,
         CoreLimits,
         LeaseRequest,
         OverlapScoresRequest,
@@ -49,10 +52,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AdmissionRefused",
+    "AdmissionSettings",
     "BatchFree",
     "BatchOutputBlock",
     "BatchPrefillComplete",
     "BatchRequest",
+    "CacheThreshold",
     "CoreLimits",
     "InvalidRequest",
     "LeaseConflict",
@@ -83,7 +89,12 @@ __all__ = [
     "__version__",
 ]
 
-_ROOMS: Final = ("select_service.types", "select_service.errors", "select_service.edge.embedded")
+_ROOMS: Final = (
+    "select_service.types",
+    "select_service.errors",
+    "select_service.admission_types",
+    "select_service.edge.embedded",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -238,7 +238,7 @@ class Driver:
                 if not future.done():
                     future.set_exception(ShuttingDown())
         self._waiting.clear()
-        self._watch_deadlines()
+        self._wake_at(math.inf)
         self.load_topic.close()
         await self._batches.close()
         if self._recovering is not None:
@@ -405,7 +405,7 @@ class Driver:
             raise ticket.answer
         if ticket.answer is not None:
             return ticket.answer
-        self._watch_deadlines()
+        self._wake_at(ticket.deadline)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(ticket, []).append(future)
         try:
@@ -428,9 +428,11 @@ class Driver:
         if ticket.holders == 0 and booked:
             self.free(ticket.reservation_id or "")
 
-    def _watch_deadlines(self) -> None:
-        """Wake up when the first of the waiting has waited too long; one timer for all."""
-        at = math.inf if self._closing else self.core.next_deadline()
+    def _wake_at(self, at: float) -> None:
+        """Wake up when the first of the waiting has waited too long; one timer for all.
+
+        Deadlines that come by another policy are seen by housekeeping.
+        """
         if self._deadline is not None:
             if self._deadline[0] <= at and not self._closing:
                 return
@@ -444,7 +446,7 @@ class Driver:
     def _refuse_late(self) -> None:
         self._deadline = None
         self._carry_out(self.core.refuse_late(self._clock()))
-        self._watch_deadlines()
+        self._wake_at(self.core.next_deadline())
 
     # -- reservations --------------------------------------------------------------------------
 
