@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _BATCHES_PER_TURN = 4
 _LOOKS_PER_STEP = 64
 _DONE = Growth(prefill_done=True)
+_NOTHING = Growth()
 
 
 class Replicas:
@@ -465,6 +466,10 @@ class Replicas:
         view = self._view_told_of(owner, now)
         if view is not None:
             self._claimed(view, part.claim, now, told_of=True)
+            known = view.claims.find(part.claim.reservation_id, part.claim.born)
+            if known is not None and part.claim.growth != _NOTHING:
+                # the owner may not know, and the teller be gone by the time it is back
+                known.tellers = (known.tellers or set()) | {teller.router_id}
 
     def _view_told_of(self, router_id: int, now: float) -> View | None:
         """Return what is known of a publisher that others have heard; to us it may be gone."""

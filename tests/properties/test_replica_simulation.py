@@ -515,6 +515,12 @@ def test_replicas_agree(seed: int) -> None:
     live_through(seed, 60)
 
 
+@pytest.mark.parametrize("seed", [942])
+def test_replicas_agree_where_they_once_did_not(seed: int) -> None:
+    """942: an owner's claim had grown by hearsay while it was away, and the teller died too."""
+    assert not _what_fails(seed)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_replicas_agree_for_long() -> None:
