@@ -15,7 +15,7 @@ from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.drain import DrainMeter
-from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Gate
+from select_service.core.admission.gate import AT_CAPACITY, Gate
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
@@ -81,6 +81,7 @@ class Gatekeeper:
             caps=self.caps,
             returns=returns or self._own_returns(built),
         )
+        self._shares_returns = returns is not None
         tallies = self.gate.tallies
         tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
         tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
@@ -253,7 +254,7 @@ class Gatekeeper:
             return ask, gate.admitted
         if not ask.key:
             ask = ask._replace(key=key_of(ticket))
-        return ask, gate.decide(ask, name, verdict, now)
+        return ask, gate.decide(ask, name, verdict, rows, now)
 
     def settle(self, decision: Decision, ask: Ask, now: float, endpoint: str = "") -> None:
         """Charge and count what was decided."""
@@ -296,12 +297,12 @@ class Gatekeeper:
         """How many wait at the gate."""
         return len(self.waiting) + len(self.displaced)
 
-    def wait(self, ticket: Ticket, ask: Ask, decision: Decision, rows: Rows, now: float) -> None:
-        """Let a ticket wait as a decision said, which is settled."""
+    def wait(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> None:
+        """Let a ticket wait as a decision said that is settled."""
         ticket.ask = ask
         if self.gate.queue is not None:
             ticket.waiting = self.gate.enqueue(ask, ticket, now)
-        if decision.code == WAITS_FOR_WORKER.code:
+        if self.caps.all_full(rows):  # whatever else it waits for, it is one of Q
             ticket.place = self.caps.take_place(rows)
         self.waiting[ticket] = None
         self.waiting_isl_tokens += ticket.prompt.isl_tokens
@@ -386,6 +387,9 @@ class Gatekeeper:
         self._learn_wants()
         if returns is not None:
             self.gate.returns = returns
+        elif self._shares_returns:  # others' promises are none of this pool's
+            self.gate.returns = self._own_returns(built)
+        self._shares_returns = returns is not None
         for ticket in self.waiting:
             ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
         self.displaced |= self.waiting

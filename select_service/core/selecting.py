@@ -149,7 +149,7 @@ class Selecting:
             raise self._admitting.refusal(ticket.partition, decision, rows)
         if decision.outcome == "wait":
             keeper.settle(decision, ask, now)
-            keeper.wait(ticket, ask, decision, rows, now)
+            keeper.wait(ticket, ask, rows, now)
             return self._room.waits_at_gate(ticket, now), NOTHING
         usable = keeper.usable(rows)
         if keeper.gate.queue is None and ticket.partition.must_wait(number, usable):

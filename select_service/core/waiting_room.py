@@ -231,7 +231,7 @@ class WaitingRoom:
             keeper.turned_away(ticket, decision.code, now)
             return self._refuse(ticket, decision, effects, rows)
         if decision.outcome == "wait" or not keeper.can_take(rows):
-            keeper.wait(ticket, ask, decision, rows, now)
+            keeper.wait(ticket, ask, rows, now)
             return effects
         if keeper.gate.queue is None and self._in_file_again(ticket, keeper.usable(rows), now):
             return effects

@@ -7,6 +7,7 @@ Times are monotonic seconds, except where a name says `t_us`.
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -180,7 +181,9 @@ class InstanceSnapshot(NamedTuple):
 
 def is_finite_number(value: object) -> bool:
     """Tell whether a configured value is a number one can count with; a bool is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # JSON has whole numbers that no float holds
 
 
 def checked(config: Mapping[str, object], known: frozenset[str], where: str) -> None:

@@ -41,6 +41,8 @@ HOPELESS: Final = "infeasible-deadline"
 SATURATED: Final = "saturated"
 _WAIT: Final = Verdict("wait", "", "waits")
 
+OUTPUT_WEIGHT_MAX: Final = 1e6
+"""Far beyond what makes sense, and what it is multiplied with remains a number."""
 DEFAULT_TARGETS_S: Final[Mapping[str, float]] = MappingProxyType(
     {"critical": 2.0, "standard": 5.0, "batch": 20.0, "sheddable": 20.0, "background": 60.0}
 )
@@ -78,8 +80,8 @@ class SloShedSettings:
             raise ValueError("slo-shed: hysteresis must be at least 0 and below usage_limit")
         if not (math.isfinite(self.feasibility_slack) and self.feasibility_slack >= 0.0):
             raise ValueError("slo-shed: feasibility_slack must be at least 0")
-        if not (math.isfinite(self.output_weight) and self.output_weight >= 0.0):
-            raise ValueError("slo-shed: output_weight must be at least 0")
+        if not 0.0 <= self.output_weight <= OUTPUT_WEIGHT_MAX:
+            raise ValueError(f"slo-shed: output_weight must be in 0..{OUTPUT_WEIGHT_MAX:g}")
         for name, target_s in (*self.targets_s.items(), ("default", self.default_target_s)):
             if not target_s > 0.0:
                 raise ValueError(f"slo-shed: the target of {name} must be above 0")
