@@ -14,7 +14,7 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.gatekeeping import WAITS_FOR_PREFILL
 from select_service.core.queue import Patience
 from select_service.errors import NoEligibleWorker, ServiceError
-from select_service.types import Answer, SelectAndReserveRequest, Selection
+from select_service.types import Answer, CoreLimits, SelectAndReserveRequest, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,13 +36,20 @@ class WaitingRoom:
     """Everybody who waits, whatever for."""
 
     def __init__(
-        self, placing: Placing, desk: Desk, admitting: Admitting, counters: Counters
+        self,
+        placing: Placing,
+        desk: Desk,
+        admitting: Admitting,
+        counters: Counters,
+        limits: CoreLimits,
     ) -> None:
         self._placing = placing
         self._desk = desk
         self._admitting = admitting
         self._counters = counters
+        self._let_in_per_turn_max = limits.let_in_per_turn_max
         self._patience = Patience()
+        self._crowded: dict[Partition, None] = {}
 
     def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
         """It waits in the policy's queue, which has its own deadlines, or for a worker."""
@@ -84,25 +91,34 @@ class WaitingRoom:
         self._desk.bookings.waited(ticket)
 
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
-        """Load has become less: let in who waited for that, each booked before the next."""
+        """Load has become less: let in who waited for that, each booked before the next.
+
+        A turn of the event loop lets in so many; housekeeping goes on at once with the others.
+        """
         if not partition.pending_count:
             return effects
         keeper = partition.admission
-        if keeper is not None:
-            keeper.refresh(now)
-            if keeper.waiting:
-                effects = self._drain_gate(partition, keeper, now, effects)
-        while (ticket := partition.next_admissible()) is not None:
+        for _ in range(self._let_in_per_turn_max):
+            if keeper is not None:
+                keeper.refresh(now)  # the one before may have taken the last place
+            ticket = partition.next_at_gate() or partition.next_admissible()
+            if ticket is None:
+                return effects
             effects = self._finish(ticket, now, effects)
+        self._crowded[partition] = None
+        effects.more = True
         return effects
 
-    def _drain_gate(
-        self, partition: Partition, keeper: Gatekeeper, now: float, effects: Effects
-    ) -> Effects:
-        while (ticket := partition.next_at_gate()) is not None:
-            effects = self._finish(ticket, now, effects)
-            keeper.refresh(now)
-        return effects
+    def go_on(self, partition: Partition) -> bool:
+        """Tell whether `relieve` left somebody it did not look at; it is told once."""
+        is_crowded = partition in self._crowded
+        self._crowded.pop(partition, None)
+        return is_crowded
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether `relieve` has to be called again."""
+        return bool(self._crowded)
 
     def _finish(self, ticket: Ticket, now: float, effects: Effects) -> Effects:
         """Place one that waited, or tell it why not."""

@@ -828,3 +828,26 @@ def test_a_threshold_too_large_to_count_with_is_out_of_range() -> None:
     change = BusyThresholdChange(model="default", active_prefill_tokens_threshold=10**400)
     with pytest.raises(InvalidRequest):
         fleet(mode="token-capacity").core.change_threshold(change, 1.0)
+
+
+def test_a_crowd_is_let_in_a_bounded_number_at_a_time() -> None:
+    some = fleet(1, {"max_inflight": 1, "max_queued": 100})
+    some.take("first", 1)
+    crowd = [ticket_of(some.select(i)) for i in range(2, 42)]
+    some.free("first")
+    at_once = sum(one.answer is not None for one in crowd)
+    assert at_once == some.core.limits.let_in_per_turn_max
+    assert some.effects.more
+    some.tick(0.0)
+    assert all(isinstance(one.answer, Selection) for one in crowd)
+
+
+def test_n_holds_for_those_who_waited_for_prefill() -> None:
+    some = Fleet(RouterConfig(queue_threshold=1.0), admission=AdmissionSettings())
+    some.worker(1, max_inflight=2, max_num_batched_tokens=16)
+    some.take("first", 1, 2, 3)
+    waits = [ticket_of(some.take(f"r{i}", 10 + i)) for i in range(3)]
+    some.done("first")
+    assert [one.answer is None for one in waits] == [False, True, True]
+    assert some.load(1) is not None
+    assert some.core.partitions[DEFAULT].ledger.requests.sum() == 2
