@@ -15,7 +15,7 @@ from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.drain import DrainMeter
-from select_service.core.admission.gate import AT_CAPACITY, Gate
+from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
 from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
@@ -331,6 +331,25 @@ class Gatekeeper:
         self._take_out(ticket, now)
         self.gate.turn_away(ticket.ask, code)
 
+    def outranked(self, ask: Ask, rows: Rows, now: float) -> Ticket | None:
+        """Return who has a place with one of these full workers and must give it up."""
+        queue = self.gate.queue
+        if queue is None or self.gate.policy.judge(ask, self.pool, now).outcome == "refuse":
+            return None  # nobody goes for one that is refused all the same
+        for one in islice(queue.outranked(ask, now), SCANNED_MAX):
+            slots = self._slots.get(one.item.place, {}) if one.item.place is not None else {}
+            if any(_has(rows, slot) for slot in slots.values()):
+                return one.item
+        return None
+
+    def give_way(self, ticket: Ticket, now: float) -> Decision:
+        """One that waited is refused for a more important one; charged to nobody."""
+        assert ticket.ask is not None
+        reason, code = OUTRANKED.reason, OUTRANKED.code
+        decision = self.gate.refusal(ticket.ask, "waiting", reason, code, now)
+        self.turned_away(ticket, code, now)
+        return decision
+
     def refuse_late(self, ticket: Ticket, now: float) -> Decision:
         """One has waited too long; charged to nobody."""
         assert ticket.ask is not None
@@ -439,3 +458,7 @@ def _first(rows: Rows) -> int:
     if isinstance(rows, slice):
         return 0 if rows.stop else -1
     return int(rows[0]) if len(rows) else -1
+
+
+def _has(rows: Rows, slot: int) -> bool:
+    return slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())

@@ -19,6 +19,7 @@ from select_service.types import Answer, CoreLimits, SelectAndReserveRequest, Se
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from select_service.core.admission.asks import Ask
     from select_service.core.admitting import Admitting
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
@@ -197,6 +198,13 @@ class WaitingRoom:
         ticket.answer = refusal
         effects.answered.append(ticket)
         return effects
+
+    def give_way(self, ask: Ask, keeper: Gatekeeper, rows: Rows, now: float) -> Effects:
+        """Turn away who holds the place to wait that a more important request needs, if anybody."""
+        ticket = keeper.outranked(ask, rows, now)
+        if ticket is None:
+            return NOTHING
+        return self._refuse(ticket, keeper.give_way(ticket, now), NOTHING)
 
     # -- another policy ------------------------------------------------------------------------
 

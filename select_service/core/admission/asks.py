@@ -149,6 +149,9 @@ class QueueingPolicy(Policy, Protocol[T]):
         """Take everybody out; charged to nobody."""
         ...
 
+    def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
+        """Yield who waits and has to give way to a request, who goes first first."""
+
     def serve(self, one: Waiting[T], now: float) -> None:
         """It goes: charge it."""
         ...

@@ -44,6 +44,7 @@ EXPIRED_WAITING: Final = Verdict("refuse", "expired-waiting", "expired-waiting")
 AT_CAPACITY: Final = Verdict(
     "refuse", "Server overloaded: worker at capacity", "workers-at-capacity"
 )
+OUTRANKED: Final = Verdict("refuse", "outranked", "outranked")
 WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
 _HARD: Final = frozenset({"unavailable", "capacity"})

@@ -6,7 +6,8 @@ What it promises, and tests hold it to:
   wait. Nobody below is let in while anybody above waits.
 * Hence no inversion: between the admission of a sheddable request and the refusal of a critical
   one, more criticals than their quota arrive, or the critical one's own deadline passes.
-* Critical and standard requests are never refused for saturation; they wait.
+* Critical and standard requests are never refused for saturation; they wait. Where all places to
+  wait for a worker (Q) are taken, the last of the sheddable below gives way (`outranked`).
 * Who was told to come and comes waits behind those two only, whatever its band: a promise is kept
   while more important newcomers go on coming.
 * What is refused, or waits in vain, is charged to nobody.
@@ -303,6 +304,14 @@ class SloShed(Generic[T]):
                     return
                 limit -= 1
                 yield one
+
+    def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
+        """Yield the sheddable who wait in bands below a request's, who would be last first."""
+        highest = max(self.line_of(self._band(ask, now)), self._promised)
+        for line in reversed(self.queue.bands_waiting()):
+            if line <= highest:
+                return
+            yield from self.queue.last_first(line)
 
     def serve(self, one: Waiting[T], now: float) -> None:
         """It goes: its tenant pays."""

@@ -851,3 +851,46 @@ def test_n_holds_for_those_who_waited_for_prefill() -> None:
     assert [one.answer is None for one in waits] == [False, True, True]
     assert some.load(1) is not None
     assert some.core.partitions[DEFAULT].ledger.requests.sum() == 2
+
+
+def test_the_sheddable_give_up_their_places_to_wait_to_who_is_more_important() -> None:
+    """N + Q is exact, and yet nobody below is let in while somebody above is refused."""
+    some = fleet(1, {"max_inflight": 1, "max_queued": 2}, policy="slo-shed")
+    some.take("first", 1)
+    first = ticket_of(some.take("b1", 2, slo_class="batch"))
+    second = ticket_of(some.take("b2", 3, slo_class="background"))
+    assert refused(some, 4, slo_class="background").code == "workers-at-capacity"
+    ticket_of(some.take("c1", 5, slo_class="critical"))
+    assert some.effects.answered == [second]
+    assert isinstance(second.answer, AdmissionRefused)
+    assert (second.answer.code, second.answer.status) == ("outranked", 503)
+    ticket_of(some.take("s1", 6, slo_class="standard"))
+    assert isinstance(first.answer, AdmissionRefused)
+    for slo_class in ("critical", "standard", "batch"):  # who is not sheddable does not give way
+        assert refused(some, 7, slo_class=slo_class).code == "workers-at-capacity"
+    keeper_of(some).check()
+    assert tally(some, "batch").refused == 2
+
+
+def test_nobody_gives_way_for_a_worker_it_does_not_wait_for() -> None:
+    some = fleet(2, {"max_inflight": 1, "max_queued": 1}, policy="slo-shed")
+    for worker_id in (1, 2):
+        some.take(f"first{worker_id}", worker_id, allowed_worker_ids=[worker_id])
+    waits = ticket_of(some.take("b", 3, slo_class="batch", allowed_worker_ids=[1]))
+    ticket_of(some.take("s", 4, allowed_worker_ids=[2]))
+    code = refused(some, 5, slo_class="critical", allowed_worker_ids=[2]).code
+    assert code == "workers-at-capacity"
+    assert waits.answer is None
+
+
+def test_nobody_gives_way_to_a_request_that_is_refused_all_the_same() -> None:
+    some = fleet(
+        1,
+        {"max_inflight": 1, "max_queued": 1},
+        policy="slo-shed",
+        policy_config={"feasibility_critical": True},
+    )
+    some.take("first", 1)
+    waits = ticket_of(some.take("b", 2, slo_class="batch"))
+    hopeless = refused(some, 3, isl=1_000_000, slo_class="critical")
+    assert (hopeless.code, waits.answer) == ("workers-at-capacity", None)
