@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final
 from select_service.version import __version__
 
 if TYPE_CHECKING:
+    from select_service.admission_types import AdmissionSettings
     from select_service.edge.embedded import SelectionService
     from select_service.errors import (
+        AdmissionRefused,
         InvalidRequest,
         LeaseConflict,
         LeaseNotFound,
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
         BatchOutputBlock,
         BatchPrefillComplete,
         BatchRequest,
+        CacheThreshold,
         CoreLimits,
         LeaseRequest,
         OverlapScoresRequest,
+        PairSelection,
         PinnedWorker,
         PotentialLoadsRequest,
         ReservationRequest,
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
         RoutingConstraints,
         SelectAndReserveRequest,
         Selection,
+        SelectPairRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -49,10 +54,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AdmissionRefused",
+    "AdmissionSettings",
     "BatchFree",
     "BatchOutputBlock",
     "BatchPrefillComplete",
     "BatchRequest",
+    "CacheThreshold",
     "CoreLimits",
     "InvalidRequest",
     "LeaseConflict",
@@ -61,6 +69,7 @@ __all__ = [
     "NoEligibleWorker",
     "NoSchedulableWorker",
     "OverlapScoresRequest",
+    "PairSelection",
     "PinnedWorker",
     "PotentialLoadsRequest",
     "QueueFull",
@@ -72,6 +81,7 @@ __all__ = [
     "RouterConfigOverride",
     "RoutingConstraints",
     "SelectAndReserveRequest",
+    "SelectPairRequest",
     "SelectRequest",
     "Selection",
     "SelectionService",
@@ -83,7 +93,12 @@ __all__ = [
     "__version__",
 ]
 
-_ROOMS: Final = ("select_service.types", "select_service.errors", "select_service.edge.embedded")
+_ROOMS: Final = (
+    "select_service.types",
+    "select_service.errors",
+    "select_service.admission_types",
+    "select_service.edge.embedded",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -188,6 +188,29 @@ class NoEligibleWorker(ServiceError):
         super().__init__("no endpoints available to route work")
 
 
+class NoWorkerForRole(NoEligibleWorker):
+    """Eligible workers exist, and nobody among them does what the request needs."""
+
+    code = "no_worker_for_role"
+
+    def __init__(self, role: str) -> None:
+        text = f"no eligible {role} worker to route work to"
+        if role == "aggregated":
+            text += ": those there are only prefill or decode, which POST /select_pair books"
+        ServiceError.__init__(self, text, details={"role": role})
+
+
+class NoTransfer(NoEligibleWorker):
+    """Prefill and decode workers exist, and KV blocks may not move between any two of them."""
+
+    code = "no_kv_transfer"
+
+    def __init__(self) -> None:
+        ServiceError.__init__(
+            self, "no prefill and decode worker share the KV transfer domain they require"
+        )
+
+
 class QueueFull(ServiceError):
     """A queue limit of the policy class is reached."""
 

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from indexer.types import U64_MASK, Scope, WorkerRank
 
 __all__ = [
+    "Advice",
     "Answer",
     "BatchAnswer",
     "BatchFree",
@@ -43,8 +44,11 @@ __all__ = [
     "OverlapRow",
     "OverlapScores",
     "OverlapScoresRequest",
+    "PairLeg",
+    "PairSelection",
     "PinnedWorker",
     "PotentialLoadsRequest",
+    "PrefillCandidate",
     "PromptFields",
     "Ready",
     "ReservationAnswer",
@@ -56,6 +60,7 @@ __all__ = [
     "Scope",
     "ScopeLoads",
     "SelectAndReserveRequest",
+    "SelectPairRequest",
     "SelectRequest",
     "Selection",
     "SharedCache",
@@ -346,6 +351,10 @@ class SelectAndReserveRequest(SelectRequest, kw_only=True):
     ttl_s: Seconds | None = None  # without a lease: since the last lifecycle call
 
 
+class SelectPairRequest(SelectAndReserveRequest, kw_only=True):
+    """POST /select_pair: as /select_and_reserve; its `reservation_id` names the pair."""
+
+
 class ReservationRequest(PromptFields, kw_only=True):
     """POST /reservations: book a rank the caller has chosen (contract 4.2)."""
 
@@ -454,6 +463,25 @@ class BestWorker(Struct, frozen=True):
     endpoint: str | None
 
 
+class PrefillCandidate(Struct, frozen=True, kw_only=True):
+    """The rank that should compute a prompt whose request decodes elsewhere."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    effective_prefill_tokens: int
+
+
+class Advice(Struct, frozen=True, kw_only=True):
+    """Whether one worker or a pair should serve a request; see `core/pairing.py` for reasons."""
+
+    mode: Literal["aggregated", "disaggregated"]
+    reason: str
+    prefill: PrefillCandidate | None  # of the pair, when that is advised
+    aggregated_cost: float | None  # of the best worker, in blocks; null: there is none
+    disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
+
+
 class CacheThreshold(Struct, kw_only=True):
     """The answer of /select and /select_and_reserve when nobody holds enough of the prompt."""
 
@@ -465,6 +493,7 @@ class CacheThreshold(Struct, kw_only=True):
     threshold: float
     threshold_source: Literal["request", "global", "loop_guard"]
     best_worker: BestWorker
+    advice: Advice | UnsetType = UNSET  # where workers have roles
 
 
 class Selection(Struct, kw_only=True):
@@ -487,9 +516,42 @@ class Selection(Struct, kw_only=True):
     isl_tokens: int | UnsetType = UNSET
     track_prefill_tokens: bool | UnsetType = UNSET
     potential_decode_blocks: int | UnsetType = UNSET
+    advice: Advice | UnsetType = UNSET  # where workers have roles
 
 
-Answer: TypeAlias = Selection | CacheThreshold
+class PairLeg(Struct, frozen=True, kw_only=True):
+    """One of the two ranks that serve a request together, or the only one."""
+
+    reservation_id: str
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    overlap: Overlap
+    effective_prefill_tokens: int  # 0 of a decode leg whose prompt is computed elsewhere
+    potential_decode_blocks: int  # 0 of a prefill leg; with this prompt, before it was booked
+
+
+class PairSelection(Struct, kw_only=True):
+    """The answer of /select_pair."""
+
+    selection_id: str | UnsetType = UNSET
+    reservation_id: str  # of the pair: lifecycle calls under it reach the leg they mean
+    model_name: str
+    tenant_id: str
+    block_size: int
+    mode: Literal["aggregated", "disaggregated"]
+    reason: str
+    prefill: PairLeg | None  # send it there first; null: `decode` does both
+    decode: PairLeg
+    transfer_blocks: int  # to be moved from the one to the other
+    isl_tokens: int
+    track_prefill_tokens: bool
+    aggregated_cost: float | None  # of the best worker alone, in blocks; null: there is none
+    disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
+
+
+Answer: TypeAlias = Selection | CacheThreshold | PairSelection
+"""Of whatever verb looks for workers, to a request that need not wait."""
 
 
 class ReservationAnswer(Struct, frozen=True):
@@ -628,6 +690,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     use_kv_events: bool = True
     track_prefill_tokens: bool = True
     queue_threshold: float = 16.0
+    kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
 
 
 class CoreLimits(Struct, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 Prints µs of CPU of one request's whole life in the core (select_and_reserve, prefill_complete,
 free) with 256 workers of one rank, without a gate and behind each policy with thresholds and caps
-on, interleaved; the difference is what admission costs. Every prompt is new, and some requests
-stand on every worker.
+on, interleaved; the difference is what admission costs. A request comes every millisecond and
+lives for 64, every prompt is new, and some requests stand on every worker.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from select_service.types import RouterConfig, SelectAndReserveRequest, WorkerSp
 ROUNDS = 400
 REPEATS = 15
 BLOCKS = 32
+PREFILL_ROUNDS = 32  # a prompt is computed after so many milliseconds
+LIFE_ROUNDS = 64  # and its request ends after so many
 ON: dict[str, Any] = {
     "mode": "token-capacity",
     "active_decode_blocks_threshold": 0.95,
@@ -80,14 +82,20 @@ def prompt(name: str) -> SelectAndReserveRequest:
 def lives(core: SelectionCore, round_number: int) -> float:
     """µs of CPU of one request's life, mean of some rounds a millisecond apart."""
     requests = [prompt(f"{round_number}-{number}") for number in range(ROUNDS)]
+    names = [request.reservation_id or "" for request in requests]
     begin = 1.0 + round_number
     start = process_time()
     for number, request in enumerate(requests):
         now = begin + number * 1e-3
         core.select_and_reserve(request, now)
-        core.prefill_complete(request.reservation_id or "", now)
-        core.free(request.reservation_id or "", now)
-    return (process_time() - start) / ROUNDS * 1e6
+        if number >= PREFILL_ROUNDS:
+            core.prefill_complete(names[number - PREFILL_ROUNDS], now)
+        if number >= LIFE_ROUNDS:
+            core.free(names[number - LIFE_ROUNDS], now)
+    seconds = process_time() - start
+    for name in names[ROUNDS - LIFE_ROUNDS :]:
+        core.free(name, begin + 0.5)
+    return seconds / ROUNDS * 1e6
 
 
 def main() -> None:

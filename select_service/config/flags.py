@@ -26,6 +26,7 @@ _NO_LIMITS: Final = frozenset(
     {
         "port",
         "threads",
+        "kv_transfer_cost_per_block",
         "overload_status_code",
         "global_cache_hit_threshold",
         "slo_target_ttft_s",
@@ -120,6 +121,13 @@ def _seconds(*, zero: bool) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def _weight(text: str) -> float:
+    value = parse_float(text)
+    if value is None or value < 0:
+        raise ValueError(f"{text!r} is not a number from 0")
+    return value
 
 
 def _choice(*names: str) -> Callable[[str], str]:
@@ -943,6 +951,12 @@ FLAGS: Final = (
         "N",
         "scopes with series of their own in /metrics; the rest is summed up under `other`",
         watch="scopes_unlisted",
+    ),
+    Flag(
+        "--kv-transfer-cost-per-block",
+        _weight,
+        "BLOCKS",
+        "what moving one KV block from a prefill to a decode worker costs, in blocks of prefill",
     ),
     Flag("--log-format", _choice("json", "text"), "json|text", "form of the log on stderr"),
     Flag(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal
 
+import msgspec
+
 from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, StreamLimits
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
@@ -166,7 +168,15 @@ class Settings:
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False
+    kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
+
+    @property
+    def router_config(self) -> RouterConfig:
+        """Weights and switches: the environment's, and the flags'."""
+        return msgspec.structs.replace(
+            self.router.config, kv_transfer_cost_per_block=self.kv_transfer_cost_per_block
+        )
 
     @property
     def core_limits(self) -> CoreLimits:

@@ -55,6 +55,7 @@ class Announcer:
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
             fairness_id=_fairness_told(partition, reservation),
+            pair=reservation.pair,
         )
         self.own(partition, reservation, stamp.seq)
         track = reservation.track_prefill_tokens
@@ -103,6 +104,7 @@ class Announcer:
             lease=_lease_of(reservation),
             adopts=list(adopts),
             fairness_id=_fairness_told(partition, reservation),
+            pair=reservation.pair,
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done

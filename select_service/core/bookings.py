@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.core.reservation import Reservation
-    from select_service.types import ReservationAnswer, Selection
+    from select_service.types import PairSelection, ReservationAnswer, Selection
 
 FREED_MEMORY_S = 600.0  # contract 4.3: at least ten minutes, as far as the bound allows
 
@@ -30,6 +30,8 @@ LONG_ID_CHARS: Final = 64
 """Of freed ids that are longer only a digest is remembered: an id may be as long as a body."""
 
 _BY_DIGEST: Final = "freed id by its digest, xxh3_128 = "  # longer, with it, than a short id
+_PREFILL: Final = ":prefill"
+_DECODE: Final = ":decode"
 _KEY_CHARS: Final = len(_BY_DIGEST) + 32
 
 
@@ -42,7 +44,7 @@ class Booking:
         self,
         partition: Partition,
         reservation: Reservation,
-        answer: Selection | ReservationAnswer | None,
+        answer: Selection | PairSelection | ReservationAnswer | None,
     ) -> None:
         self.partition = partition
         self.reservation = reservation
@@ -57,6 +59,7 @@ class Bookings:
     def __init__(self, *, freed_ids_max: int) -> None:
         self._live: dict[str, Booking] = {}
         self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it
+        self._pairs: dict[str, list[Booking]] = {}  # the legs of each pair
         self._waiting: dict[str, Ticket] = {}
         self._freed: OrderedDict[str, float] = OrderedDict()  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
@@ -88,6 +91,20 @@ class Bookings:
         booking = self._live.get(reservation_id)
         return booking if booking is not None and booking.reservation.live else None
 
+    def legs(self, name: str) -> list[Booking]:
+        """Return the live legs of a pair, by its id or the selection_id it was made with.
+
+        None when a reservation has that very id.
+        """
+        if not self._pairs or self._find_live(name) is not None:
+            return []
+        legs = self._pairs.get(name)
+        if legs is None:
+            youngest = self.find(name)
+            pair = None if youngest is None else youngest.reservation.pair
+            legs = [] if pair is None else self._pairs[pair]
+        return [leg for leg in legs if leg.reservation.live]
+
     def get(self, name: str) -> Booking:
         """Return the live booking.
 
@@ -107,6 +124,8 @@ class Bookings:
         """
         booking = self._find_live(reservation_id)
         if booking is None:
+            booking = next(iter(self._legs_of(reservation_id)), None)
+        if booking is None:
             return None
         if booking.answer is not None and booking.reservation.fingerprint == fingerprint:
             return booking
@@ -116,6 +135,9 @@ class Bookings:
             f"WorkerWithDpRank {{ worker_id: {worker.worker_id}, dp_rank: {dp_rank} }})",
             field="reservation_id",
         )
+
+    def _legs_of(self, pair: str) -> list[Booking]:
+        return [leg for leg in self._pairs.get(pair, ()) if leg.reservation.live]
 
     def add(self, booking: Booking) -> None:
         """Remember a new live booking; its id must be unused."""
@@ -130,6 +152,9 @@ class Bookings:
                 self.changes.mark(RESERVATION, reservation.reservation_id)
             else:
                 self.changes.booked(reservation.reservation_id)
+        if reservation.pair is not None:
+            self._pairs.setdefault(reservation.pair, []).append(booking)
+            self._recall(reservation.pair)
         second = reservation.selection_id
         if second is not None:
             booking.older = self._second_names.get(second)
@@ -153,6 +178,18 @@ class Bookings:
             self._part_from_namesakes(booking, second)
             self._remember_freed(second, now)
         self._remember_freed(name, now)
+        if reservation.pair is not None:
+            self._part_from_pair(booking, reservation.pair, now)
+
+    def _part_from_pair(self, booking: Booking, pair: str, now: float) -> None:
+        legs = self._pairs[pair]
+        legs.remove(booking)
+        if legs:
+            return
+        del self._pairs[pair]
+        is_ours = booking.reservation.origin == "local"
+        if is_ours or all(self.was_freed(name) for name in leg_ids(pair)):
+            self._remember_freed(pair, now)  # else there may be a leg that we have yet to hear of
 
     def _part_from_namesakes(self, booking: Booking, second: str) -> None:
         older, younger = booking.older, booking.younger
@@ -177,7 +214,7 @@ class Bookings:
             self._dropped -= 1
 
     def _remember_freed(self, name: str, now: float) -> None:
-        if name in self._live or name in self._second_names:
+        if name in self._live or name in self._second_names or name in self._pairs:
             return  # somebody else's by now
         key = key_of(name)
         self._freed[key] = now
@@ -194,7 +231,9 @@ class Bookings:
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was so not long ago."""
-        return name in self._live or name in self._second_names or key_of(name) in self._freed
+        if name in self._live or name in self._second_names or name in self._pairs:
+            return True
+        return key_of(name) in self._freed
 
     def purge_freed(self, now: float, limit: int) -> int:
         """Forget up to `limit` ids freed more than ten minutes ago; return how many went."""
@@ -225,8 +264,7 @@ class Bookings:
 
     def remember(self, name: str, now: float) -> None:
         """Count an id as freed now, as it was in another life of the process."""
-        if name not in self._live and name not in self._second_names:
-            self._remember_freed(name, now)
+        self._remember_freed(name, now)
 
     # -- ids that wait -------------------------------------------------------------------------
 
@@ -280,9 +318,21 @@ class Bookings:
             booking.reservation.selection_id is not None for booking in self._live.values()
         )
         assert named == seconds, "every selection_id finds its booking"
-        taken = {key_of(name) for name in (*self._live, *self._second_names)}
+        for pair, legs in self._pairs.items():
+            assert legs, "a pair ends with its last leg"
+            for leg in legs:
+                assert leg.reservation.pair == pair
+                assert self._live[leg.reservation.reservation_id] is leg
+        paired = sum(booking.reservation.pair is not None for booking in self._live.values())
+        assert paired == sum(map(len, self._pairs.values())), "every leg is found by its pair"
+        taken = {key_of(name) for name in (*self._live, *self._second_names, *self._pairs)}
         assert not self._freed.keys() & taken, "live and freed at once"
         assert len(self._freed) <= self._freed_ids_max
+
+
+def leg_ids(pair: str) -> tuple[str, str]:
+    """Return the reservation ids of a pair's legs: who prefills, who decodes."""
+    return pair + _PREFILL, pair + _DECODE
 
 
 def key_of(name: str) -> str:

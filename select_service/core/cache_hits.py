@@ -22,7 +22,7 @@ from select_service.types import BestWorker, CacheHit, CacheThreshold
 if TYPE_CHECKING:
     from select_service.admission_types import AdmissionSettings
     from select_service.core.admission.cache_hit import Hits, Threshold
-    from select_service.core.columns import Floats, Rows
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
     from select_service.core.projection import Projection
     from select_service.types import SelectRequest
@@ -110,10 +110,32 @@ class CacheHits:
             return Found(kept, None, threshold, hits, needs_prefill=False, refused=None)
         if request.on_cache_threshold == "fallback":
             tally.fallbacks += 1
+            if partition.roles.given:  # it will be prefilled where it goes
+                rows = partition.roles.rather_whole(rows)
+                return Found(rows, None, threshold, hits, needs_prefill=True, refused=None)
             return Found(rows, projection, threshold, hits, needs_prefill=True, refused=None)
         tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
         refused = _refusal(partition, request, rows, threshold, hits)
         return Found(rows, projection, threshold, hits, needs_prefill=False, refused=refused)
+
+    def holders(self, request: SelectRequest, slots: Slots, projection: Projection) -> Slots | None:
+        """Return who of `slots` holds enough; None: no threshold above 0 is in force."""
+        threshold = threshold_in_force(
+            request.cache_hit_threshold,
+            self._process_wide,
+            attempt=request.attempt,
+            attempts_max=self._settings.cache_hit_attempts_max,
+        )
+        if threshold.value <= 0.0:
+            return None
+        hits = filter_rows(
+            self._blocks(request, projection),
+            projection.block_size,
+            projection.isl_tokens,
+            threshold.value,
+            request.cache_hit_basis or self._settings.cache_hit_basis,
+        )
+        return slots if hits.passes is None else slots[hits.passes]
 
     def _blocks(self, request: SelectRequest, projection: Projection) -> Floats:
         overlap = projection.overlap

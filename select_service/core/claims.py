@@ -326,8 +326,7 @@ class Claims:
         return True
 
     def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
-        """Its owner states anew what we know: it is there, with what became of it and its lease."""
-        claim.join(record.growth)
+        """Its owner states anew what we know: it is there, and its lease."""
         if claim.dead:
             return
         claim.aged = claim.aged and claim.owner in self.gone
@@ -357,7 +356,7 @@ class Claims:
     def _inherit(self, claim: Claim, now: float) -> None:
         """What happened here to the claims it took over has happened to it."""
         for kin in self.kin_of(claim.reservation_id, claim.names):
-            if kin.join(claim.growth()) and kin.owner == self.router_id:
+            if kin.join(claim.growth()):
                 self.say_later(kin)
             if claim.join(kin.growth()):
                 self.say_later(claim)

@@ -13,6 +13,8 @@ class Counters:
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
     selections_failed: dict[str, int] = field(default_factory=dict)  # by error code
+    pairs: dict[tuple[str, str], int] = field(default_factory=dict)  # asked for, by mode and reason
+    advised: dict[tuple[str, str], int] = field(default_factory=dict)  # not asked for, likewise
     reservations_booked: int = 0
     reservations_repeated: int = 0
     reservations_conflicting: int = 0

@@ -20,7 +20,7 @@ from select_service.core.leases import Leases
 from select_service.core.ledger import BLOCKS_PER_STEP
 from select_service.core.replica_messages import Renewed
 from select_service.errors import InvalidField, ReservationConflict, ReservationNotFound
-from select_service.types import ReservationAnswer, Selection
+from select_service.types import PairSelection, ReservationAnswer, Selection
 
 if TYPE_CHECKING:
     from indexer.types import PackedHashes
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _TOLD_AGAIN = 0.125
 """Of a lease's time to live: so often lifecycle calls here are told to its owner as renewals."""
+
+_NO_FINGERPRINT = b"-"
+"""Nobody's: those are empty or 16 bytes long."""
 
 _BOOKING_FAILED = "failed to book scheduler state: "
 
@@ -67,6 +70,7 @@ class Order(NamedTuple):
     lease: Lease | None  # it lives as long as that
     ttl_s: float  # or, without, so long after its last lifecycle call; 0: for ever
     fairness_id: str = ""  # whose share of the pool it is
+    pair: str | None = None  # of which it is a leg
 
 
 class Desk:
@@ -85,7 +89,7 @@ class Desk:
 
     def repeated_selection(
         self, reservation_id: str, fingerprint: bytes
-    ) -> Selection | Ticket | None:
+    ) -> Selection | PairSelection | Ticket | None:
         """Return the first answer, or the ticket to share, when this request came before.
 
         Raises:
@@ -100,6 +104,8 @@ class Desk:
         if booking is None:
             return ticket
         self._counters.reservations_repeated += 1
+        if isinstance(booking.answer, PairSelection):
+            return booking.answer
         assert isinstance(booking.answer, Selection), "the fingerprint names the route"
         hashes = booking.partition.ledger.chain_of(booking.reservation)
         return msgspec.structs.replace(booking.answer, sequence_hashes=unpack_i64(hashes))
@@ -122,6 +128,18 @@ class Desk:
         self._counters.reservations_repeated += 1
         assert isinstance(booking.answer, ReservationAnswer), "the fingerprint names the route"
         return booking.answer
+
+    def check_unused(self, reservation_id: str) -> None:
+        """Refuse an id that a leg is to have, and somebody else has.
+
+        Raises:
+            ReservationConflict: it is live.
+        """
+        try:
+            self.bookings.repeated(reservation_id, _NO_FINGERPRINT, _BOOKING_FAILED)
+        except ReservationConflict:
+            self._counters.reservations_conflicting += 1
+            raise
 
     # -- how long (D15) ------------------------------------------------------------------------
 
@@ -165,6 +183,7 @@ class Desk:
             self.leases.join(order.lease, reservation)
             self.leases.touch(order.lease, now)
         reservation.fingerprint = order.fingerprint
+        reservation.pair = order.pair
         reservation.track_prefill_tokens = order.track_prefill_tokens
         return reservation
 
@@ -173,7 +192,7 @@ class Desk:
         partition: Partition,
         reservation: Reservation,
         request: SelectRequest | ReservationRequest,
-        answer: Selection | ReservationAnswer,
+        answer: Selection | PairSelection | ReservationAnswer,
         effects: Effects,
     ) -> Effects:
         """Note whose reservation it is and what was answered, and tell the replicas."""
@@ -222,6 +241,7 @@ class Desk:
             self.leases.join(lease, reservation)
         reservation.track_prefill_tokens = record.track_prefill_tokens
         reservation.selection_id = record.selection_id
+        reservation.pair = record.pair
         reservation.lora_name = record.lora_name
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin

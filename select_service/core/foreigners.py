@@ -186,4 +186,5 @@ def claimed(
         ttl_s=None if stamp is None else stamp.ttl_s,
         lease=None if stamp is None else stamp.lease,
         fairness_id="" if stamp is None else stamp.fairness_id,
+        pair=None if stamp is None else stamp.pair,
     )

@@ -16,7 +16,7 @@ from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
-from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
+from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
 from select_service.core.admission.tenant_budgets import TenantBudgets
@@ -208,9 +208,7 @@ class Gatekeeper:
         if changes.computed:
             self.pool.prefilled(changes.computed, at)
             changes.computed = 0
-        for slot in changes.slots:
-            if slot in self._seats:
-                self._note(slot, at)
+        self._follow(changes.slots, at)
         changes.slots.clear()
         if changes.begun:
             for tenant in changes.begun:
@@ -224,19 +222,23 @@ class Gatekeeper:
                 self.pool.left(tenant)
             changes.ended.clear()
 
-    def _note(self, slot: int, now: float) -> None:
-        prefill, decode, requests, prefilling = self._ledger.load_at(slot)
-        waiting = self._told_waiting.get(slot) if self._told_waiting else None
-        self.pool.note(slot, RankLoad(prefill, decode, requests, prefilling, waiting), now)
-        if self.busy.watches:
-            self.busy.note(slot, prefill, decode)
-        if self._capped:
-            worker_id = self._seats[slot][0]
-            if worker_id in self._capped:
-                slots = self._slots[worker_id]
-                if len(slots) > 1:
-                    load_at = self._ledger.load_at
-                    requests = sum(load_at(one)[2] for one in slots.values())
+    def _follow(self, slots: set[int], now: float) -> None:
+        load_at, told, capped = self._ledger.load_at, self._told_waiting, self._capped
+        pool, busy = self.pool, self.busy if self.busy.watches else None
+        for slot in slots:
+            seat = self._seats.get(slot)
+            if seat is None:
+                continue
+            prefill, decode, requests, prefilling = load_at(slot)
+            waiting = told.get(slot) if told else None
+            pool.note(slot, (prefill, decode, requests, prefilling, waiting), now)
+            if busy is not None:
+                busy.note(slot, prefill, decode)
+            worker_id = seat[0]
+            if worker_id in capped:
+                its_slots = self._slots[worker_id]
+                if len(its_slots) > 1:
+                    requests = sum(load_at(one)[2] for one in its_slots.values())
                 self.caps.note(worker_id, requests)
 
     # -- judging -------------------------------------------------------------------------------

@@ -38,12 +38,18 @@ class Membership:
     """Every partition that ever had a schedulable worker, and every open event source."""
 
     def __init__(
-        self, registry: Registry, policies: PolicyBook | PolicyError, *, use_kv_events: bool
+        self,
+        registry: Registry,
+        policies: PolicyBook | PolicyError,
+        *,
+        use_kv_events: bool,
+        cache_hit_threshold: float = 0.0,
     ) -> None:
         self.registry = registry
         self.partitions: dict[Scope, Partition] = {}
         self._policies = policies
         self._use_kv_events = use_kv_events
+        self._cache_hit_threshold = cache_hit_threshold  # of the process
         self._sources: dict[WorkerRank, _Source] = {}
 
     def streams_of(self, worker: Worker) -> list[EventStream]:
@@ -185,6 +191,7 @@ class Membership:
         )
         policy = self._policies.policy_for(worker.scope.model_name)
         partition = Partition(worker.scope, index, policy)
+        partition.holds_to_cache = self._cache_hit_threshold > 0.0
         self.partitions[worker.scope] = partition
         return partition
 

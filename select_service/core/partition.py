@@ -20,9 +20,10 @@ from select_service.core.ledger import Ledger
 from select_service.core.picking import pick
 from select_service.core.projection import matched, project
 from select_service.core.queue import PendingQueue, Ticket, order_key
+from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
 from select_service.errors import NoEligibleWorker, QueueFull
-from select_service.types import LoadRow, Overlap, OverlapRow, WorkerRank
+from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
 
 if TYPE_CHECKING:
     import random
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope
     from select_service.core.catalog import Worker
-    from select_service.core.columns import Floats, Rows
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.policy import PolicyClass, RoutingPolicy
     from select_service.core.projection import Overlap as OverlapColumns
     from select_service.core.projection import Projection
     from select_service.core.prompt import Prompt
+    from select_service.core.roles import Legs
     from select_service.core.scoring import Weights
     from select_service.types import SelectRequest
 
@@ -70,6 +72,9 @@ class Partition:
         self.queues = [PendingQueue() for _ in policy.classes]
         self._turn = 0  # whose class drains next, and how often before the next one does
         self._quantum_left = policy.classes[0].quantum
+        self.roles = Roles((), 0)
+        self.holds_to_cache = False
+        """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
         self._everyone: Rows = slice(0, 0)
@@ -124,6 +129,7 @@ class Partition:
 
     def _reseat(self) -> None:
         rows = self.index.capacity
+        self.roles = Roles(self.workers.values(), rows)
         self._owner = [None] * rows
         self._rank = [0] * rows
         for worker in self.workers.values():
@@ -156,12 +162,34 @@ class Partition:
         Raises:
             NoEligibleWorker: there is none.
         """
+        if self.roles.given:
+            return self._candidates_by_role(request)
         if wants_everyone(request) and self.workers:
             return self._everyone
         slots = eligible_slots(request, self.workers)
         if not slots:
             raise NoEligibleWorker
         return np.array(slots, dtype=np.int64)
+
+    def _candidates_by_role(self, request: SelectRequest) -> Rows:
+        if isinstance(request, SelectPairRequest):
+            return self.roles.pair_rows(request, self.workers, self._open_rows)
+        if_cached = self.holds_to_cache or request.cache_hit_threshold is not None
+        return self.roles.whole_rows(request, self.workers, if_cached=if_cached)
+
+    def _open_rows(self, slots: Slots) -> Slots:
+        """Return those that are neither busy nor full, as far as anybody judges that."""
+        if self.admission is None or not len(slots):
+            return slots
+        if not self.admission.can_take(slots):
+            return slots[:0]
+        rows = self.admission.usable(slots)
+        return slots[rows] if isinstance(rows, slice) else rows
+
+    def legs(self, request: SelectRequest) -> Legs:
+        """Return who may take a request, and who either part of it."""
+        legs = self.roles.legs(request, self.workers)
+        return legs._replace(decode=self._open_rows(legs.decode))
 
     def project(self, prompt: Prompt, rows: Rows, weights: Weights) -> Projection:
         """Return what each of the rows would carry with this prompt."""
@@ -197,7 +225,7 @@ class Partition:
             dp_rank=dp_rank,
             slot=slot,
             cost=float(prices[position]),
-            overlap=self._worker_overlap(worker, projection.matched),
+            overlap=self.worker_overlap(worker, projection.matched),
             device_blocks=0.0 if taken is None else float(taken.device[position]),
             host_blocks=0.0 if taken is None else float(taken.host[position]),
             disk_blocks=0.0 if taken is None else float(taken.disk[position]),
@@ -209,7 +237,7 @@ class Partition:
     def _slots(self, rows: Rows) -> list[int]:
         return list(range(rows.stop)) if isinstance(rows, slice) else [int(slot) for slot in rows]
 
-    def _worker_overlap(self, worker: Worker, columns: OverlapColumns | None) -> Overlap:
+    def worker_overlap(self, worker: Worker, columns: OverlapColumns | None) -> Overlap:
         """Matched tokens of the whole worker: cumulative per rank, best rank per tier."""
         if columns is None:
             return Overlap(0, 0, {str(rank): 0 for rank in worker.slots}, 0, 0)

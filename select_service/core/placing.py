@@ -14,7 +14,7 @@ from msgspec import UNSET
 from indexer.core.hashing import unpack_i64
 from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
-from select_service.types import Answer, SelectAndReserveRequest, Selection
+from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectPairRequest
 
 if TYPE_CHECKING:
     import random
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.desk import Desk
+    from select_service.core.matchmaking import Matchmaker
     from select_service.core.partition import Placement
     from select_service.core.projection import Projection
     from select_service.core.queue import Ticket
@@ -36,6 +37,7 @@ class Placing:
         self,
         desk: Desk,
         cache_hits: CacheHits,
+        matchmaker: Matchmaker,
         counters: Counters,
         rng: random.Random,
         *,
@@ -43,6 +45,7 @@ class Placing:
     ) -> None:
         self._desk = desk
         self._cache_hits = cache_hits
+        self._matchmaker = matchmaker
         self._counters = counters
         self._rng = rng
         self._trace_decisions = trace_decisions
@@ -55,7 +58,19 @@ class Placing:
         effects: Effects,
         projection: Projection | None = None,
     ) -> tuple[Answer, Effects]:
-        """Choose a rank and book it; nothing has changed if this raises."""
+        """Choose a rank, or a pair, and book it; nothing has changed if this raises."""
+        if isinstance(ticket.request, SelectPairRequest):
+            return self._matchmaker.serve(ticket, rows, now, effects)
+        return self._place_one(ticket, rows, now, effects, projection)
+
+    def _place_one(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        projection: Projection | None,
+    ) -> tuple[Answer, Effects]:
         partition, request = ticket.partition, ticket.request
         found: Found | None = None
         if self._cache_hits.concerns(request):
@@ -63,12 +78,14 @@ class Placing:
                 projection = partition.project(ticket.prompt, rows, ticket.weights)
             found = self._cache_hits.filter(partition, request, rows, projection)
             if found.refused is not None:
+                found.refused.advice = self._matchmaker.advise(ticket)
                 return found.refused, effects
             rows, projection = found.rows, found.projection
         placement = partition.place(
             request, ticket.prompt, rows, ticket.weights, self._rng, projection
         )
         answer = self._answer(ticket, placement)
+        answer.advice = self._matchmaker.advise(ticket)
         if found is not None:
             answer.cache_hit = found.facts
             if found.needs_prefill:

@@ -71,6 +71,11 @@ class Ticket:
         self.waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
         self.place: int | None = None  # the full worker whose waiting place it holds
 
+    @property
+    def deadline(self) -> float:
+        """When it will have waited too long, by its own time or that of a policy's queue."""
+        return self.until if self.waiting is None else min(self.until, self.waiting.deadline)
+
 
 def order_key(policy: QueuePolicy, ticket: Ticket, now: float) -> tuple[int, float]:
     """Return the ticket's rank in the queue, smallest first (contract 3.6).

@@ -134,7 +134,9 @@ class Registering:
         for partition in touched:
             if partition is not None and partition.pending_count:
                 self._room.gather(partition, now, to_judge=False)
-                self._room.relieve(partition, now, effects)
+                keeper = partition.admission
+                if keeper is not None and keeper.waiting_count:  # others: when load goes (3.6)
+                    self._room.relieve(partition, now, effects)
 
     def _partition_with_gate(self, worker: Worker) -> Partition | None:
         partition = self._membership.partitions.get(worker.scope)

@@ -84,6 +84,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     lease: LeaseState | None = None  # of an admission: what it lives under
     fairness_id: str = ""  # of an admission: whose share of the pool it is, unless the tenant's
     lapsed: bool = False  # of an end: for its time was up, which may be otherwise at who adopted it
+    pair: str | None = None  # of an admission: the pair it is a leg of
 
 
 class ReplicaEnvelope(Struct, frozen=True):

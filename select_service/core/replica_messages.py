@@ -68,6 +68,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     ttl_s: float | None = None
     lease: LeaseState | None = None
     fairness_id: str = ""  # whose share of the pool it is, unless the tenant's
+    pair: str | None = None  # the id of the pair it is a leg of
 
 
 class Grown(Struct, frozen=True, tag="grown"):

@@ -189,6 +189,7 @@ class Replicas:
         else:
             if claim.hearsay and not told_of and self._claims.believe_owner(claim, record):
                 self.resolver.book_anew(claim, now)
+            self._grown(view, Grown(record.reservation_id, *claim.key, record.growth), now)
             self._claims.learn_again(claim, record, now)
         if live and record.lease is not None:
             self._desk.sign_of_life(record.lease.lease_id, now)
@@ -196,7 +197,7 @@ class Replicas:
             self._claims.say_later(Ended(claim.reservation_id, *claim.key))
         self.resolver.resolve(claim.reservation_id, now)
 
-    def _grown(self, view: View, item: Grown, now: float, *, live: bool) -> None:
+    def _grown(self, view: View, item: Grown, now: float, *, live: bool = False) -> None:
         key = item.owner, item.born
         owners = self._claims.sets.get(item.owner)
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
@@ -444,7 +445,7 @@ class Replicas:
                 self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
             self._claimed(view, part, now)
         elif isinstance(part, Grown):
-            self._grown(view, part, now, live=False)
+            self._grown(view, part, now)
         elif isinstance(part, Ended):
             self._ended(view, part, now)
         elif isinstance(part, Renewed):
@@ -459,7 +460,7 @@ class Replicas:
         if owner == self._claims.router_id or (view is not None and not view.gone):
             claim = part.claim  # they are heard here, but what became of it may be news
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
-            self._grown(teller, grown, now, live=False)
+            self._grown(teller, grown, now)
             return
         view = self._view_told_of(owner, now)
         if view is not None:

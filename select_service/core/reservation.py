@@ -49,6 +49,7 @@ class Reservation:
         "lora_name",
         "origin",
         "output_fraction",
+        "pair",
         "prefill_done",
         "prefill_tokens",
         "reservation_id",
@@ -87,6 +88,7 @@ class Reservation:
         self.isl_tokens = 0
         self.selection_id: str | None = None
         self.lora_name: str | None = None
+        self.pair: str | None = None  # the id of the pair it is a leg of
         self.expected_output_tokens: int | None = None
         self.track_prefill_tokens = True
         self.fingerprint: bytes | None = None  # of the request, to recognise a repeat (D14)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.desk import Desk
     from select_service.core.leases import Lease
+    from select_service.core.pairs import Pairs
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.reading import Reader
@@ -71,6 +72,7 @@ class Reserving:
         leases: SharedLeases,
         limits: CoreLimits,
         admitting: Admitting,
+        pairs: Pairs,
         new_id: Callable[[], str],
     ) -> None:
         self._reader = reader
@@ -79,6 +81,7 @@ class Reserving:
         self._leases = leases
         self._limits = limits
         self._admitting = admitting
+        self._pairs = pairs
         self._new_id = new_id
 
     def reserve(
@@ -170,7 +173,10 @@ class Reserving:
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        partition, effects = self._desk.prefill_complete(name, now)
+        of_pair = self._pairs.prefill_complete(name, now)
+        partition, effects = of_pair or self._desk.prefill_complete(name, now)
+        if partition is None:
+            return effects
         return self._room.relieve(partition, now, effects)
 
     def output_block(
@@ -186,7 +192,8 @@ class Reserving:
             raise InvalidRequest(
                 "decay_fraction must be between 0.0 and 1.0", field="decay_fraction"
             )
-        self._desk.output_block(name, decay_fraction, now, count)
+        if not self._pairs.output_block(name, decay_fraction, now, count):
+            self._desk.output_block(name, decay_fraction, now, count)
         return NOTHING
 
     def free(self, name: str, now: float) -> Effects:
@@ -195,7 +202,7 @@ class Reserving:
         Raises:
             ReservationNotFound: the id was never seen.
         """
-        partition, effects = self._desk.free(name, now)
+        partition, effects = self._pairs.free(name, now) or self._desk.free(name, now)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)

@@ -26,8 +26,10 @@ from select_service.core.counters import Counters
 from select_service.core.desk import Desk
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.inspecting import Inspecting
+from select_service.core.matchmaking import Matchmaker
 from select_service.core.membership import Membership
 from select_service.core.operating import Operating
+from select_service.core.pairs import Pairs
 from select_service.core.placing import Placing
 from select_service.core.policy import default_policy
 from select_service.core.reading import Reader
@@ -92,6 +94,7 @@ class SelectionCore:
         Raises:
             ValueError: those settings make no sense.
         """
+        settings = admission or AdmissionSettings()
         self.registry = registry
         self.limits = limits or CoreLimits()
         self.counters = Counters()
@@ -101,6 +104,7 @@ class SelectionCore:
             registry,
             policies or default_policy(config.queue_threshold),
             use_kv_events=config.use_kv_events,
+            cache_hit_threshold=settings.cache_hit_threshold,
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
@@ -108,10 +112,16 @@ class SelectionCore:
             self.limits, self.desk.announcer.claims, self.desk, self.membership
         )
         self.reader = Reader(config, self.partitions)
-        settings = admission or AdmissionSettings()
         self.admitting = Admitting(settings, self.catalog, self.partitions)
+        self.pairs = Pairs(self.desk, self.counters)
+        cache_hits = CacheHits(settings)
+        matchmaker = Matchmaker(
+            *(self.pairs, cache_hits, self.counters, rng),
+            transfer_cost=config.kv_transfer_cost_per_block,
+        )
         placing = Placing(
-            *(self.desk, CacheHits(settings), self.counters, rng), trace_decisions=trace_decisions
+            *(self.desk, cache_hits, matchmaker, self.counters, rng),
+            trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
         self.selecting = Selecting(self.reader, self.desk, self.admitting, placing, self.room, rng)
@@ -137,6 +147,7 @@ class SelectionCore:
         selecting = self.selecting
         self.select = selecting.select
         self.select_and_reserve = selecting.select_and_reserve
+        self.select_pair = selecting.select_and_reserve  # its request says that a pair may do
         self.withdraw = self.room.withdraw
         registering = self.registering = Registering(
             *(self.catalog, self.membership, self.desk, self.replicas, self.reader, self.limits),
@@ -152,7 +163,7 @@ class SelectionCore:
         self.ready = registering.ready
         reserving = Reserving(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
-            *(self.admitting, selecting.new_id),
+            *(self.admitting, self.pairs, selecting.new_id),
         )
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete

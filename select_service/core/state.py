@@ -18,7 +18,7 @@ from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER
 from select_service.core.discovery import API
 from select_service.core.leases import Ending
 from select_service.errors import ServiceError
-from select_service.types import LeaseState, ReservationAnswer, Selection, WorkerSpec
+from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,6 +68,8 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     born: int = 0  # the number of our claim on it, when replicas are told
     adopts: list[tuple[int, int]] = []  # and the claims of gone replicas that it took over
     fairness_id: str = ""
+    pair: str | None = None  # of which it is a leg
+    pair_answer: PairSelection | None = None  # what a repeat gets again, if it asked for a pair
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -232,6 +234,8 @@ class Reservations:
         orphaned = facts.lease_id is not None and lease is None
         if partition is None or slot is None or orphaned or bookings.live(name) is not None:
             bookings.remember(name, now)
+            if facts.pair is not None:
+                bookings.remember(facts.pair, now)  # unless its other leg is there
             return None
         booking = _rebook(partition, slot, name, facts, now)
         if lease is not None:
@@ -355,6 +359,8 @@ def record_of(booking: Booking) -> ReservationRecord:
         0 if reservation.claim is None else reservation.claim.born,
         [] if reservation.claim is None else reservation.claim.record.adopts,
         reservation.fairness_id,
+        reservation.pair,
+        answer if isinstance(answer, PairSelection) else None,
     )
 
 
@@ -373,6 +379,7 @@ def _rebook(
         fairness_id=facts.fairness_id or facts.tenant_id,
     )
     reservation.selection_id = facts.selection_id
+    reservation.pair = facts.pair
     reservation.lora_name = facts.lora_name
     reservation.expected_output_tokens = facts.expected_output_tokens
     reservation.track_prefill_tokens = facts.track_prefill_tokens
@@ -382,7 +389,8 @@ def _rebook(
     ledger.resume_outputs(
         reservation, facts.whole_outputs, facts.faded_outputs, facts.output_fraction
     )
-    return Booking(partition, reservation, facts.selection or facts.reservation)
+    answer = facts.selection or facts.pair_answer or facts.reservation
+    return Booking(partition, reservation, answer)
 
 
 __all__ = [

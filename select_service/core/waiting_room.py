@@ -14,7 +14,14 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.gatekeeping import WAITS_FOR_PREFILL
 from select_service.core.queue import Patience
 from select_service.errors import NoEligibleWorker, ServiceError
-from select_service.types import Answer, CoreLimits, SelectAndReserveRequest, Selection
+from select_service.types import (
+    Answer,
+    CoreLimits,
+    PairSelection,
+    SelectAndReserveRequest,
+    Selection,
+    SelectPairRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
 _SELECT: Final = "select"
 _BOOK: Final = "select_and_reserve"
+_PAIR: Final = "select_pair"
 
 
 class WaitingRoom:
@@ -128,7 +136,7 @@ class WaitingRoom:
         answer = self._admit(ticket, now, effects)
         keeper = ticket.partition.admission
         if ticket.ask is not None and keeper is not None:
-            if isinstance(answer, Selection):
+            if isinstance(answer, Selection | PairSelection):
                 keeper.placed(ticket, now)
             else:
                 code = answer.code if isinstance(answer, ServiceError) else answer.finish_reason
@@ -273,4 +281,6 @@ class WaitingRoom:
 
 def endpoint_of(ticket: Ticket) -> str:
     """Return the route it came by."""
+    if isinstance(ticket.request, SelectPairRequest):
+        return _PAIR
     return _SELECT if ticket.reservation_id is None else _BOOK

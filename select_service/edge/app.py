@@ -57,7 +57,7 @@ def create_driver(settings: Settings) -> Driver:
     """Build the service from settings; nothing is opened before its `start`."""
     router = settings.router
     service = Driver(
-        router.config,
+        settings.router_config,
         limits=settings.core_limits,
         stream_limits=settings.stream_limits,
         on_event_loss=settings.on_event_loss,

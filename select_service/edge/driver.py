@@ -40,7 +40,7 @@ from select_service.edge.readiness import (
 from select_service.edge.replicas import Replicas
 from select_service.edge.warm_start import WarmStart
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
-from select_service.types import Ready, ReplicaLimits, RouterConfig, Selection
+from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         ReservationRequest,
         ScopeLoads,
         SelectAndReserveRequest,
+        SelectPairRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -249,7 +250,7 @@ class Driver:
         if self.discovery is not None:
             await self.discovery.close()
         self._send_away()
-        self._watch_deadlines()
+        self._wake_at(math.inf)
         self.load_topic.close()
         await self._batches.close()
         for task in (self._recovering, self._housekeeper):
@@ -416,6 +417,12 @@ class Driver:
         self._carry_out(effects)
         return answer
 
+    def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
+        """POST /select_pair as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self.core.select_pair(request, self._clock(), unknown=unknown)
+        self._carry_out(effects)
+        return answer
+
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
         answer = self.select_now(request)
@@ -426,6 +433,11 @@ class Driver:
     ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
         answer = self.select_and_reserve_now(request, unknown)
+        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+
+    async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
+        """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
+        answer = self.select_pair_now(request, unknown)
         return await self.wait(answer) if isinstance(answer, Ticket) else answer
 
     async def wait(self, ticket: Ticket) -> Answer:
@@ -441,7 +453,7 @@ class Driver:
             raise ticket.answer
         if ticket.answer is not None:
             return ticket.answer
-        self._watch_deadlines()
+        self._wake_at(ticket.deadline)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(ticket, []).append(future)
         try:
@@ -460,13 +472,17 @@ class Driver:
             self.core.withdraw(ticket)
             return
         ticket.holders -= 1  # the answer came in the turn in which its caller went
-        booked = ticket.reservation_id is not None and isinstance(ticket.answer, Selection)
+        booked = ticket.reservation_id is not None and isinstance(
+            ticket.answer, Selection | PairSelection
+        )
         if ticket.holders == 0 and booked:
             self.free(ticket.reservation_id or "")
 
-    def _watch_deadlines(self) -> None:
-        """Wake up when the first of the waiting has waited too long; one timer for all."""
-        at = math.inf if self._closing else self.core.next_deadline()
+    def _wake_at(self, at: float) -> None:
+        """Wake up when the first of the waiting has waited too long; one timer for all.
+
+        Deadlines that come by another policy are seen by housekeeping.
+        """
         if self._deadline is not None:
             if self._deadline[0] <= at and not self._closing:
                 return
@@ -480,7 +496,7 @@ class Driver:
     def _refuse_late(self) -> None:
         self._deadline = None
         self._carry_out(self.core.refuse_late(self._clock()))
-        self._watch_deadlines()
+        self._wake_at(self.core.next_deadline())
 
     # -- reservations --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.driver import Driver
 from select_service.edge.keeper import Keeper
-from select_service.types import BatchAnswer, LeaseRenewal
+from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RouterConfig,
         ScopeLoads,
         SelectAndReserveRequest,
+        SelectPairRequest,
         SelectRequest,
         WorkerPatch,
         WorkerRecord,
@@ -140,6 +141,13 @@ class SelectionService:
         """Choose and book in one step; waits while all are busy. POST /select_and_reserve."""
         self._check_writable()
         return await self._settled(await self.driver.select_and_reserve(request))
+
+    async def select_pair(self, request: SelectPairRequest) -> PairSelection:
+        """Book a prefill and a decode rank in one step, or one for both. POST /select_pair."""
+        self._check_writable()
+        answer = await self.driver.select_pair(request)
+        assert isinstance(answer, PairSelection), "no threshold refuses what may take a pair"
+        return await self._settled(answer)
 
     async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
         """Book a rank of the caller's choice; POST /reservations."""

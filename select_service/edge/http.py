@@ -45,6 +45,7 @@ from select_service.types import (
     OutputBlockRequest,
     OverlapScores,
     OverlapScoresRequest,
+    PairSelection,
     PotentialLoadsRequest,
     PromptFields,
     Ready,
@@ -52,6 +53,7 @@ from select_service.types import (
     ReservationRequest,
     ScopeLoads,
     SelectAndReserveRequest,
+    SelectPairRequest,
     SelectRequest,
     WorkerPatch,
     WorkerRecord,
@@ -190,6 +192,7 @@ class Api:
         self._worker_patch = RequestDecoder(WorkerPatch, validation)
         self._select = RequestDecoder(SelectRequest, validation)
         self._select_and_reserve = RequestDecoder(SelectAndReserveRequest, validation)
+        self._select_pair = RequestDecoder(SelectPairRequest, validation)
         self._reservation = RequestDecoder(ReservationRequest, validation)
         self._output_block = RequestDecoder(OutputBlockRequest, validation)
         self._batch = RequestDecoder(BatchRequest, validation)
@@ -278,6 +281,11 @@ class Api:
         """Choose a worker and book it in one step; waits likewise."""
         decoded = self._select_and_reserve.decode(request.body)
         return self._selection(decoded, self._service.select_and_reserve_now)
+
+    def select_pair(self, request: Request) -> Answer:
+        """Book a prefill and a decode worker in one step, or one worker if that costs less."""
+        decoded = self._select_pair.decode(request.body)
+        return self._selection(decoded, self._service.select_pair_now)
 
     def _selection(
         self, decoded: Decoded[R], verb: Callable[[R, bytes], Decided | Ticket]
@@ -531,6 +539,10 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _post(
         *("/select_and_reserve", Api.select_and_reserve, Decided, 404, 409, 503),
         takes=SelectAndReserveRequest,
+    ),
+    _post(
+        *("/select_pair", Api.select_pair, PairSelection, 404, 409, 503),
+        takes=SelectPairRequest,
     ),
     # reservations
     _post(

@@ -224,6 +224,14 @@ class _Service(Collector):
         for code, count in sorted(counters.selections_failed.items()):
             failed.add_metric([code], count)
         yield failed
+        for name, what, counts in (
+            ("pairs", "Requests that may take a pair, by what they were given.", counters.pairs),
+            ("advised", "Selections where workers have roles, by advice.", counters.advised),
+        ):
+            metric = _counter(name, what, ("mode", "reason"))
+            for labels, count in sorted(counts.items()):
+                metric.add_metric(labels, count)
+            yield metric
         pending = _gauge("pending_requests", "Selections waiting for capacity.", SCOPE)
         tokens = _gauge("pending_isl_tokens", "Prompt tokens of waiting selections.", SCOPE)
         for scope, partitions, _ in groups:

@@ -94,6 +94,7 @@ def test_a_killed_clients_load_is_gone_after_its_lease(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.heavy
 def test_a_lease_outlives_the_service_but_not_its_owner(tmp_path: Path) -> None:
     args = (*OURS_EXTRA, "--log-level", "warning", "--state-dir", str(tmp_path / "state"))
     with Server(tmp_path / "first.log", args=args) as server:

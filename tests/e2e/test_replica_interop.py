@@ -106,3 +106,19 @@ def test_they_carry_what_lives_under_our_leases(version: str, tmp_path: Path) ->
         eventually(lambda: we.load(1), (16, 4, 2))
         for one in (we, they):  # what is missed here ends there
             eventually(lambda one=one: one.load(1), (0, 0, 0))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("version", peer.VERSIONS)
+def test_they_carry_both_legs_of_a_pair(version: str, tmp_path: Path) -> None:
+    with pair(tmp_path, version) as (we, they):
+        for worker_id, role in ((1, "prefill"), (2, "decode")):
+            we.ask("PATCH", f"/workers/{worker_id}", {"role": role})
+        prompt = {"block_hashes": [1, 2, 3], "sequence_hashes": [1, 2, 3], "isl_tokens": 48}
+        we.ask("POST", "/select_pair", prompt | {"reservation_id": "p"})
+        for one in (we, they):
+            eventually(lambda one=one: [one.load(w) for w in (1, 2)], [(48, 0, 1), (0, 3, 1)])  # type: ignore[misc]
+        they.ask("POST", "/reservations/p:prefill/prefill_complete")
+        eventually(lambda: we.load(1), (0, 0, 1))
+        we.ask("DELETE", "/reservations/p")
+        for one in (we, they):
+            eventually(lambda one=one: [one.load(w) for w in (1, 2)], [(0, 0, 0)] * 2)  # type: ignore[misc]

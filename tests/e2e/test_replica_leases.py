@@ -43,6 +43,7 @@ def kill(replica: Replica) -> None:
     replica.process.wait()
 
 
+@pytest.mark.heavy
 def test_renewals_elsewhere_keep_what_a_dead_replica_has_booked(tmp_path: Path) -> None:
     with pair(tmp_path) as (a, b):
         book(a)
@@ -71,6 +72,7 @@ def test_nobody_renews_what_a_dead_replica_has_booked(tmp_path: Path) -> None:
         assert b.metric("replica_leases_total", event="missed") == 1
 
 
+@pytest.mark.heavy
 def test_renewed_and_closed_at_another_replica_while_its_own_lives(tmp_path: Path) -> None:
     with pair(tmp_path) as (a, b):
         book(a)
@@ -84,6 +86,7 @@ def test_renewed_and_closed_at_another_replica_while_its_own_lives(tmp_path: Pat
         eventually(lambda: a.request("POST", "/leases/l/renew").status, 404)
 
 
+@pytest.mark.heavy
 def test_ended_leases_are_remembered_after_a_restart(tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
     port = free_port()

@@ -26,7 +26,7 @@ from select_service.core.replica_wire import (
     encode_part,
 )
 from select_service.core.service import SelectionCore
-from select_service.types import CoreLimits, RouterConfig, WorkerSpec
+from select_service.types import CoreLimits, Role, RouterConfig, WorkerSpec
 
 BLOCK_SIZE = 4
 TICK_S = 0.1
@@ -45,6 +45,10 @@ LIMITS = CoreLimits(
     replica_items_per_message_max=3,
     replica_resolved_per_turn_max=2,
 )
+
+
+ROLES: dict[int, Role] = {1: "prefill", 2: "decode"}
+"""Of workers; the others take whole requests."""
 
 
 class Node:
@@ -74,6 +78,7 @@ class Node:
             endpoint=f"http://{worker_id}",
             block_size=BLOCK_SIZE,
             data_parallel_size=2,
+            role=ROLES.get(worker_id),
         )
         self.did(self.core.upsert_worker(spec, self.net.now)[1])
 

@@ -18,13 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from select_service.core.bookings import leg_ids
 from select_service.errors import (
     LeaseNotFound,
     ReservationConflict,
     ReservationNotFound,
     ServiceError,
 )
-from select_service.types import LeaseRenewal, LeaseRequest, ReservationRequest
+from select_service.types import (
+    LeaseRenewal,
+    LeaseRequest,
+    PairSelection,
+    ReservationRequest,
+    SelectPairRequest,
+)
 from tests.models.replica_net import LIMITS, Net, Node
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ LEASE_S = 12.0
 LOOKS_PER_CHECK = 20
 """Where thousands of worlds are lived through, a core states its promises after so many messages.
 
-They take nine tenths of the time, and what they find a world of the short run finds too.
+They take nine tenths of the time, and a promise that is broken mostly stays so until the next time.
 """
 RENEWAL_S = 2.5
 """A client renews so often: in the worst of weathers the others hear of the last but two."""
@@ -90,6 +97,7 @@ class World:
             + [self.output] * 5
             + [self.wait] * 4
             + [self.book_leased] * 6
+            + [self.book_pair] * 3
             + [self.book_twice, self.workers, self.weather, self.open_lease]
         )
         if self.rng.random() < 0.03:
@@ -249,6 +257,34 @@ class World:
         if self.book_at(self.pick(), name):
             self.firm[name] = 0
 
+    def book_pair(self) -> None:
+        """Both legs or none; from now on its client calls the pair by its id, or a leg by its."""
+        self.names += 1
+        name = f"pair{self.names}"
+        hashes = [self.rng.randint(1, 3) for _ in range(self.rng.randint(0, 4))]
+        request = SelectPairRequest(
+            reservation_id=name,
+            block_hashes=hashes,
+            sequence_hashes=hashes,
+            isl_tokens=self.rng.randint(1, 40),
+        )
+        node = self.pick()
+        try:
+            answer, effects = node.core.select_pair(request, self.net.now)
+        except ServiceError:
+            assert not [one for one in node.ledger() if one.startswith(f"{name}:")]
+            return
+        node.did(effects)
+        assert isinstance(answer, PairSelection)
+        self.live.append(name)
+        if answer.mode == "aggregated":
+            self.firm[name] = 0
+            return
+        legs = leg_ids(name)
+        self.firm |= dict.fromkeys(legs, 0)
+        if self.rng.random() < 0.3:
+            self.live.append(self.rng.choice(legs))
+
     def book_twice(self) -> None:
         """The same id at two replicas: each acknowledges unless it has heard of the other."""
         self.names += 1
@@ -298,8 +334,9 @@ class World:
                     self.fading[one.number].add(name)
         self.over([name])
         node.did(effects)
-        if self.firm.pop(name, None) is not None:
-            self.freed.add(name)
+        for claimed in (name, *leg_ids(name)):
+            if self.firm.pop(claimed, None) is not None:
+                self.freed.add(claimed)
         if name in self.live and self.rng.random() < 0.7:  # else it is freed again
             self.live.remove(name)
 
@@ -312,6 +349,7 @@ class World:
         self.acknowledged(node, name)
         node.did(effects)
         self.done.add(name)
+        self.firm.pop(leg_ids(name)[0], None)  # ended with its prefill, where the pair is known
 
     def output(self) -> None:
         name, node = self.any_name(), self.pick()
@@ -322,8 +360,9 @@ class World:
             return
         self.acknowledged(node, name, 1)
         node.did(effects)
-        if self.firm.get(name, -1) >= 0:
-            self.firm[name] += 1
+        for one in (name, leg_ids(name)[1]):
+            if self.firm.get(one, -1) >= 0:
+                self.firm[one] += 1
 
     # -- operators -----------------------------------------------------------------------------
 

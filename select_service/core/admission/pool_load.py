@@ -7,7 +7,7 @@ whole numbers, so that no rounding adds up over days. Knows no classes and decid
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,10 @@ class RankLoad(NamedTuple):
     waiting: int | None = None  # inside the engine, if it tells
 
 
+Carried: TypeAlias = tuple[float, float, int, int, int | None]
+"""A `RankLoad`, which need not be built for it."""
+
+
 class PoolLoad:
     """A `Pool` over slots; unseated slots hold zeros and count nowhere."""
 
@@ -62,11 +66,12 @@ class PoolLoad:
         self.instances = 0
         self.prefill_backlog = 0.0
         self._computing = 0  # ranks with something to prefill
-        self._loads: list[RankLoad | None] = []  # None: nobody
+        self._loads: list[Carried | None] = []  # None: nobody
         self._share: list[float] = []  # 1 / total blocks; 0: not known
         self._units: list[int] = []
         self._sum = 0
         self._stale: set[int] = set()
+        self._behind: set[int] = set()  # slots whose saturation nobody has asked for since
         self._per_token = 0.0  # saturation of one booked token
         self._rate_used = 0.0
         self._tenants: dict[str, int] = {}
@@ -95,16 +100,16 @@ class PoolLoad:
             self._loads[slot] = RankLoad()
             self.instances += 1
         self._share[slot] = 1.0 / total_kv_blocks if total_kv_blocks else 0.0
-        load = self._loads[slot]
-        assert load is not None
-        self._write(slot, load)
+        self._write(slot)
 
     def unseat(self, slot: int, now: float) -> None:
         """The rank is gone, its load with it."""
         if slot >= len(self._loads) or self._loads[slot] is None:
             return
         self.note(slot, RankLoad(), now)
+        self._write(slot)
         self._stale.discard(slot)
+        self._behind.discard(slot)
         self._loads[slot] = None
         self._sum -= self._units[slot]
         self._units[slot] = 0
@@ -121,33 +126,37 @@ class PoolLoad:
                 column.fill(0.0)  # who has gone meanwhile has left something behind
             for slot, load in enumerate(self._loads):
                 if load is not None:
-                    self._write(slot, load)
+                    self._write(slot)
         self._keeps_columns = keep
 
     # -- what it carries -----------------------------------------------------------------------
 
-    def note(self, slot: int, load: RankLoad, now: float) -> None:
-        """The ledger, or the engine, says what a seated slot carries now. O(1)."""
+    def note(self, slot: int, load: Carried, now: float) -> None:
+        """The ledger, or the engine, says what a seated slot carries now. O(1).
+
+        What that does to the saturation is found out when somebody asks for it.
+        """
         before = self._loads[slot]
         assert before is not None, "nobody sits there"
         if load == before:
             return  # as it was when somebody looked last
         self._loads[slot] = load
-        tokens, were = load.prefill_tokens, before.prefill_tokens
+        tokens, were = load[0], before[0]
         if tokens != were:
             self.prefill_backlog += tokens - were
             computing = (tokens > 0) - (were > 0)
             if computing:
                 self._computing += computing
                 self.meter.computing(self._computing, now)
-        self._write(slot, load)
+        if self._keeps_columns:
+            self._write(slot)
+        else:
+            self._behind.add(slot)
 
     def mark_stale(self, slot: int, *, stale: bool) -> None:
         """Whether what a rank says of itself is too old to be believed; then it counts as full."""
         (self._stale.add if stale else self._stale.discard)(slot)
-        load = self._loads[slot]
-        assert load is not None
-        self._write(slot, load)
+        self._write(slot)
 
     def prefilled(self, tokens: int, now: float) -> None:
         """So many booked tokens were computed (not: given up)."""
@@ -160,18 +169,22 @@ class PoolLoad:
         self._rate_used = self.meter.tokens_per_s
         room = self._rate_used * self.limits.target_ttft_s
         self._per_token = 1.0 / room if room > 0.0 else 0.0
-        for slot, load in enumerate(self._loads):
-            if load is not None:
-                self._write(slot, load)
+        self._behind.update(slot for slot, load in enumerate(self._loads) if load is not None)
 
-    def _write(self, slot: int, load: RankLoad) -> None:
-        used = load.decode_blocks * self._share[slot]
-        saturation = load.prefill_tokens * self._per_token
+    def _catch_up(self) -> None:
+        while self._behind:
+            self._write(self._behind.pop())
+
+    def _write(self, slot: int) -> None:
+        load = self._loads[slot]
+        assert load is not None, "nobody sits there"
+        prefill_tokens, decode_blocks, requests, prefilling, waiting = load
+        used = decode_blocks * self._share[slot]
+        saturation = prefill_tokens * self._per_token
         if used > saturation * self.limits.kv_utilization:
             saturation = used / self.limits.kv_utilization
-        waiting = load.waiting
         if waiting is None:
-            waiting = max(0, load.prefilling - 1)
+            waiting = max(0, prefilling - 1)
         elif self.limits.waiting:
             saturation = max(saturation, waiting / self.limits.waiting)
         if slot in self._stale:
@@ -181,8 +194,8 @@ class PoolLoad:
         self._units[slot] = units
         if self._keeps_columns:
             self.queue_depth[slot] = waiting
-            self.batch_size[slot] = max(0, load.requests - waiting)
-            self.in_flight[slot] = load.requests
+            self.batch_size[slot] = max(0, requests - waiting)
+            self.in_flight[slot] = requests
             self.kv_utilization[slot] = used
 
     # -- what policies ask ---------------------------------------------------------------------
@@ -192,6 +205,8 @@ class PoolLoad:
         """Mean over ranks of max(prefill/P*, blocks/(limit·K), waiting/limit); 1 without ranks."""
         if not self.instances:
             return 1.0
+        if self._behind:
+            self._catch_up()
         return self._sum / (_UNIT * self.instances)
 
     @property
@@ -226,13 +241,12 @@ class PoolLoad:
 
     def check(self) -> None:
         """State every promise: sums are sums, nobody carries nothing."""
+        self._catch_up()
         seated = [load for load in self._loads if load is not None]
         assert self.instances == len(seated)
         assert self._sum == sum(self._units)
-        assert math.isclose(
-            self.prefill_backlog, sum(load.prefill_tokens for load in seated), abs_tol=1e-6
-        )
-        assert self._computing == sum(load.prefill_tokens > 0 for load in seated)
+        assert math.isclose(self.prefill_backlog, sum(load[0] for load in seated), abs_tol=1e-6)
+        assert self._computing == sum(load[0] > 0 for load in seated)
         for slot, load in enumerate(self._loads):
             if load is None:
                 assert self._units[slot] == 0

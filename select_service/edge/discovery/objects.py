@@ -194,6 +194,10 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
         "is_eagle": _switch(said, "is-eagle"),
         "taints": _list(said.get("taints", "")),
         "topology_domains": _pairs(said, "topology-domains"),
+        "kv_transfer_domain": said.get("kv-transfer-domain"),
+        "kv_transfer_enforcement": said.get("kv-transfer-enforcement"),
+        "kv_transfer_preferred_weight": _number(said, "kv-transfer-preferred-weight"),
+        "role": said.get("role"),
     }
     try:
         return msgspec.convert(fields, WorkerSpec)  # the same ranges as at the HTTP door
@@ -216,6 +220,14 @@ def _whole(said: Mapping[str, str], key: str) -> int | None:
     if not (text.isascii() and text.isdigit()):
         raise BadAnnotation(f"{PREFIX}{key}: {text[:64]!r} is not a whole number")
     return int(text)
+
+
+def _number(said: Mapping[str, str], key: str) -> float | None:
+    text = said.get(key)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise BadAnnotation(f"{PREFIX}{key}: {text!r:.64} is not a number") from None
 
 
 def _port(said: Mapping[str, str], key: str, ports: Mapping[str, int], usual: str) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from select_service.config import ENVIRONMENT, read_environment
+from select_service.config import ENVIRONMENT, FLAGS, read_environment
 from select_service.types import RouterConfig
 
 
@@ -19,7 +19,9 @@ def test_nothing_set() -> None:
 
 def test_every_field_of_the_router_can_be_set() -> None:
     fields = {variable.field for variable in ENVIRONMENT if variable.field}
-    assert fields == {field.name for field in msgspec.structs.fields(RouterConfig)}
+    flags = {flag.field for flag in FLAGS}
+    assert not fields & flags
+    assert {field.name for field in msgspec.structs.fields(RouterConfig)} - flags == fields
     for variable in ENVIRONMENT:
         if variable.field is not None:
             text = "0" if variable.kind == "bool" else "0.125"

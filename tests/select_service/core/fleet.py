@@ -13,9 +13,11 @@ from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.types import (
     Answer,
+    PairSelection,
     ReservationRequest,
     RouterConfig,
     SelectAndReserveRequest,
+    SelectPairRequest,
     SelectRequest,
     WorkerPatch,
     WorkerRecord,
@@ -94,6 +96,21 @@ class Fleet:
         )
         answer, effects = self.core.select_and_reserve(request, self.now)
         self._did(effects)
+        return answer
+
+    def pair(
+        self, reservation_id: str | None, *hashes: int, isl: int | None = None, **wishes: Any
+    ) -> PairSelection | Ticket:
+        request = SelectPairRequest(
+            reservation_id=reservation_id,
+            block_hashes=list(hashes),
+            sequence_hashes=list(hashes),
+            isl_tokens=len(hashes) * 16 if isl is None else isl,
+            **wishes,
+        )
+        answer, effects = self.core.select_pair(request, self.now)
+        self._did(effects)
+        assert isinstance(answer, PairSelection | Ticket)
         return answer
 
     def book(

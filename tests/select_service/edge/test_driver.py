@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 
+from select_service import AdmissionRefused, AdmissionSettings
 from select_service.core.effects import Effects
 from select_service.core.queue import Ticket
 from select_service.core.replica_events import TOPIC
@@ -315,3 +316,15 @@ def test_housekeeping_survives_an_error_of_ours(monkeypatch: pytest.MonkeyPatch)
         assert service.housekeeping_faults == 1
 
     asyncio.run(run())
+
+
+def test_the_embedded_service_has_a_gate_too() -> None:
+    async def scene() -> None:
+        admission = AdmissionSettings(policy="reject-all")
+        async with SelectionService(seed=1, admission=admission) as service:
+            await service.upsert_worker(spec(1))
+            with pytest.raises(AdmissionRefused) as caught:
+                await service.select_and_reserve(prompt("a"))
+            assert (caught.value.code, caught.value.status) == ("reject-all", 503)
+
+    asyncio.run(scene())

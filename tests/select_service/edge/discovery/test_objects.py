@@ -54,6 +54,10 @@ def test_every_annotation() -> None:
             is_eagle="true",
             taints="a, b",
             topology_domains="zone=z1,rack=r1",
+            kv_transfer_domain="zone",
+            kv_transfer_enforcement="preferred",
+            kv_transfer_preferred_weight="0.85",
+            role="prefill",
         )
     )
     assert spec == WorkerSpec(
@@ -72,6 +76,10 @@ def test_every_annotation() -> None:
         is_eagle=True,
         taints=["a", "b"],
         topology_domains={"zone": "z1", "rack": "r1"},
+        kv_transfer_domain="zone",
+        kv_transfer_enforcement="preferred",
+        kv_transfer_preferred_weight=0.85,
+        role="prefill",
     )
 
 
@@ -87,6 +95,9 @@ def test_every_annotation() -> None:
         ("kv_events_port", "0"),
         ("is_eagle", "yes"),
         ("topology_domains", "zone"),
+        ("kv_transfer_preferred_weight", "much"),
+        ("kv_transfer_enforcement", "now"),
+        ("role", "encode"),
     ],
 )
 def test_nonsense_is_named(annotation: str, value: str) -> None:
