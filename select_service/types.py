@@ -710,6 +710,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
+    let_in_per_turn_max: int = 16  # who waits, when load goes; some 30 µs each
     judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64

@@ -35,6 +35,9 @@ _NO_LIMITS: Final = frozenset(
 )
 
 
+_BODILESS: Final = frozenset({204, 205, 304})
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One command-line flag; its default is that of the field of Settings with its name."""
@@ -70,6 +73,14 @@ class Flag:
         if value is None or value is False or value in ((), {}):
             return "off"
         return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _status(text: str) -> int:
+    """Read a status that an answer with a body can have; HTTP clients expect none after some."""
+    status = _whole(200, 999)(text)
+    if status in _BODILESS:
+        raise ValueError(f"{status} has no body")
+    return status
 
 
 def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -773,7 +784,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--overload-status-code",
-        _whole(200, 999),
+        _status,
         "N",
         "status of refusals for load",
         env="DYN_HTTP_OVERLOAD_STATUS_CODE",

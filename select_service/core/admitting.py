@@ -179,7 +179,7 @@ class Admitting:
         tenant = request.fairness_id
         return Ask(
             ticket.prompt.isl_tokens,
-            self.class_of(request),
+            self.classes.known(self.class_of(request)),  # it is counted as that for good
             ticket.partition.scope.tenant_id if tenant is None else tenant,
             -1,
             request.expected_output_tokens or 0,

@@ -45,6 +45,7 @@ class Effects:
     published: list[ReplicaMessage] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
     decided: list[Placement] = field(default_factory=list)
+    more: bool = False  # housekeeping should have its turn at once
 
     def __bool__(self) -> bool:
         return bool(
@@ -54,6 +55,7 @@ class Effects:
             or self.unlisten
             or self.decided
             or self.pulls
+            or self.more
         )
 
 

@@ -15,7 +15,7 @@ from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.drain import DrainMeter
-from select_service.core.admission.gate import AT_CAPACITY, WAITS_FOR_WORKER, Gate
+from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
@@ -81,6 +81,7 @@ class Gatekeeper:
             caps=self.caps,
             returns=returns or self._own_returns(built),
         )
+        self._shares_returns = returns is not None
         tallies = self.gate.tallies
         tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
         tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
@@ -255,7 +256,7 @@ class Gatekeeper:
             return ask, gate.admitted
         if not ask.key:
             ask = ask._replace(key=key_of(ticket))
-        return ask, gate.decide(ask, name, verdict, now)
+        return ask, gate.decide(ask, name, verdict, rows, now)
 
     def settle(self, decision: Decision, ask: Ask, now: float, endpoint: str = "") -> None:
         """Charge and count what was decided."""
@@ -298,12 +299,12 @@ class Gatekeeper:
         """How many wait at the gate."""
         return len(self.waiting) + len(self.displaced)
 
-    def wait(self, ticket: Ticket, ask: Ask, decision: Decision, rows: Rows, now: float) -> None:
-        """Let a ticket wait as a decision said, which is settled."""
+    def wait(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> None:
+        """Let a ticket wait as a decision said that is settled."""
         ticket.ask = ask
         if self.gate.queue is not None:
             ticket.waiting = self.gate.enqueue(ask, ticket, now)
-        if decision.code == WAITS_FOR_WORKER.code:
+        if self.caps.all_full(rows):  # whatever else it waits for, it is one of Q
             ticket.place = self.caps.take_place(rows)
         self.waiting[ticket] = None
         self.waiting_isl_tokens += ticket.prompt.isl_tokens
@@ -331,6 +332,25 @@ class Gatekeeper:
         self._time(ticket, now)
         self._take_out(ticket, now)
         self.gate.turn_away(ticket.ask, code)
+
+    def outranked(self, ask: Ask, rows: Rows, now: float) -> Ticket | None:
+        """Return who has a place with one of these full workers and must give it up."""
+        queue = self.gate.queue
+        if queue is None or self.gate.policy.judge(ask, self.pool, now).outcome == "refuse":
+            return None  # nobody goes for one that is refused all the same
+        for one in islice(queue.outranked(ask, now), SCANNED_MAX):
+            slots = self._slots.get(one.item.place, {}) if one.item.place is not None else {}
+            if any(_has(rows, slot) for slot in slots.values()):
+                return one.item
+        return None
+
+    def give_way(self, ticket: Ticket, now: float) -> Decision:
+        """One that waited is refused for a more important one; charged to nobody."""
+        assert ticket.ask is not None
+        reason, code = OUTRANKED.reason, OUTRANKED.code
+        decision = self.gate.refusal(ticket.ask, "waiting", reason, code, now)
+        self.turned_away(ticket, code, now)
+        return decision
 
     def refuse_late(self, ticket: Ticket, now: float) -> Decision:
         """One has waited too long; charged to nobody."""
@@ -388,6 +408,9 @@ class Gatekeeper:
         self._learn_wants()
         if returns is not None:
             self.gate.returns = returns
+        elif self._shares_returns:  # others' promises are none of this pool's
+            self.gate.returns = self._own_returns(built)
+        self._shares_returns = returns is not None
         for ticket in self.waiting:
             ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
         self.displaced |= self.waiting
@@ -437,3 +460,7 @@ def _first(rows: Rows) -> int:
     if isinstance(rows, slice):
         return 0 if rows.stop else -1
     return int(rows[0]) if len(rows) else -1
+
+
+def _has(rows: Rows, slot: int) -> bool:
+    return slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())

@@ -92,6 +92,7 @@ class Operating:
                 self._room.gather(partition, now, to_judge=to_judge)
                 limit = self._limits.judged_per_turn_max
                 effects = self._room.judge_again(partition, now, limit, effects)
+                effects.more |= bool(partition.admission and partition.admission.displaced)
         return effects
 
     def report(

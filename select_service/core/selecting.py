@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.gate import Decision
+from select_service.core.admission.gate import AT_CAPACITY, Decision
 from select_service.core.desk import fingerprint_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.gatekeeping import WAITS_FOR_PREFILL
@@ -144,13 +144,18 @@ class Selecting:
         if keeper.gate.queue is not None:  # it wants to know what is left to compute
             ask, projection = _measured(ticket, ask, rows)
         ask, decision = keeper.judge(ticket, ask, rows, now)
+        gone = NOTHING
+        if decision.code == AT_CAPACITY.code:
+            gone = self._room.give_way(ask, keeper, rows, now)
+            if gone is not NOTHING:
+                ask, decision = keeper.judge(ticket, ask, rows, now)
         if decision.outcome == "refuse":
             keeper.settle(decision, ask, now, endpoint_of(ticket))
             raise self._admitting.refusal(ticket.partition, decision, rows)
         if decision.outcome == "wait":
             keeper.settle(decision, ask, now)
-            keeper.wait(ticket, ask, decision, rows, now)
-            return self._room.waits_at_gate(ticket, now), NOTHING
+            keeper.wait(ticket, ask, rows, now)
+            return self._room.waits_at_gate(ticket, now), gone
         usable = keeper.usable(rows)
         if keeper.gate.queue is None and ticket.partition.must_wait(number, usable):
             self._wait_in_file(ticket, ask, number, usable, now)

@@ -123,7 +123,7 @@ class SelectionCore:
             *(self.desk, cache_hits, matchmaker, self.counters, rng),
             trace_decisions=trace_decisions,
         )
-        self.room = WaitingRoom(placing, self.desk, self.admitting, self.counters)
+        self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
         self.selecting = Selecting(self.reader, self.desk, self.admitting, placing, self.room, rng)
         self._open_rooms()
         self.peer_endpoints = PeerEndpoints(NOTHING)
@@ -236,9 +236,10 @@ class SelectionCore:
             expired = self.desk.expire(partition, may_expire, now, effects)
             may_expire -= expired
             more |= not partition.ledger.is_swept or partition.ledger.next_expiry() <= now
-            if expired or recheck or partition in lighter:
+            if self.room.go_on(partition) or expired or recheck or partition in lighter:
                 self.room.relieve(partition, now, effects)
             more |= self._keep_gate(partition, now, effects)
+        more |= self.room.is_crowded
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
         return more, effects

@@ -16,6 +16,7 @@ from select_service.core.queue import Patience
 from select_service.errors import NoEligibleWorker, ServiceError
 from select_service.types import (
     Answer,
+    CoreLimits,
     PairSelection,
     SelectAndReserveRequest,
     Selection,
@@ -25,6 +26,7 @@ from select_service.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from select_service.core.admission.asks import Ask
     from select_service.core.admitting import Admitting
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
@@ -43,13 +45,20 @@ class WaitingRoom:
     """Everybody who waits, whatever for."""
 
     def __init__(
-        self, placing: Placing, desk: Desk, admitting: Admitting, counters: Counters
+        self,
+        placing: Placing,
+        desk: Desk,
+        admitting: Admitting,
+        counters: Counters,
+        limits: CoreLimits,
     ) -> None:
         self._placing = placing
         self._desk = desk
         self._admitting = admitting
         self._counters = counters
+        self._let_in_per_turn_max = limits.let_in_per_turn_max
         self._patience = Patience()
+        self._crowded: dict[Partition, None] = {}
 
     def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
         """It waits in the policy's queue, which has its own deadlines, or for a worker."""
@@ -91,25 +100,34 @@ class WaitingRoom:
         self._desk.bookings.waited(ticket)
 
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
-        """Load has become less: let in who waited for that, each booked before the next."""
+        """Load has become less: let in who waited for that, each booked before the next.
+
+        A turn of the event loop lets in so many; housekeeping goes on at once with the others.
+        """
         if not partition.pending_count:
             return effects
         keeper = partition.admission
-        if keeper is not None:
-            keeper.refresh(now)
-            if keeper.waiting:
-                effects = self._drain_gate(partition, keeper, now, effects)
-        while (ticket := partition.next_admissible()) is not None:
+        for _ in range(self._let_in_per_turn_max):
+            if keeper is not None:
+                keeper.refresh(now)  # the one before may have taken the last place
+            ticket = partition.next_at_gate() or partition.next_admissible()
+            if ticket is None:
+                return effects
             effects = self._finish(ticket, now, effects)
+        self._crowded[partition] = None
+        effects.more = True
         return effects
 
-    def _drain_gate(
-        self, partition: Partition, keeper: Gatekeeper, now: float, effects: Effects
-    ) -> Effects:
-        while (ticket := partition.next_at_gate()) is not None:
-            effects = self._finish(ticket, now, effects)
-            keeper.refresh(now)
-        return effects
+    def go_on(self, partition: Partition) -> bool:
+        """Tell whether `relieve` left somebody it did not look at; it is told once."""
+        is_crowded = partition in self._crowded
+        self._crowded.pop(partition, None)
+        return is_crowded
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether `relieve` has to be called again."""
+        return bool(self._crowded)
 
     def _finish(self, ticket: Ticket, now: float, effects: Effects) -> Effects:
         """Place one that waited, or tell it why not."""
@@ -189,6 +207,13 @@ class WaitingRoom:
         effects.answered.append(ticket)
         return effects
 
+    def give_way(self, ask: Ask, keeper: Gatekeeper, rows: Rows, now: float) -> Effects:
+        """Turn away who holds the place to wait that a more important request needs, if anybody."""
+        ticket = keeper.outranked(ask, rows, now)
+        if ticket is None:
+            return NOTHING
+        return self._refuse(ticket, keeper.give_way(ticket, now), NOTHING)
+
     # -- another policy ------------------------------------------------------------------------
 
     def gather(self, partition: Partition, now: float, *, to_judge: bool) -> None:
@@ -238,7 +263,7 @@ class WaitingRoom:
             keeper.turned_away(ticket, decision.code, now)
             return self._refuse(ticket, decision, effects, rows)
         if decision.outcome == "wait" or not keeper.can_take(rows):
-            keeper.wait(ticket, ask, decision, rows, now)
+            keeper.wait(ticket, ask, rows, now)
             return effects
         if keeper.gate.queue is None and self._in_file_again(ticket, keeper.usable(rows), now):
             return effects

@@ -193,6 +193,7 @@ class Driver:
         self._housekeeper: asyncio.Task[None] | None = None
         self._has_namesake = False
         self._deadline: tuple[float, asyncio.TimerHandle] | None = None
+        self._hurry = asyncio.Event()
         self.housekeeping_faults = 0
         """Turns of housekeeping that raised, which is a bug."""
         self._batches = Batches(self._operate, clock)
@@ -344,7 +345,14 @@ class Driver:
             except Exception:  # noqa: BLE001 - a bug must not end all expiry
                 self.housekeeping_faults += 1
                 _log.exception("housekeeping failed")
-            await asyncio.sleep(0 if more else HOUSEKEEPING_S)
+            await (asyncio.sleep(0) if more else self._rest())
+
+    async def _rest(self) -> None:
+        """Let housekeeping rest until its next turn, or until there is more to do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HOUSEKEEPING_S):
+                await self._hurry.wait()
+        self._hurry.clear()
 
     def _complain_of_namesakes(self) -> None:
         if self.core.replicas.counters.namesakes and not self._has_namesake:
@@ -670,13 +678,18 @@ class Driver:
                 self._listeners.stop(stream)
             for listen in effects.listen:
                 self._listen(self._listeners, listen)
-        for ticket in effects.answered:
-            for future in self._waiting.pop(ticket, ()):
-                _resolve(future, ticket.answer)
+        self._answer(effects)
         if self.replicas is not None:
             self.replicas.carry_out(effects)
         for placement in effects.decided:
             _log.debug("Selected worker", extra=_decision_facts(placement))
+
+    def _answer(self, effects: Effects) -> None:
+        if effects.more:
+            self._hurry.set()
+        for ticket in effects.answered:
+            for future in self._waiting.pop(ticket, ()):
+                _resolve(future, ticket.answer)
 
     def _listen(self, listeners: Listeners, listen: Listen) -> None:
         if listen.stream.closed:  # a sibling's source was refused a moment ago

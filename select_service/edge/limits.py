@@ -22,6 +22,7 @@ _BODY_TOO_LARGE: Final = 413
 
 TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
+    "let_in_per_turn_max": "waiting requests placed, or told why not, when load has gone",
     "judged_per_turn_max": "waiting requests judged again under another policy",
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
     "swept_nodes_per_turn_max": "nodes of the radix tree given back",

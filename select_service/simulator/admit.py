@@ -185,7 +185,7 @@ class Trial:
         self._open.append(line)
         # An empty pool is the policy's affair here: the field's simulator admits into it.
         verdict = self._policy.judge(ask, self._pool, now)
-        decision = self.gate.decide(ask, "policy", verdict, now)
+        decision = self.gate.decide(ask, "policy", verdict, slice(0, 0), now)
         self.gate.settle(decision, ask, now)
         if decision.outcome == "wait":
             self.gate.enqueue(ask, line, self._last)

@@ -163,6 +163,7 @@ def test_variables_that_cannot_be_read_and_thresholds_without_effect_leave_one_w
         ("--active-prefill-tokens-threshold", "-1"),
         ("--active-prefill-tokens-threshold-frac", "nan"),
         ("--overload-status-code", "199"),
+        ("--overload-status-code", "204"),
         ("--global-cache-hit-threshold", "1.1"),
         ("--admission-policy", "nonsense"),
         ("--admission-config", "[]"),

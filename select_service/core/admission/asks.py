@@ -7,6 +7,7 @@ Times are monotonic seconds, except where a name says `t_us`.
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -148,6 +149,9 @@ class QueueingPolicy(Policy, Protocol[T]):
         """Take everybody out; charged to nobody."""
         ...
 
+    def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
+        """Yield who waits and has to give way to a request, who goes first first."""
+
     def serve(self, one: Waiting[T], now: float) -> None:
         """It goes: charge it."""
         ...
@@ -180,7 +184,9 @@ class InstanceSnapshot(NamedTuple):
 
 def is_finite_number(value: object) -> bool:
     """Tell whether a configured value is a number one can count with; a bool is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # JSON has whole numbers that no float holds
 
 
 def checked(config: Mapping[str, object], known: frozenset[str], where: str) -> None:

@@ -247,6 +247,11 @@ class FairQueue(Generic[T]):
         for flow in self._bands[band].active:
             yield from flow.waiting or ()
 
+    def last_first(self, band: int) -> Iterator[Waiting[T]]:
+        """Yield who of a band would be last, then who before it, and so on."""
+        for flow in reversed(self._bands[band].active):
+            yield from reversed(flow.waiting or ())
+
     def head(self, band: int) -> Waiting[T] | None:
         """Return who of a band is next, without taking it."""
         return next(self.in_order(band), None)

@@ -44,6 +44,7 @@ EXPIRED_WAITING: Final = Verdict("refuse", "expired-waiting", "expired-waiting")
 AT_CAPACITY: Final = Verdict(
     "refuse", "Server overloaded: worker at capacity", "workers-at-capacity"
 )
+OUTRANKED: Final = Verdict("refuse", "outranked", "outranked")
 WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
 _HARD: Final = frozenset({"unavailable", "capacity"})
@@ -110,14 +111,16 @@ class Gate(Generic[T]):
     def judge(self, ask: Ask, rows: Rows, now: float) -> Decision:
         """Say whether a request may be placed on one of these rows now; charges nothing."""
         gate, verdict = self.first_word(ask, rows, now)
-        return self.decide(ask, gate, verdict, now)
+        return self.decide(ask, gate, verdict, rows, now)
 
-    def decide(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
+    def decide(
+        self, ask: Ask, gate: GateName, verdict: Verdict, rows: Rows, now: float
+    ) -> Decision:
         """Turn what one check said into a decision; a refusal gets its time to return."""
         if verdict is ADMIT:
             return self.admitted
         if gate not in _HARD and self.returns.is_due(ask.key, now):
-            return self._honour(gate)
+            return self._honour(ask, gate, rows, now)
         if verdict.outcome == "wait":
             return Decision("wait", verdict.reason, verdict.code, self.policy.name, gate)
         return self._refusal(ask, gate, verdict, now)
@@ -128,19 +131,29 @@ class Gate(Generic[T]):
             return "unavailable", UNAVAILABLE
         if self.busy is not None and self.busy.all_busy(rows):
             return "busy", BUSY
-        is_full = False
-        if self.caps is not None and self.caps.all_full(rows):
-            if not self.caps.has_place(rows):
-                return "capacity", AT_CAPACITY
-            is_full = True
+        places = self._places(rows)
+        if places is not None and not places:
+            return "capacity", AT_CAPACITY
         verdict = self.policy.judge(ask, self.pool, now)
-        if is_full and verdict.outcome == "admit":
-            return "capacity", WAITS_FOR_WORKER
+        if places is not None and verdict.outcome != "refuse":
+            return "capacity", WAITS_FOR_WORKER  # whatever else it waits for: Q is exact
         return "policy", verdict
 
-    def _honour(self, gate: GateName) -> Decision:
-        """It was told to come: a queue takes it whatever its quota; without one, it goes."""
-        if gate == "policy" and self.queue is None:
+    def _places(self, rows: Rows) -> bool | None:
+        """Tell whether one more may wait for a worker; None: it need not, one is open."""
+        if self.caps is None or not self.caps.all_full(rows):
+            return None
+        return self.caps.has_place(rows)
+
+    def _honour(self, ask: Ask, gate: GateName, rows: Rows, now: float) -> Decision:
+        """It was told to come: a queue takes it whatever its quota; without one, it goes.
+
+        Not beyond N + Q: where every candidate is full it waits for one, if there is a place.
+        """
+        places = self._places(rows)
+        if places is not None and not places:
+            return self._refusal(ask, "capacity", AT_CAPACITY, now)
+        if gate == "policy" and self.queue is None and places is None:
             return self.admitted
         return Decision("wait", "", PROMISED, self.policy.name, gate)
 
@@ -312,7 +325,7 @@ class Gate(Generic[T]):
         """
         waiting = [] if self.queue is None else self.queue.clear(now)
         if built.classes.bands != self.classes.bands:
-            self.returns = ReturnBook(len(built.classes.bands))
+            self.returns = self.returns.anew(len(built.classes.bands))
             self._traffic = Traffic(len(built.classes.bands))
         self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
         self.tallies.know(built.classes.names)

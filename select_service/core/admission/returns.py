@@ -87,6 +87,12 @@ class ReturnBook:
         self.broken = 0
         """Promises nobody came for."""
 
+    def anew(self, bands: int) -> ReturnBook:
+        """Return a book with the same limits and counters, and no promises."""
+        book = ReturnBook(bands, slots_max=self._slots_max, horizon_s=self._horizon_s)
+        book.kept, book.broken = self.kept, self.broken + self.size
+        return book
+
     def grant(
         self, key: bytes, band: int, room: Room, now: float, *, is_unique: bool = True
     ) -> Promise:

@@ -6,7 +6,8 @@ What it promises, and tests hold it to:
   wait. Nobody below is let in while anybody above waits.
 * Hence no inversion: between the admission of a sheddable request and the refusal of a critical
   one, more criticals than their quota arrive, or the critical one's own deadline passes.
-* Critical and standard requests are never refused for saturation; they wait.
+* Critical and standard requests are never refused for saturation; they wait. Where all places to
+  wait for a worker (Q) are taken, the last of the sheddable below gives way (`outranked`).
 * Who was told to come and comes waits behind those two only, whatever its band: a promise is kept
   while more important newcomers go on coming.
 * What is refused, or waits in vain, is charged to nobody.
@@ -41,6 +42,8 @@ HOPELESS: Final = "infeasible-deadline"
 SATURATED: Final = "saturated"
 _WAIT: Final = Verdict("wait", "", "waits")
 
+OUTPUT_WEIGHT_MAX: Final = 1e6
+"""Far beyond what makes sense, and what it is multiplied with remains a number."""
 DEFAULT_TARGETS_S: Final[Mapping[str, float]] = MappingProxyType(
     {"critical": 2.0, "standard": 5.0, "batch": 20.0, "sheddable": 20.0, "background": 60.0}
 )
@@ -78,8 +81,8 @@ class SloShedSettings:
             raise ValueError("slo-shed: hysteresis must be at least 0 and below usage_limit")
         if not (math.isfinite(self.feasibility_slack) and self.feasibility_slack >= 0.0):
             raise ValueError("slo-shed: feasibility_slack must be at least 0")
-        if not (math.isfinite(self.output_weight) and self.output_weight >= 0.0):
-            raise ValueError("slo-shed: output_weight must be at least 0")
+        if not 0.0 <= self.output_weight <= OUTPUT_WEIGHT_MAX:
+            raise ValueError(f"slo-shed: output_weight must be in 0..{OUTPUT_WEIGHT_MAX:g}")
         for name, target_s in (*self.targets_s.items(), ("default", self.default_target_s)):
             if not target_s > 0.0:
                 raise ValueError(f"slo-shed: the target of {name} must be above 0")
@@ -301,6 +304,14 @@ class SloShed(Generic[T]):
                     return
                 limit -= 1
                 yield one
+
+    def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
+        """Yield the sheddable who wait in bands below a request's, who would be last first."""
+        highest = max(self.line_of(self._band(ask, now)), self._promised)
+        for line in reversed(self.queue.bands_waiting()):
+            if line <= highest:
+                return
+            yield from self.queue.last_first(line)
 
     def serve(self, one: Waiting[T], now: float) -> None:
         """It goes: its tenant pays."""

@@ -8,6 +8,7 @@ scope gets is its tenant's entry, else its model's, else the process-wide one, f
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def check_threshold(field: str, value: object) -> float | int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{field} must be a number")  # noqa: TRY004 - one kind of refusal
-    if not math.isfinite(value):
+    if not abs(value) <= sys.float_info.max:  # JSON has whole numbers that no float holds
         raise ValueError(f"{field} must be finite")
     if field == "active_decode_blocks_threshold":
         if not 0.0 <= value <= 1.0:
