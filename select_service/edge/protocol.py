@@ -34,6 +34,8 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
+
     from select_service.edge.traffic import Connections
 
 __all__ = ["ConnectionLimits", "GuardedProtocol"]
@@ -42,6 +44,9 @@ LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
 """What is read and thrown away, and for how long, of a client that was answered while it was still
 sending: a socket closed with unread bytes takes the answer back before the client has read it."""
+
+PIPELINED_MAX: Final = 16
+"""Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
 
 _REFUSAL_HEAD: Final = (
     b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -88,6 +93,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _refused = False
     _discarded: int | None = None  # bytes; None: not about to close
     _upgrading = False
+    _at_work: RequestResponseCycle | None = None  # the request whose answer is next
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
 
@@ -104,6 +110,12 @@ class GuardedProtocol(HttpToolsProtocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        at_work = self._at_work  # uvicorn tells only the last request that was read
+        if at_work is not None and not at_work.response_complete:
+            at_work.disconnected = True
+            at_work.message_event.set()
+            at_work.transport = self.transport  # no ring: what a request holds goes with it
+        self._at_work = None
         if isinstance(self.cycle, RequestResponseCycle):
             self.cycle.transport = self.transport  # no ring: what a request holds goes with it
         self.pipeline.clear()
@@ -141,6 +153,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stalled_since = None
 
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._at_work = cycle
+        super()._start_asgi_task(cycle, app)
+
     # -- httptools -----------------------------------------------------------------------------
 
     @override
@@ -154,6 +171,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._upgrading:
             return
         super().on_headers_complete()  # may raise: then the head is still what is wrong
+        if self.pipeline and len(self.pipeline) < PIPELINED_MAX:
+            self.flow.resume_reading()  # or nobody would see the client go while one waits
         self.cycle.transport = _Answering(self)
         self._enter_body()
 

@@ -20,6 +20,7 @@ from tests.readme.document import README
 COMMAND = "make readme"
 FIXED = (
     ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
+    ("select_service.edge.protocol", "PIPELINED_MAX", "requests read behind the one answered"),
     ("select_service.edge.protocol", "LINGER_S", "seconds a refused client may go on sending"),
     ("select_service.edge.store", "LOG_BYTES", "bytes of the state's log, from the start"),
     ("select_service.edge.journal", "BATCH_ROWS_MAX", "rows in one commit"),

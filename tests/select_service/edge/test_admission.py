@@ -444,3 +444,17 @@ def test_settings_that_make_no_sense_do_not_start() -> None:
         create_driver(
             type(SETTINGS)(admission_policy="token-bucket", admission_config={"capacity": -1})
         )
+
+
+def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_longer() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+        wire = await Wire.to(port)
+        wire.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
+        wire.ask("GET", "/health")
+        await until(lambda: service.admission().scopes[0].waiting == 1)
+        wire.close()
+        await until(lambda: service.admission().scopes[0].waiting == 0)
+
+    on_a_port(use, max_inflight_default=1)
