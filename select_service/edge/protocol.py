@@ -34,8 +34,6 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
-
     from select_service.edge.traffic import Connections
 
 __all__ = ["ConnectionLimits", "GuardedProtocol"]
@@ -153,11 +151,6 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stalled_since = None
 
-    @override
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._at_work = cycle
-        super()._start_asgi_task(cycle, app)
-
     # -- httptools -----------------------------------------------------------------------------
 
     @override
@@ -171,7 +164,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._upgrading:
             return
         super().on_headers_complete()  # may raise: then the head is still what is wrong
-        if self.pipeline and len(self.pipeline) < PIPELINED_MAX:
+        if not self.pipeline:
+            self._at_work = self.cycle
+        elif len(self.pipeline) < PIPELINED_MAX:
             self.flow.resume_reading()  # or nobody would see the client go while one waits
         self.cycle.transport = _Answering(self)
         self._enter_body()
@@ -182,6 +177,11 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._enter_rest()
         super().on_message_complete()
+
+    @override
+    def on_response_complete(self) -> None:
+        self._at_work = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
 
     def _enter_head(self) -> None:
         self._phase = _Phase.HEAD
