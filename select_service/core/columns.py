@@ -16,6 +16,18 @@ Rows: TypeAlias = "Slots | slice[int, int, None]"
 """Which rows of a column: slots one by one, or a run of them, which costs no copy."""
 
 
+_NOTHING: Floats = np.zeros(0)
+
+
+def no_floats(rows: int) -> Floats:
+    """Return a column of zeros that nobody may write to; all of them are the same."""
+    global _NOTHING  # noqa: PLW0603 - a cache of zeros
+    if len(_NOTHING) < rows:
+        _NOTHING = np.zeros(2 * rows)
+        _NOTHING.flags.writeable = False
+    return _NOTHING[:rows]
+
+
 def slots_of_mask(mask: int) -> Slots:
     """Return the slots whose bit is set, ascending; O(bits)."""
     raw = mask.to_bytes((mask.bit_length() + 7) // 8, "little")

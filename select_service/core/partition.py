@@ -77,6 +77,7 @@ class Partition:
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
+        self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
         self._everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
@@ -129,6 +130,7 @@ class Partition:
 
     def _reseat(self) -> None:
         rows = self.index.capacity
+        self._unmatched.clear()
         self.roles = Roles(self.workers.values(), rows)
         self._owner = [None] * rows
         self._rank = [0] * rows
@@ -212,26 +214,34 @@ class Partition:
             projection = project(self.ledger, self.index, prompt, rows, weights)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
-        if constraints is not UNSET and constraints.preferred_taints and not request.pinned_worker:
+        if (
+            constraints is not UNSET
+            and constraints.preferred_taints
+            and request.pinned_worker is None
+        ):
             taints = [self.rank_at(slot)[0].taints for slot in self._slots(rows)]
             prices = prefer(prices, constraints.preferred_taints, taints)
         position = pick(prices, weights.temperature, rng)
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.rank_at(slot)
-        cached = int(projection.cached_tokens[position])
-        taken = projection.overlap
+        isl_tokens, taken = prompt.isl_tokens, projection.overlap
+        cost, decode = float(prices[position]), int(projection.decode[position])
+        if taken is None:
+            overlap = self._unmatched.get(worker.worker_id)
+            if overlap is None:
+                overlap = self._unmatched[worker.worker_id] = self.worker_overlap(worker, None)
+            return Placement(
+                *(worker, dp_rank, slot, cost, overlap, 0.0, 0.0, 0.0, isl_tokens, decode, weights)
+            )
         return Placement(
-            worker=worker,
-            dp_rank=dp_rank,
-            slot=slot,
-            cost=float(prices[position]),
-            overlap=self.worker_overlap(worker, projection.matched),
-            device_blocks=0.0 if taken is None else float(taken.device[position]),
-            host_blocks=0.0 if taken is None else float(taken.host[position]),
-            disk_blocks=0.0 if taken is None else float(taken.disk[position]),
-            effective_prefill_tokens=max(0, prompt.isl_tokens - cached),
-            potential_decode_blocks=int(projection.decode[position]),
-            weights=weights,
+            *(worker, dp_rank, slot, cost),
+            self.worker_overlap(worker, projection.matched),
+            float(taken.device[position]),
+            float(taken.host[position]),
+            float(taken.disk[position]),
+            max(0, isl_tokens - int(projection.cached_tokens[position])),
+            decode,
+            weights,
         )
 
     def _slots(self, rows: Rows) -> list[int]:

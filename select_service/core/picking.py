@@ -6,12 +6,16 @@ Knows only numbers; `partition.py` stands before and after it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import random
 
     from select_service.core.columns import Floats
+
+
+_FEW: Final = 64
+"""Up to so many costs are looked through faster as Python's own numbers."""
 
 
 def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
@@ -27,6 +31,9 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
         rng: the service's seeded generator.
     """
     if temperature == 0.0:
+        if len(costs) <= _FEW:
+            few = costs.tolist()
+            return _pick_of_few(few, min(few), rng)
         best = int(costs.argmin())
         ties = (costs == costs[best]).nonzero()[0]
         return best if len(ties) == 1 else int(ties[rng.randrange(len(ties))])
@@ -36,3 +43,16 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
         return rng.randrange(len(costs))
     weights = [math.exp(-(float(cost) - low) / spread) for cost in costs]
     return rng.choices(range(len(weights)), weights)[0]
+
+
+def _pick_of_few(costs: list[float], low: float, rng: random.Random) -> int:
+    ties = costs.count(low)
+    at = costs.index(low)
+    if ties == 1:
+        return at
+    which = rng.randrange(ties)
+    if ties == len(costs):  # an idle fleet
+        return which
+    for _ in range(which):
+        at = costs.index(low, at + 1)
+    return at

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from indexer.types import HASH_BYTES
+from select_service.core.columns import no_floats
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
@@ -39,6 +40,7 @@ class Projection(NamedTuple):
     has_lower_tiers: bool
     isl_tokens: int
     block_size: int
+    cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
 
 
 def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
@@ -46,13 +48,22 @@ def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
     matches = index.find_matches(prompt.block_hashes)
     if matches.empty:
         return None, False
-    device, host, disk = np.zeros((3, index.capacity))
-    has_lower = matches.fill(device, host, disk)
-    return Overlap(device, host, disk), has_lower
+    rows = index.capacity
+    if not (matches.host or matches.disk):
+        device, nothing = np.zeros(rows), no_floats(rows)
+        matches.fill(device, nothing, nothing)
+        return Overlap(device, nothing, nothing), False
+    device, host, disk = np.zeros((3, rows))
+    matches.fill(device, host, disk)
+    return Overlap(device, host, disk), True
 
 
-def cached_tokens(overlap: Overlap, weights: Weights, block_size: int) -> Floats:
+def cached_tokens(
+    overlap: Overlap, weights: Weights, block_size: int, *, has_lower_tiers: bool = True
+) -> Floats:
     """Round half up (device + host_weight·host + disk_weight·disk) · block_size, per row."""
+    if not has_lower_tiers:
+        return overlap.device * block_size  # whole numbers already
     blocks = (
         overlap.device
         + weights.host_cache_hit_weight * overlap.host
@@ -70,17 +81,17 @@ def project(
 ) -> Projection:
     """Project the prompt on the given rows (slots)."""
     decode = ledger.decode[rows] + (len(prompt.sequence_hashes) // HASH_BYTES)
-    shared = ledger.shared_blocks(prompt.sequence_hashes)
-    if shared is not None:
-        decode = decode - shared[rows]
+    if ledger.live:
+        shared = ledger.shared_blocks(prompt.sequence_hashes)
+        if shared is not None:
+            decode -= shared[rows]
     overlap, has_lower = matched(index, prompt)
     prefill = ledger.prefill[rows]
     if overlap is None:
-        cached = np.zeros(len(prefill))
-        taken = None
+        cached, taken = no_floats(len(prefill)), None
     else:
         taken = Overlap(overlap.device[rows], overlap.host[rows], overlap.disk[rows])
-        cached = cached_tokens(taken, weights, index.block_size)
-    return Projection(
-        prefill, decode, taken, overlap, cached, has_lower, prompt.isl_tokens, index.block_size
-    )
+        cached = cached_tokens(taken, weights, index.block_size, has_lower_tiers=has_lower)
+    size, isl_tokens = index.block_size, prompt.isl_tokens
+    within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
+    return Projection(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within)

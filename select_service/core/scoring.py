@@ -82,10 +82,13 @@ def costs(projection: Projection, weights: Weights) -> Floats:
         if not track:
             return projection.decode
         raw: Floats = (prefill + isl) / block_size
-        return weights.prefill_load_scale * raw + projection.decode
+        scale = weights.prefill_load_scale
+        return raw + projection.decode if scale == 1.0 else scale * raw + projection.decode
     device, host, disk = projection.overlap
     cached = projection.cached_tokens
-    if track:
+    if track and projection.cached_within_isl:
+        raw = (prefill + isl) / block_size  # what is cached cancels out, exactly
+    elif track:
         raw = (prefill + np.maximum(isl - cached, 0.0) + cached) / block_size
     else:
         raw = np.zeros_like(prefill)
@@ -100,7 +103,10 @@ def costs(projection: Projection, weights: Weights) -> Floats:
             credited + weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
         )
     adjusted = np.maximum(raw - credited, 0.0)
-    return weights.prefill_load_scale * adjusted + projection.decode
+    if weights.prefill_load_scale != 1.0:
+        adjusted *= weights.prefill_load_scale
+    adjusted += projection.decode
+    return adjusted
 
 
 def prefer(

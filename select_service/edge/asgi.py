@@ -65,6 +65,7 @@ class Door:
         self._stats = {id(route): _stats_of(traffic, route) for route in ROUTES}
         self._max_body_bytes = max_body_bytes
         self._access_log = access_log
+        self._plain_lines = {} if access_log else _plain_lines()
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
@@ -86,13 +87,23 @@ class Door:
         """
         path, _, query = url.partition(b"?")
         found = None if self._access_log else self._router.find(method.decode("ascii"), path)
-        if found is None or length > self._max_body_bytes or b"#" in url:
+        if found is None or b"#" in url:
             return None
-        route, params = found
-        bare = route.body_optional and media_type is None and not length
-        if route.takes is not None and not is_json(media_type) and not bare:
-            return None
-        return Call(route, params, query, path)
+        call = Call(*found, query, path)
+        return call if self.suits(call, media_type, length) else None
+
+    def call_in_line(self, line: bytes) -> Call | None:
+        """Return the call of a request line that has no parameters, if nothing is unusual in it."""
+        return self._plain_lines.get(line)
+
+    def suits(self, call: Call, media_type: bytes | None, length: int) -> bool:
+        """Tell whether a body of this type and length may be handled at once."""
+        route = call.route
+        if length > self._max_body_bytes:
+            return False
+        if route.takes is None or is_json(media_type):
+            return True
+        return route.body_optional and media_type is None and not length
 
     def answer_now(self, call: Call, body: bytes) -> Response | Awaitable[Response]:
         """Answer a whole request, and count it unless the answer has to wait or is a stream.
@@ -275,6 +286,17 @@ class Door:
         where = {"method": method[:16], "path": _short(raw_path)}
         _log.error("request failed", extra=where, exc_info=error)
         return refusal(ServiceError("internal error"))
+
+
+def _plain_lines() -> dict[bytes, Call]:
+    """Return the calls of all request lines without parameters and queries."""
+    return {
+        b"%b %b HTTP/1.1" % (route.method.encode(), path := route.pattern.encode()): Call(
+            route, (), b"", path
+        )
+        for route in ROUTES
+        if "{" not in route.pattern
+    }
 
 
 def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:

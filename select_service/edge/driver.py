@@ -671,7 +671,7 @@ class Driver:
     def _carry_out(self, effects: Effects) -> None:
         if self.keeper is not None:
             self.keeper.journal.note()
-        if not effects:
+        if effects is NOTHING or not effects:
             return
         if self._listeners is not None:
             for stream in effects.unlisten:

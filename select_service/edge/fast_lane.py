@@ -4,47 +4,90 @@ Most requests arrive whole, are answered from memory and fit one write; for thos
 and a scope per request cost more than the answer. Whatever is unusual (a body in chunks, `Expect`,
 HEAD, a client that pipelines or does not read, an answer that has to wait or comes as a stream)
 takes the ASGI way through the same `Door`, the same routes and the same counters.
+
+Of those that arrive in one piece not even the head is parsed as a rule: a client sends the same
+header lines with every request, so what the parser has found in them once is looked up by their
+bytes (`Heads`).
 """
 
 from __future__ import annotations
 
+import re
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from select_service.edge.asgi import HANDED_OVER
-from select_service.edge.http import JSON, Response, Settling
-from select_service.edge.protocol import GuardedProtocol
+from select_service.edge.http import ONLY_JSON, Response, Settling
+from select_service.edge.protocol import GuardedProtocol, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
     from select_service.edge.asgi import Call, Door
     from select_service.edge.protocol import ConnectionLimits
     from select_service.edge.traffic import Connections
 
-__all__ = ["FastLane", "fast_lane"]
+__all__ = ["FastLane", "Heads", "fast_lane"]
 
 _UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 _DIGITS_MAX: Final = 12
-_ONLY_JSON: Final = (JSON,)
+_HEAD_END: Final = b"\r\n\r\n"
+_OK: Final = 200
+_REST: Final = Phase.REST
+_REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
+
+HEADS_MAX: Final = 1024
+"""Header blocks remembered, of all connections together; then they are learnt anew."""
+
+HEAD_BYTES_MAX: Final = 1024
+"""The longest that is remembered."""
+
+
+class Head(NamedTuple):
+    """What matters of the header lines of a plain request."""
+
+    media_type: bytes | None
+    length: int  # of the body
+
+
+class Heads:
+    """Header lines the parser has read before, by their bytes: a megabyte at most."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+
+    def get(self, lines: bytes) -> Head | None:
+        """Return what is in these lines, if they have been learnt."""
+        return self._known.get(lines)
+
+    def learn(self, lines: bytes, head: Head) -> None:
+        """Remember what the parser has found in these lines, of a request that is plain."""
+        if len(lines) > HEAD_BYTES_MAX:
+            return
+        if len(self._known) >= HEADS_MAX:
+            self._known.clear()
+        self._known[lines] = head
 
 
 class _Preamble:
-    """The header lines uvicorn puts on every answer; it makes a new list of them every second."""
+    """The beginning of every answer; uvicorn makes a new list of its own lines every second."""
 
-    __slots__ = ("_headers", "_lines")
+    __slots__ = ("_headers", "lines", "ok")
 
     def __init__(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
-        self._lines = b""
+        self.lines = b""  # those of uvicorn
+        self.ok = b""  # all but the length, of an answer 200 in JSON
 
-    def lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+    def follow(self, headers: list[tuple[bytes, bytes]]) -> None:
         if headers is not self._headers:
-            self._headers, self._lines = headers, _lines(headers)
-        return self._lines
+            self._headers, self.lines = headers, _lines(headers)
+            self.ok = status_line(200) + self.lines + _lines(ONLY_JSON) + b"content-length: "
 
 
 class _Debt:
@@ -71,7 +114,11 @@ class FastLane(GuardedProtocol):
     """One connection. Made through `fast_lane`, which sets `door`, `limits` and `counts`."""
 
     door: Door
+    heads: Heads
 
+    _is_between = True  # requests: nothing has come of the next one, nothing is owed
+    _lines_read = b""  # header lines that the parser is reading, to learn them
+    _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
     _preamble = _Preamble()
     _call: Call | None = None  # the request whose body is arriving
     _body: bytes | bytearray = b""
@@ -89,9 +136,62 @@ class FastLane(GuardedProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        if self._is_between and self._answer_whole(data):
+            return
         self._turn_used = False
         self._idle_since = None
         super().data_received(data)
+        self._lines_read = b""
+        self._is_between = self._rests()
+
+    def _answer_whole(self, data: bytes) -> bool:
+        """Answer if this is one request, whole, under header lines that are known."""
+        end = data.find(_HEAD_END)
+        if end < 0:
+            return False
+        line_end = data.find(b"\r\n")
+        lines = data[line_end:end]
+        head = self.heads.get(lines)
+        if head is None:
+            self._lines_read = lines
+            return False
+        body = data[end + 4 :]
+        if len(body) != head.length or self.flow.write_paused or self.transport.is_closing():
+            return False
+        call = self.door.call_in_line(data[:line_end])
+        if call is None:
+            found = _REQUEST_LINE.fullmatch(data, 0, line_end)
+            if found is None:
+                return False
+            call = self.door.call_for(found[1], found[2], *head)
+            if call is None:
+                return False
+        elif not self.door.suits(call, *head):
+            return False
+        self._phase = _REST  # even if it is the first
+        self._idle_since = None
+        answer = self.door.answer_now(call, body)
+        if isinstance(answer, Response) and answer.stream is None:
+            self._write_answer(answer)
+        elif isinstance(answer, Settling):
+            self._is_between = False
+            self._owe(call, answer)
+        else:
+            self._handed = answer
+            return False
+        return True
+
+    def _rests(self) -> bool:
+        """Tell whether all that has come is answered, and the next byte begins a request."""
+        return (
+            self._phase is _REST
+            and self._call is None
+            and self._debt is None
+            and not self._refused
+            and not self._is_last
+            and not self.pipeline
+            and self._unanswered() is None
+        )
 
     @override
     def on_message_begin(self) -> None:
@@ -105,6 +205,9 @@ class FastLane(GuardedProtocol):
         self._call = self._plain_call()
         if self._call is None:
             self._take_asgi_way()
+            if self._handed is not None:
+                self.scope[HANDED_OVER] = self._handed  # type: ignore[typeddict-unknown-key]
+                self._handed = None
         else:
             self._owes_answer = True
             self._enter_body()
@@ -129,7 +232,9 @@ class FastLane(GuardedProtocol):
         body, self._body = self._body, b""
         self._call = None
         self._owes_answer = False
-        answer = self.door.answer_now(call, body if isinstance(body, bytes) else bytes(body))
+        answer, self._handed = self._handed, None
+        if answer is None:
+            answer = self.door.answer_now(call, body if isinstance(body, bytes) else bytes(body))
         if isinstance(answer, Response) and answer.stream is None:
             self._enter_rest()
             self._write_answer(answer)
@@ -200,7 +305,10 @@ class FastLane(GuardedProtocol):
                 length = int(value)
             elif name in _UNUSUAL:
                 return None
-        return self.door.call_for(self.parser.get_method(), self.url, media_type, length)
+        call = self.door.call_for(self.parser.get_method(), self.url, media_type, length)
+        if call is not None and self._lines_read:
+            self.heads.learn(self._lines_read, Head(media_type, length))
+        return call
 
     def _take_asgi_way(self) -> None:
         url, headers, expect = self.url, self.headers, self.expect_100_continue
@@ -210,22 +318,18 @@ class FastLane(GuardedProtocol):
         super().on_headers_complete()
 
     def _write_answer(self, answer: Response) -> None:
-        headers = b"content-type: application/json\r\n"
-        if answer.headers is not _ONLY_JSON and answer.headers != _ONLY_JSON:
+        preamble, body = self._preamble, answer.body
+        preamble.follow(self.server_state.default_headers)
+        if answer.status == _OK and answer.headers is ONLY_JSON and not self._is_last:
+            self.transport.write(b"%b%d\r\n\r\n%b" % (preamble.ok, len(body), body))
+        else:
             headers = _lines(answer.headers)
-        if self._is_last:
-            headers += b"connection: close\r\n"
-        body = answer.body
-        self.transport.write(
-            b"%b%b%bcontent-length: %d\r\n\r\n%b"
-            % (
-                status_line(answer.status),
-                self._preamble.lines(self.server_state.default_headers),
-                headers,
-                len(body),
-                body,
+            if self._is_last:
+                headers += b"connection: close\r\n"
+            self.transport.write(
+                b"%b%b%bcontent-length: %d\r\n\r\n%b"
+                % (status_line(answer.status), preamble.lines, headers, len(body), body)
             )
-        )
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
         if self._is_last:
@@ -238,7 +342,7 @@ def fast_lane(door: Door, limits: ConnectionLimits, counts: Connections) -> type
     class Lane(FastLane):
         pass
 
-    Lane.door, Lane.limits, Lane.counts = door, limits, counts
+    Lane.door, Lane.limits, Lane.counts, Lane.heads = door, limits, counts, Heads()
     return Lane
 
 

@@ -69,11 +69,12 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
 
-__all__ = ["ROUTES", "Api", "Handler", "Request", "Response", "Settling", "refusal"]
+__all__ = ["ONLY_JSON", "ROUTES", "Api", "Handler", "Request", "Response", "Settling", "refusal"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 JSON: Final = (b"content-type", b"application/json")
+ONLY_JSON: Final = (JSON,)
 BYTES: Final = (b"content-type", b"application/octet-stream")
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
 LEASE_QUERY: Final = ("owner", "limit")
@@ -98,7 +99,7 @@ class Response:
         self,
         status: int,
         body: bytes,
-        headers: tuple[tuple[bytes, bytes], ...] = (JSON,),
+        headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON,
         stream: AsyncIterator[bytes] | None = None,
     ) -> None:
         self.status = status

@@ -36,7 +36,7 @@ from select_service.errors import (
 if TYPE_CHECKING:
     from select_service.edge.traffic import Connections
 
-__all__ = ["ConnectionLimits", "GuardedProtocol"]
+__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
@@ -67,7 +67,7 @@ class ConnectionLimits:
     head_bytes_max: int
 
 
-class _Phase(Enum):
+class Phase(Enum):
     """What a connection is in the middle of."""
 
     HEAD = 0  # also before the first byte
@@ -83,8 +83,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     _owes_answer = False  # to a request that has no ASGI cycle
 
-    _phase = _Phase.HEAD
-    _stamped: _Phase | None = None  # the phase `_since` belongs to
+    _phase = Phase.HEAD
+    _stamped: Phase | None = None  # the phase `_since` belongs to
     _since = 0.0  # loop time
     _head_bytes = 0  # of the head that is incomplete
     _stalled_since: float | None = None  # the client does not read
@@ -135,7 +135,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._phase is not self._stamped:
             self._stamp()
-        if self._phase is _Phase.HEAD:
+        if self._phase is Phase.HEAD:
             self._head_bytes += len(data)
             if self._head_bytes > self.limits.head_bytes_max:
                 self.counts.malformed += 1
@@ -184,15 +184,15 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def _enter_head(self) -> None:
-        self._phase = _Phase.HEAD
+        self._phase = Phase.HEAD
         self._stamped = None
 
     def _enter_body(self) -> None:
-        self._phase = _Phase.BODY
+        self._phase = Phase.BODY
         self._head_bytes = 0
 
     def _enter_rest(self) -> None:
-        self._phase = _Phase.REST
+        self._phase = Phase.REST
 
     def _start_over(self, rest: bytes) -> None:
         """Read a request that offers another protocol as plain HTTP/1.1, which is what it gets.
@@ -230,9 +230,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.abort()
         elif self.flow.read_paused:
             self._since = now  # it is us who do not read
-        elif self._phase is _Phase.HEAD:
+        elif self._phase is Phase.HEAD:
             self._sweep_head(now)
-        elif self._phase is _Phase.BODY and now - self._since > self.limits.body_timeout_s:
+        elif self._phase is Phase.BODY and now - self._since > self.limits.body_timeout_s:
             self.counts.body_timeouts += 1
             self._turn_away(RequestTimeout("the request body did not arrive in time"))
 
@@ -263,9 +263,9 @@ class GuardedProtocol(HttpToolsProtocol):
         cycle = self._unanswered()
         if cycle is None:
             # in the phase BODY without a debt: answered before its body had arrived
-            due = self._phase is not _Phase.BODY or self._owes_answer
+            due = self._phase is not Phase.BODY or self._owes_answer
         else:
-            due = self._phase is _Phase.BODY and not cycle.response_started
+            due = self._phase is Phase.BODY and not cycle.response_started
             cycle.disconnected = True
             cycle.message_event.set()
         if due:
@@ -284,7 +284,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def close_after_answer(self) -> None:
         """Close once an answer is out; later if the client is still sending its request."""
-        if self._phase is _Phase.BODY:
+        if self._phase is Phase.BODY:
             self._linger()
         else:
             self.transport.close()
