@@ -11,33 +11,53 @@ import importlib
 import os
 from typing import Final
 
-__all__ = ["KERNELS", "PURE_VARIABLE", "usable"]
+__all__ = ["PURE_VARIABLE", "complaints", "kernels_in_use", "objections", "usable"]
 
 PURE_VARIABLE: Final = "SELECT_SERVICE_PURE"
 """Environment variable that forces the plain twins, unless it is empty or 0."""
 
-KERNELS: Final[dict[str, str]] = {}
-"""Kernel → why its plain twin is in use instead, "" when the kernel is."""
+_NOT_BUILT: Final = "not built"
+_PURE: Final = f"{PURE_VARIABLE} is set"
+_OBJECTIONS: Final[dict[str, str]] = {}
 
 
 def usable(kernel: str, abi: int) -> bool:
-    """Whether to take a compiled kernel rather than its plain twin; noted in `KERNELS`.
+    """Whether to take a compiled kernel rather than its plain twin; and note it.
 
     Args:
         kernel: name of the compiled module.
         abi: what `ABI` must say in it. A build left over from other source says something else.
     """
-    KERNELS[kernel] = _objection(kernel, abi)
-    return not KERNELS[kernel]
+    _OBJECTIONS[kernel] = _objection(kernel, abi)
+    return not _OBJECTIONS[kernel]
+
+
+def kernels_in_use() -> dict[str, bool]:
+    """Return the kernels that were asked for, and whether each one is in use."""
+    return {kernel: not objection for kernel, objection in _OBJECTIONS.items()}
+
+
+def objections() -> dict[str, str]:
+    """Return why the others are not."""
+    return {kernel: objection for kernel, objection in _OBJECTIONS.items() if objection}
+
+
+def complaints() -> list[str]:
+    """Return the objections that are nobody's intention."""
+    return [
+        f"{kernel}: {objection}; plain Python is used instead"
+        for kernel, objection in objections().items()
+        if objection not in (_NOT_BUILT, _PURE)
+    ]
 
 
 def _objection(kernel: str, abi: int) -> str:
     if os.environ.get(PURE_VARIABLE, "0") not in ("", "0"):
-        return f"{PURE_VARIABLE} is set"
+        return _PURE
     try:
         built = importlib.import_module(kernel)
     except ModuleNotFoundError:
-        return "not built"
+        return _NOT_BUILT
     except ImportError as error:
         return f"cannot be loaded: {error}"
     if getattr(built, "ABI", None) != abi:
