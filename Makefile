@@ -16,7 +16,7 @@ FLOORS := .venv-floors
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist loadfile
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
-KERNELS := $(wildcard indexer/_*.pyx indexer/_*.h select_service/_*.pyx select_service/_*.h)
+KERNELS := $(wildcard indexer/_*.pyx indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
 .PHONY: run demo bench test lint test-light test-full test-floors test-heavy peer readme clean
@@ -65,7 +65,7 @@ readme: $(VENV)/.installed-test
 
 clean:
 	rm -rf $(VENV) .venv-* .engines build dist *.egg-info htmlcov .coverage .coverage.*
-	rm -f indexer/_*.c indexer/*.so select_service/_*.c select_service/*.so
+	rm -f indexer/_*.c indexer/*.so select_service/_*.c select_service/*.so select_service/core/_*.c select_service/core/*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -41,7 +41,6 @@ class ChainNode:
         "refs",
         "repeats",
         "total",
-        "values",
     )
 
     def __init__(self, parent: ChainNode | None, edge: PackedHashes) -> None:
@@ -54,7 +53,6 @@ class ChainNode:
         self.plain = len(edge) // HASH_BYTES  # blocks whose value stands nowhere else
         self.faded: dict[int, float] = {}  # slot → fraction of the plain blocks, when not 1
         self.repeats: set[Repeat] | None = None  # the other values of this edge
-        self.values: list[int] | None = None  # of the whole edge, as long as they are at hand
 
 
 class ActiveBlocks:

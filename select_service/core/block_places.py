@@ -12,6 +12,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+from indexer.compiled import usable
+from indexer.types import HASH_BYTES
+
+if not TYPE_CHECKING and usable("select_service.core._speed", 1):
+    from select_service.core._speed import ValueSet
+else:
+    from select_service.core.plain_value_set import ValueSet
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -36,7 +44,7 @@ class BlockPlaces:
 
     def __init__(self, walk: Callable[[], Iterable[ChainNode]]) -> None:
         self._walk = walk  # over the nodes entered so far
-        self._values: set[int] = set()  # of all nodes
+        self._values = ValueSet()  # of all nodes
         self._repeats: dict[int, Repeat] = {}
         # The home of every value that is not a repeat. Needed only to find where a repeat stood
         # before, so it is built when the first one turns up and dropped when it is not missed.
@@ -50,36 +58,32 @@ class BlockPlaces:
 
     def enter(self, node: ChainNode) -> None:
         """Add a node that no slot holds yet and that is not in the trie yet."""
-        node.values = values = _unpack(node.edge)
-        self._home_dues -= len(values)
-        before = len(self._values)
-        self._values.update(values)
-        fresh = len(self._values) - before
-        if fresh != len(values):
-            self._enter_repeats(node, values, fresh)
+        blocks = len(node.edge) // HASH_BYTES
+        self._home_dues -= blocks
+        fresh = self._values.enter(node.edge)
+        if fresh != blocks:
+            self._enter_repeats(node, fresh)
         self._rehome(node)
 
     def leave(self, node: ChainNode) -> None:
         """Forget a node that no slot holds any more."""
-        plain = self._plain_values(node)
-        # Not difference_update: it rebuilds a set of millions in one go when a quarter is gone.
-        deque(map(self._values.discard, plain), 0)  # a loop in C
         if self._home is not None:
-            deque(map(self._home.__delitem__, plain), 0)
+            deque(map(self._home.__delitem__, self._plain_values(node)), 0)
+        if not node.repeats:
+            self._values.leave(node.edge)
+        else:
+            for value in self._plain_values(node):
+                self._values.discard(value)
         for repeat in node.repeats or ():
             del repeat.homes[node]
             self._settle(repeat)
-        if not self._values:
-            self._values = set()  # the table of a set that was large stays large
-            self._home = None
         # Building the index costs about as much as entering every value. Keeping it until that
         # many have been entered again makes a client that is odd now and then cost double, not n.
-        elif not self._repeats and self._home_dues <= 0:
+        if not self._values or (not self._repeats and self._home_dues <= 0):
             self._home = None
 
     def split(self, upper: ChainNode, lower: ChainNode) -> None:
         """Divide the values of `lower` after its edge was; `upper` is new, with the same slots."""
-        lower.values = None
         if not lower.repeats:
             lower.plain -= upper.plain
         else:
@@ -94,7 +98,6 @@ class BlockPlaces:
     def join(self, upper: ChainNode, lower: ChainNode) -> None:
         """Undo a split; called while `upper` still has its edge, whatever `lower` has."""
         self._rehome(upper, lower)
-        lower.values = None
         lower.plain += upper.plain
         if not upper.repeats:
             return
@@ -107,8 +110,8 @@ class BlockPlaces:
 
     # -- repeats -------------------------------------------------------------------------------
 
-    def _enter_repeats(self, node: ChainNode, values: list[int], fresh: int) -> None:
-        counts = Counter(values)
+    def _enter_repeats(self, node: ChainNode, fresh: int) -> None:
+        counts = Counter(_unpack(node.edge))
         known = counts.keys() & self._repeats.keys()
         if fresh != len(counts) - len(known) and self._home is None:
             self._home = {}
@@ -184,7 +187,7 @@ class BlockPlaces:
             self._home.update(dict.fromkeys(self._plain_values(source), home or source))
 
     def _plain_values(self, node: ChainNode) -> list[int]:
-        values = node.values or _unpack(node.edge)
+        values = _unpack(node.edge)
         if node.repeats:
             return [value for value in values if value not in self._repeats]
         return values
@@ -196,11 +199,11 @@ class BlockPlaces:
             for value, count in Counter(_unpack(node.edge)).items():
                 homes.setdefault(value, {})[node] = count
             plain = self._plain_values(node)
-            assert node.values is None or node.values == _unpack(node.edge)
             assert node.plain == len(plain), "plain adds up"
             assert len({repeat.value for repeat in node.repeats or ()}) == len(node.repeats or ())
             assert all(self._home is None or self._home[value] is node for value in plain)
-        assert self._values == homes.keys(), "the set of values is the trie's"
+        assert set(self._values) == homes.keys(), "the set of values is the trie's"
+        assert len(self._values) == len(homes)
         assert self._home is None or len(self._home) == len(homes) - len(self._repeats)
         for value, places in homes.items():
             assert value in self._repeats or sum(places.values()) == 1, "a repeat is known as such"

@@ -336,6 +336,21 @@ class Ledger:
         # Closed lanes fall out here: no slot has their number.
         return shared[self._lane_numbers] if self._displaced else shared[: len(self._lanes)]
 
+    def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
+        """The same as (blocks, slots), disjoint; None when there is none.
+
+        Only while every lane has the number of its slot, see `is_plain`.
+        """
+        if not self.live:
+            return None
+        groups = self.blocks.shared_prefix(sequence_hashes)
+        return [(blocks, slots_of_mask(mask)) for blocks, mask in groups] or None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether lanes have the numbers of their slots, as they have until a rank goes."""
+        return not self._displaced
+
     def chain_of(self, reservation: Reservation) -> PackedHashes:
         """The sequence hashes a live reservation was booked with."""
         assert reservation.live

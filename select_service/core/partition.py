@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
+from indexer.compiled import usable
 from indexer.types import HASH_BYTES
 from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
@@ -24,6 +25,11 @@ from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
 from select_service.errors import NoEligibleWorker, QueueFull
 from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
+
+if TYPE_CHECKING or usable("select_service.core._speed", 1):
+    from select_service.core._speed import Pricer
+else:
+    Pricer = None
 
 if TYPE_CHECKING:
     import random
@@ -77,6 +83,7 @@ class Partition:
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
+        self._pricer: Pricer | None = None  # on the ledger's columns
         self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
         self._everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
@@ -103,6 +110,8 @@ class Partition:
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
+        if Pricer is not None:
+            self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._reseat()
 
     def unseat(self, worker: Worker) -> None:
@@ -211,6 +220,10 @@ class Partition:
         A projection on just these rows saves making it again.
         """
         if projection is None:
+            if self._pricer is not None and isinstance(rows, slice) and _is_plain(request, weights):
+                placement = self._place_plain(self._pricer, prompt, rows.stop, weights, rng)
+                if placement is not None:
+                    return placement
             projection = project(self.ledger, self.index, prompt, rows, weights)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
@@ -227,9 +240,7 @@ class Partition:
         isl_tokens, taken = prompt.isl_tokens, projection.overlap
         cost, decode = float(prices[position]), int(projection.decode[position])
         if taken is None:
-            overlap = self._unmatched.get(worker.worker_id)
-            if overlap is None:
-                overlap = self._unmatched[worker.worker_id] = self.worker_overlap(worker, None)
+            overlap = self._no_overlap(worker)
             return Placement(
                 *(worker, dp_rank, slot, cost, overlap, 0.0, 0.0, 0.0, isl_tokens, decode, weights)
             )
@@ -243,6 +254,49 @@ class Partition:
             decode,
             weights,
         )
+
+    def _place_plain(
+        self, pricer: Pricer, prompt: Prompt, rows: int, weights: Weights, rng: random.Random
+    ) -> Placement | None:
+        """The same for everyone and without special wishes, compiled; None: lower tiers matter."""
+        ledger, index = self.ledger, self.index
+        matches = index.find_matches(prompt.block_hashes)
+        if matches.host or matches.disk or not ledger.is_plain:
+            return None
+        matched = None
+        if matches.groups:
+            matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
+        isl_tokens, size = prompt.isl_tokens, index.block_size
+        slot, cost, decode = pricer.cheapest(
+            *(rows, isl_tokens, size, len(prompt.sequence_hashes) // HASH_BYTES),
+            *(weights.prefill_load_scale, weights.overlap_score_credit),
+            weights.track_prefill_tokens,
+            matched,
+            ledger.shared_groups(prompt.sequence_hashes),
+            rng.random,
+        )
+        worker, dp_rank = self.rank_at(slot)
+        device = 0
+        if matched is None:
+            overlap = self._no_overlap(worker)
+        else:
+            device = pricer.matched_at(slot)
+            of_ranks = {
+                str(rank): pricer.matched_at(at) * size for rank, at in worker.slots.items()
+            }
+            best = max(of_ranks.values())
+            overlap = Overlap(best, best, of_ranks, best, best)
+        left = max(0, isl_tokens - device * size)
+        return Placement(
+            *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode, weights)
+        )
+
+    def _no_overlap(self, worker: Worker) -> Overlap:
+        """Return what a worker says of which nothing matched."""
+        known = self._unmatched.get(worker.worker_id)
+        if known is None:
+            known = self._unmatched[worker.worker_id] = self.worker_overlap(worker, None)
+        return known
 
     def _slots(self, rows: Rows) -> list[int]:
         return list(range(rows.stop)) if isinstance(rows, slice) else [int(slot) for slot in rows]
@@ -476,6 +530,16 @@ class Partition:
             self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
+
+
+def _is_plain(request: SelectRequest, weights: Weights) -> bool:
+    """Tell whether nothing but the formula decides, without its rarer terms."""
+    constraints = request.routing_constraints
+    return (
+        weights.temperature == 0.0
+        and weights.overlap_score_credit_decay <= 0.0
+        and (constraints is UNSET or not constraints.preferred_taints)
+    )
 
 
 def blocks_of(prompt: Prompt) -> int:

@@ -36,7 +36,7 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
             return _pick_of_few(few, min(few), rng)
         best = int(costs.argmin())
         ties = (costs == costs[best]).nonzero()[0]
-        return best if len(ties) == 1 else int(ties[rng.randrange(len(ties))])
+        return best if len(ties) == 1 else int(ties[int(rng.random() * len(ties))])
     low, high = float(costs.min()), float(costs.max())
     spread = (high - low) * temperature
     if not 0.0 < spread < math.inf:  # the spread of infinite costs is no number
@@ -50,7 +50,7 @@ def _pick_of_few(costs: list[float], low: float, rng: random.Random) -> int:
     at = costs.index(low)
     if ties == 1:
         return at
-    which = rng.randrange(ties)
+    which = int(rng.random() * ties)
     if ties == len(costs):  # an idle fleet
         return which
     for _ in range(which):

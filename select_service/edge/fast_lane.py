@@ -147,30 +147,12 @@ class FastLane(GuardedProtocol):
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
         end = data.find(_HEAD_END)
-        if end < 0:
-            return False
-        line_end = data.find(b"\r\n")
-        lines = data[line_end:end]
-        head = self.heads.get(lines)
-        if head is None:
-            self._lines_read = lines
-            return False
-        body = data[end + 4 :]
-        if len(body) != head.length or self.flow.write_paused or self.transport.is_closing():
-            return False
-        call = self.door.call_in_line(data[:line_end])
-        if call is None:
-            found = _REQUEST_LINE.fullmatch(data, 0, line_end)
-            if found is None:
-                return False
-            call = self.door.call_for(found[1], found[2], *head)
-            if call is None:
-                return False
-        elif not self.door.suits(call, *head):
+        call = None if end < 0 else self._known_call(data, end)
+        if call is None or self.flow.write_paused or self.transport.is_closing():
             return False
         self._phase = _REST  # even if it is the first
         self._idle_since = None
-        answer = self.door.answer_now(call, body)
+        answer = self.door.answer_now(call, data[end + len(_HEAD_END) :])
         if isinstance(answer, Response) and answer.stream is None:
             self._write_answer(answer)
         elif isinstance(answer, Settling):
@@ -180,6 +162,22 @@ class FastLane(GuardedProtocol):
             self._handed = answer
             return False
         return True
+
+    def _known_call(self, data: bytes, end: int) -> Call | None:
+        """Return the call of a request whose head ends at `end`, and which ends with the data."""
+        line_end = data.find(b"\r\n")
+        lines = data[line_end:end]
+        head = self.heads.get(lines)
+        if head is None:
+            self._lines_read = lines
+            return None
+        if len(data) - end - len(_HEAD_END) != head.length:
+            return None
+        call = self.door.call_in_line(data[:line_end])
+        if call is not None:
+            return call if self.door.suits(call, *head) else None
+        line = _REQUEST_LINE.fullmatch(data, 0, line_end)
+        return None if line is None else self.door.call_for(line[1], line[2], *head)
 
     def _rests(self) -> bool:
         """Tell whether all that has come is answered, and the next byte begins a request."""

@@ -1,0 +1,30 @@
+from collections.abc import Callable, Iterator
+
+from select_service.core.columns import Floats, Slots
+
+ABI: int
+
+class Pricer:
+    def __init__(self, prefill: Floats, decode: Floats) -> None: ...
+    def cheapest(
+        self,
+        rows: int,
+        isl_tokens: float,
+        block_size: float,
+        blocks: float,
+        scale: float,
+        credit: float,
+        track: bool,
+        matched: list[tuple[int, Slots]] | None,
+        shared: list[tuple[int, Slots]] | None,
+        draw: Callable[[], float],
+    ) -> tuple[int, float, int]: ...
+    def matched_at(self, row: int) -> int: ...
+
+class ValueSet:
+    def __len__(self) -> int: ...
+    def __contains__(self, value: int) -> bool: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def enter(self, packed: bytes) -> int: ...
+    def leave(self, packed: bytes) -> None: ...
+    def discard(self, value: int) -> None: ...

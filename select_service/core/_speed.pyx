@@ -1,0 +1,323 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""Compiled twins of what costs most in the core: pricing a fleet, and a set of 64-bit values.
+
+Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). `ValueSet` is
+the twin of the one in `plain_value_set.py`; `Pricer` of `costs` and `pick` in `scoring.py` and
+`picking.py`, for the request that has no special wishes, to the last bit.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef enum:
+    HASH = 8  # bytes
+    SLOTS_MIN = 64  # of a table; a power of two
+    MOVED_PER_VALUE = 8  # places of an old table looked at for every value that comes or goes
+
+
+cdef class Pricer:
+    """Prices the first rows of two columns and picks the cheapest; scratch space included."""
+
+    cdef double[::1] _prefill
+    cdef double[::1] _decode
+    cdef double *_scratch  # matched, shared and price, a run each
+    cdef Py_ssize_t _rows
+
+    def __cinit__(self, double[::1] prefill not None, double[::1] decode not None):
+        self._prefill = prefill
+        self._decode = decode
+        self._rows = prefill.shape[0]
+        if decode.shape[0] != self._rows:
+            raise ValueError("columns of one length")
+        self._scratch = <double *>calloc(3 * self._rows + 1, sizeof(double))
+        if self._scratch == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self._scratch)
+
+    def cheapest(
+        self,
+        Py_ssize_t rows,
+        double isl_tokens,
+        double block_size,
+        double blocks,
+        double scale,
+        double credit,
+        bint track,
+        list matched,
+        list shared,
+        draw,
+    ):
+        """Return (row, price, decode blocks) of the cheapest of the first `rows`, at least one.
+
+        `matched` and `shared` are (blocks, rows as packed int64) or None; `draw` gives a number
+        in [0, 1) when several are the cheapest.
+        """
+        if not 0 < rows <= self._rows:
+            raise ValueError("rows beyond the columns")
+        cdef double *device = self._scratch
+        cdef double *common = device + self._rows
+        cdef double *price = common + self._rows
+        cdef double raw, adjusted, low = 0.0, tokens, bare
+        cdef Py_ssize_t row, ties = 0, best = 0, which
+        if matched is not None:
+            self._fill(device, matched)
+        if shared is not None:
+            self._fill(common, shared)
+        for row in range(rows):
+            bare = self._decode[row] + blocks
+            if shared is not None:
+                bare = bare - common[row]
+            if matched is None:
+                adjusted = (self._prefill[row] + isl_tokens) / block_size if track else 0.0
+            else:
+                tokens = device[row] * block_size
+                if tokens < isl_tokens:
+                    tokens = isl_tokens
+                raw = (self._prefill[row] + tokens) / block_size if track else 0.0
+                adjusted = raw - credit * device[row]
+                if adjusted < 0.0:
+                    adjusted = 0.0
+            price[row] = scale * adjusted + bare
+            if ties == 0 or price[row] < low:
+                low, best, ties = price[row], row, 1
+            elif price[row] == low:
+                ties += 1
+        if ties > 1:
+            which = <Py_ssize_t>(<double>draw() * ties)
+            while which:
+                best += 1
+                if price[best] == low:
+                    which -= 1
+        bare = self._decode[best] + blocks
+        if shared is not None:
+            bare = bare - common[best]
+        return best, low, <long long>bare
+
+    def matched_at(self, Py_ssize_t row):
+        """Blocks that `matched` of the last call gave a row."""
+        if not 0 <= row < self._rows:
+            raise IndexError(row)
+        return <long long>self._scratch[row]
+
+    cdef int _fill(self, double *column, list groups) except -1:
+        cdef Py_buffer view
+        cdef const int64_t *row
+        cdef Py_ssize_t i
+        cdef double blocks
+        memset(column, 0, self._rows * sizeof(double))
+        for group in groups:
+            blocks = group[0]
+            PyObject_GetBuffer(group[1], &view, PyBUF_SIMPLE)
+            try:
+                row = <const int64_t *>view.buf
+                for i in range(view.len // 8):
+                    if not 0 <= row[i] < self._rows:
+                        raise IndexError(row[i])
+                    column[row[i]] = blocks
+            finally:
+                PyBuffer_Release(&view)
+        return 0
+
+
+cdef struct Table:
+    uint64_t *places  # 0: empty
+    uint64_t mask  # places - 1
+    Py_ssize_t used
+
+
+cdef class ValueSet:
+    """64-bit values, entered and discarded by the packed run; 16 to 32 bytes each.
+
+    Open addressing with linear probing. A table that is half full (or nearly empty) is followed
+    by a larger (smaller) one; both are looked at while values move over, a few with every change,
+    so that no change takes long. Where a value goes depends on a secret, lest a client fills one
+    neighbourhood.
+    """
+
+    cdef Table _now
+    cdef Table _old  # places NULL: nothing is moving
+    cdef uint64_t _from  # in `_old`, everything before this place has moved
+    cdef uint64_t _left  # places of `_old` yet to be looked at
+    cdef uint64_t _secret
+    cdef bint _zero  # whether the value 0 is in
+
+    def __cinit__(self):
+        self._secret = (<uint64_t>hash("a secret of this process")) | 1
+        self._zero = False
+        if _allocate(&self._now, SLOTS_MIN):
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self._now.places)
+        free(self._old.places)
+
+    def __len__(self):
+        return self._now.used + self._old.used + self._zero
+
+    def __contains__(self, value):
+        cdef uint64_t number = value
+        if number == 0:
+            return self._zero
+        return self._holds(&self._now, number) or self._holds(&self._old, number)
+
+    def __iter__(self):
+        """All values; for looking at, not while they change."""
+        cdef uint64_t at
+        if self._zero:
+            yield 0
+        if self._old.places != NULL:
+            for at in range(self._old.mask + 1):
+                if self._old.places[at]:
+                    yield self._old.places[at]
+        for at in range(self._now.mask + 1):
+            if self._now.places[at]:
+                yield self._now.places[at]
+
+    def enter(self, bytes packed not None):
+        """Add a run of values in the machine's byte order; return how many were not in."""
+        cdef const char *raw = PyBytes_AS_STRING(packed)
+        cdef Py_ssize_t i, fresh = 0
+        cdef uint64_t value
+        for i in range(PyBytes_GET_SIZE(packed) // HASH):
+            memcpy(&value, raw + i * HASH, HASH)
+            fresh += self._add(value)
+        return fresh
+
+    def leave(self, bytes packed not None):
+        """Discard a run of values."""
+        cdef const char *raw = PyBytes_AS_STRING(packed)
+        cdef Py_ssize_t i
+        cdef uint64_t value
+        for i in range(PyBytes_GET_SIZE(packed) // HASH):
+            memcpy(&value, raw + i * HASH, HASH)
+            self._discard(value)
+
+    def discard(self, value):
+        """Discard one value."""
+        self._discard(value)
+
+    # -- one value -----------------------------------------------------------------------------
+
+    cdef inline uint64_t _home(self, const Table *table, uint64_t value) noexcept nogil:
+        cdef uint64_t mixed = (value ^ (value >> 32)) * self._secret
+        mixed = (mixed ^ (mixed >> 29)) * <uint64_t>0xBF58476D1CE4E5B9
+        return (mixed ^ (mixed >> 32)) & table.mask
+
+    cdef bint _holds(self, const Table *table, uint64_t value) noexcept nogil:
+        if table.places == NULL:
+            return False
+        cdef uint64_t at = self._home(table, value)
+        while table.places[at]:
+            if table.places[at] == value:
+                return True
+            at = (at + 1) & table.mask
+        return False
+
+    cdef bint _put(self, Table *table, uint64_t value) noexcept nogil:
+        cdef uint64_t at = self._home(table, value)
+        while table.places[at]:
+            if table.places[at] == value:
+                return False
+            at = (at + 1) & table.mask
+        table.places[at] = value
+        table.used += 1
+        return True
+
+    cdef bint _take(self, Table *table, uint64_t value) noexcept nogil:
+        """Take a value out; what stood behind it closes up, so that no gap hides anything."""
+        if table.places == NULL:
+            return False
+        cdef uint64_t at = self._home(table, value), behind, home
+        while table.places[at] != value:
+            if not table.places[at]:
+                return False
+            at = (at + 1) & table.mask
+        behind = at
+        while True:
+            behind = (behind + 1) & table.mask
+            if not table.places[behind]:
+                break
+            home = self._home(table, table.places[behind])
+            # may stand at `at` if its home is not between there and here
+            if ((behind - home) & table.mask) >= ((behind - at) & table.mask):
+                table.places[at] = table.places[behind]
+                at = behind
+        table.places[at] = 0
+        table.used -= 1
+        return True
+
+    cdef int _add(self, uint64_t value) except -1:
+        if value == 0:
+            if self._zero:
+                return 0
+            self._zero = True
+            return 1
+        if self._old.places != NULL:
+            self._move()
+            if self._holds(&self._old, value):
+                return 0
+        if not self._put(&self._now, value):
+            return 0
+        if 2 * <uint64_t>self._now.used > self._now.mask:
+            self._follow(2 * (self._now.mask + 1))
+        return 1
+
+    cdef int _discard(self, uint64_t value) except -1:
+        if value == 0:
+            self._zero = False
+            return 0
+        if self._old.places != NULL:
+            self._move()
+        if not self._take(&self._now, value):
+            self._take(&self._old, value)
+        if self._now.mask >= 2 * SLOTS_MIN and 16 * <uint64_t>self._now.used < self._now.mask:
+            self._follow((self._now.mask + 1) // 4)
+        return 0
+
+    # -- another table -------------------------------------------------------------------------
+
+    cdef int _follow(self, uint64_t places) except -1:
+        """Begin to move to a table of another size, unless that is already going on."""
+        if self._old.places != NULL:
+            return 0
+        cdef Table fresh
+        if _allocate(&fresh, places):
+            raise MemoryError
+        self._old, self._now = self._now, fresh
+        self._from = 0
+        while self._old.places[self._from]:  # begin behind a gap: no run of values is torn apart
+            self._from += 1
+        self._left = self._old.mask + 1
+        return 0
+
+    cdef void _move(self) noexcept nogil:
+        """Look at some places of the old table, and on to the next gap."""
+        cdef Py_ssize_t looked = 0
+        cdef uint64_t value
+        while self._left and self._old.used:
+            value = self._old.places[self._from]
+            if value:
+                self._old.places[self._from] = 0
+                self._old.used -= 1
+                self._put(&self._now, value)
+            elif looked >= MOVED_PER_VALUE:
+                return
+            looked += 1
+            self._from = (self._from + 1) & self._old.mask
+            self._left -= 1
+        free(self._old.places)
+        self._old.places = NULL
+
+
+cdef int _allocate(Table *table, uint64_t places) noexcept nogil:
+    table.places = <uint64_t *>calloc(places, sizeof(uint64_t))
+    table.mask = places - 1
+    table.used = 0
+    return table.places == NULL
