@@ -101,7 +101,7 @@ class Door:
         route = call.route
         if length > self._max_body_bytes:
             return False
-        if route.takes is None or is_json(media_type):
+        if route.takes is None or media_type == b"application/json" or is_json(media_type):
             return True
         return route.body_optional and media_type is None and not length
 

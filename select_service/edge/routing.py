@@ -56,7 +56,7 @@ class Router(Generic[H]):
 
     def __init__(self, routes: Sequence[Route[H]]) -> None:
         self._static: dict[bytes, dict[str, Route[H]]] = {}
-        self._shaped: dict[bytes, list[tuple[_Shape, dict[str, Route[H]]]]] = {}
+        self._shaped: dict[tuple[bytes, int], list[tuple[_Shape, dict[str, Route[H]]]]] = {}
         shapes: dict[_Shape, dict[str, Route[H]]] = {}
         for route in routes:
             if "{" not in route.pattern:
@@ -68,7 +68,7 @@ class Router(Generic[H]):
             if route.method == "GET":
                 methods.setdefault("HEAD", route)
         for shape, methods in shapes.items():
-            self._shaped.setdefault(shape.first, []).append((shape, methods))
+            self._shaped.setdefault((shape.first, shape.length), []).append((shape, methods))
 
     def match(self, method: str, raw_path: bytes) -> Match[H]:
         """Find the route of a request.
@@ -93,7 +93,7 @@ class Router(Generic[H]):
         if route is None or route.method != method:
             return None
         try:
-            return Match(route, tuple(map(_decode_segment, segments)) if segments else ())
+            return Match(route, tuple([_decode_segment(one) for one in segments]))
         except InvalidPath:
             return None
 
@@ -114,10 +114,13 @@ class Router(Generic[H]):
 
     def _find_shaped(self, raw_path: bytes) -> tuple[dict[str, Route[H]], list[bytes]]:
         parts = raw_path.split(b"/")
-        for shape, shaped in self._shaped.get(parts[1], ()) if len(parts) > 1 else ():
-            if len(parts) == shape.length and shape.texts == tuple(
-                [parts[at] for at in shape.fixed]
-            ):
+        if len(parts) == 1:
+            return {}, []
+        for shape, shaped in self._shaped.get((parts[1], len(parts)), ()):
+            for at, text in shape.fixed:
+                if parts[at] != text:
+                    break
+            else:
                 segments = [parts[at] for at in shape.open]
                 return (shaped, segments) if all(segments) else ({}, [])
         return {}, []
@@ -128,8 +131,7 @@ class _Shape(NamedTuple):
 
     length: int
     first: bytes
-    fixed: tuple[int, ...]
-    texts: tuple[bytes, ...]
+    fixed: tuple[tuple[int, bytes], ...]  # behind the first: where, and what
     open: tuple[int, ...]
 
 
@@ -139,8 +141,7 @@ def _shape(pattern: str) -> _Shape:
     return _Shape(
         len(parts),
         parts[1].encode(),
-        tuple(at for at, is_it in enumerate(is_open) if not is_it),
-        tuple(part.encode() for at, part in enumerate(parts) if not is_open[at]),
+        tuple((at, part.encode()) for at, part in enumerate(parts) if at > 1 and not is_open[at]),
         tuple(at for at, is_it in enumerate(is_open) if is_it),
     )
 

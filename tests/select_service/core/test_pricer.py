@@ -1,0 +1,100 @@
+"""The compiled pricing against the formula in numpy: the same price to the last bit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.core.picking import pick
+from select_service.core.projection import Overlap, Projection
+from select_service.core.scoring import Weights, costs
+
+kernel: Any = pytest.importorskip("select_service.core._speed")
+
+ROWS = 12
+counts = st.integers(0, 5) | st.integers(0, 2**40)
+blocks = st.integers(0, 6)
+columns = st.lists(counts, min_size=ROWS, max_size=ROWS)
+weights = st.floats(-2.0, 3.0) | st.just(1.0)
+
+
+def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
+    """As the index gives them: those with blocks, disjoint, one group for each number."""
+    found = [
+        (number, np.array([at for at, one in enumerate(of_rows) if one == number]))
+        for number in sorted(set(of_rows) - {0})
+    ]
+    return found or None
+
+
+@given(
+    prefill=columns,
+    decode=columns,
+    device=st.lists(blocks, min_size=ROWS, max_size=ROWS) | st.just([0] * ROWS),
+    shared=st.lists(blocks, min_size=ROWS, max_size=ROWS) | st.just([0] * ROWS),
+    isl=st.integers(1, 200),
+    block_size=st.sampled_from([1, 3, 16, 17]),
+    rows=st.integers(1, ROWS),
+    scale=weights,
+    credit=weights,
+    track=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_like_the_columns(
+    prefill: list[int],
+    decode: list[int],
+    device: list[int],
+    shared: list[int],
+    isl: int,
+    block_size: int,
+    rows: int,
+    scale: float,
+    credit: float,
+    track: bool,
+    seed: int,
+) -> None:
+    booked, held = np.array(prefill, dtype=np.float64), np.array(decode, dtype=np.float64)
+    matched = np.array(device[:rows], dtype=np.float64)
+    overlap = Overlap(matched, np.zeros(rows), np.zeros(rows)) if any(device) else None
+    after = held[:rows] + 6 - np.array(shared[:rows])
+    projection = Projection(
+        *(booked[:rows], after, overlap, overlap, matched * block_size, False, isl, block_size)
+    )
+    chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track)
+    prices = costs(projection, chosen)
+    pricer = kernel.Pricer(booked, held)
+    row, price, left = pricer.cheapest(
+        *(rows, isl, block_size, 6, scale, credit, track),
+        *(groups(device), groups(shared), random.Random(seed).random),
+    )
+    assert row == pick(prices, 0.0, random.Random(seed))
+    assert price == prices[row]
+    assert left == int(after[row])
+    if any(device):
+        assert pricer.matched_at(row) == device[row]
+
+
+def test_it_does_not_read_beyond_its_columns() -> None:
+    pricer = kernel.Pricer(np.zeros(4), np.zeros(4))
+    rest = (1, 1, 0, 1.0, 1.0, True)
+    for rows in (0, 5, -1):
+        with pytest.raises(ValueError, match="rows"):
+            pricer.cheapest(rows, *rest, None, None, random.random)
+    for slot in (-1, 4):
+        with pytest.raises(IndexError):
+            pricer.cheapest(4, *rest, [(1, np.array([slot]))], None, random.random)
+    with pytest.raises(IndexError):
+        pricer.matched_at(4)
+    with pytest.raises(ValueError, match="length"):
+        kernel.Pricer(np.zeros(4), np.zeros(3))
+
+
+def test_a_draw_of_almost_one_is_the_last_of_equals() -> None:
+    pricer = kernel.Pricer(np.zeros(3), np.zeros(3))
+    drawn = pricer.cheapest(3, 1, 1, 0, 1.0, 1.0, True, None, None, lambda: 1.0 - 2**-53)
+    assert drawn[0] == 2
