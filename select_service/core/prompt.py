@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes
-from indexer.types import U64_MASK, Namespace
+from indexer.core.hashing import TOKEN_BYTES, block_hashes, pack_u64, sequence_hashes
+from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.errors import InvalidField, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indexer.types import PackedHashes
-    from select_service.types import BlockMmInfo, PromptFields
+    from select_service.types import BlockMmInfo, HashList, PromptFields
 
 
 class Prompt(NamedTuple):
@@ -45,7 +45,7 @@ def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Pr
         raise _missing("isl_tokens")
     if request.isl_tokens == 0:
         raise _empty()
-    blocks, sequence = len(request.block_hashes), len(request.sequence_hashes)
+    blocks, sequence = _count(request.block_hashes), _count(request.sequence_hashes)
     if blocks != sequence:
         raise InvalidRequest(
             f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
@@ -79,7 +79,7 @@ def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> P
 def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> Prompt | None:
     media = request.mm_routing_info
     if media is not None and media.routing_token_ids:
-        token_ids: list[int] | None = media.routing_token_ids
+        token_ids: list[int] | bytes | None = media.routing_token_ids
         infos: Sequence[BlockMmInfo | None] | None = media.block_mm_infos
     else:
         token_ids, infos = request.token_ids, request.block_mm_infos
@@ -98,23 +98,30 @@ def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> P
         is_eagle=is_eagle if request.is_eagle is None else request.is_eagle,
         mm_hashes=_media_hashes(infos) if infos else None,
     )
-    return Prompt(local, sequence_hashes(local), len(token_ids))
+    tokens = len(token_ids) // TOKEN_BYTES if isinstance(token_ids, bytes) else len(token_ids)
+    return Prompt(local, sequence_hashes(local), tokens)
 
 
 def _media_hashes(infos: Sequence[BlockMmInfo | None]) -> list[list[int]]:
     return [[] if info is None else [item.mm_hash for item in info.mm_objects] for info in infos]
 
 
-def _pack(hashes: Sequence[int], field: str) -> PackedHashes:
+def _count(hashes: HashList) -> int:
+    return len(hashes) // HASH_BYTES if isinstance(hashes, bytes) else len(hashes)
+
+
+def _pack(hashes: HashList, field: str) -> PackedHashes:
+    if isinstance(hashes, bytes):
+        return hashes
     try:
         return pack_u64(hashes)
     except ValueError as error:
         raise InvalidField(f"{field}: {error}", field=field) from None
 
 
-def _check_unread(hashes: Sequence[int] | None, field: str) -> None:
+def _check_unread(hashes: HashList | None, field: str) -> None:
     """Hashes that this form of the prompt does not need are 64 bits wide all the same."""
-    if hashes and max(hashes) > U64_MASK:
+    if hashes and not isinstance(hashes, bytes) and max(hashes) > U64_MASK:
         raise InvalidField(f"{field}: must be at most 2^64-1", field=field)
 
 
