@@ -174,4 +174,48 @@ static inline Text read_tokens(Text at, Text end, size_t count, uint8_t *out) {
     return at;
 }
 
+static const char digit_pairs[] =
+    "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
+    "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
+    "8081828384858687888990919293949596979899";
+
+/* Prints a number below 10^8 with all eight digits. */
+static inline void print_eight(uint32_t value, char *out)
+{
+    uint32_t upper = value / 10000, lower = value % 10000;
+    memcpy(out, digit_pairs + 2 * (upper / 100), 2);
+    memcpy(out + 2, digit_pairs + 2 * (upper % 100), 2);
+    memcpy(out + 4, digit_pairs + 2 * (lower / 100), 2);
+    memcpy(out + 6, digit_pairs + 2 * (lower % 100), 2);
+}
+
+/* Prints little-endian hashes as a JSON array of signed numbers; returns where it ends. */
+static inline char *print_signed(const uint8_t *hashes, size_t count, char *out)
+{
+    *out++ = '[';
+    for (size_t i = 0; i < count; i++) {
+        char digits[24];
+        int at = 0;
+        uint64_t value = 0;
+        for (int byte = 7; byte >= 0; byte--)
+            value = value << 8 | hashes[8 * i + byte];
+        if (i)
+            *out++ = ',';
+        if (value >> 63) {
+            *out++ = '-';
+            value = 0 - value;
+        }
+        uint64_t upper = value / 100000000;
+        print_eight((uint32_t)(upper / 100000000), digits);
+        print_eight((uint32_t)(upper % 100000000), digits + 8);
+        print_eight((uint32_t)(value % 100000000), digits + 16);
+        while (at < 23 && digits[at] == '0')
+            at++;
+        memcpy(out, digits + at, (size_t)(24 - at));
+        out += 24 - at;
+    }
+    *out++ = ']';
+    return out;
+}
+
 #endif

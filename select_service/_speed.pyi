@@ -2,6 +2,8 @@ from collections.abc import Collection
 
 ABI: int
 
+def signed_json(packed: bytes) -> bytes: ...
+
 class Scanner:
     def __init__(
         self, names: Collection[bytes], hashes: Collection[bytes], tokens: Collection[bytes]

@@ -14,17 +14,19 @@ cdef extern from "_body.h" nogil:
     Text skip_blanks(Text at, Text end)
     Text skip_string(Text at, Text end)
     Text skip_value(Text at, Text end, int *objects)
+    char *print_signed(const uint8_t *hashes, size_t count, char *out)
     size_t count_numbers(Text at, Text closing)
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
     SLOTS = 256  # of the table of names: mostly empty, so that a probe finds at once
     ARRAYS_MAX = 8
     HASH = 8  # bytes
+    DIGITS_MAX = 19  # and a sign, and a comma
     TOKEN = 4
 
 
@@ -194,3 +196,13 @@ cdef bytes _without(bytes body, Text *cuts, int count):
         start = cuts[i + 1]
     memcpy(out, start, end - start)
     return rest
+
+
+def signed_json(bytes packed not None):
+    """Print packed hashes as a JSON array of signed numbers."""
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(packed) // HASH
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, count * (DIGITS_MAX + 2) + 2)
+    cdef const uint8_t *hashes = <const uint8_t *>PyBytes_AS_STRING(packed)
+    cdef char *begin = PyBytes_AS_STRING(text)
+    cdef char *end = print_signed(hashes, count, begin)
+    return text[: end - begin]

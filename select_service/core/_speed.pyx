@@ -6,10 +6,11 @@ the twin of the one in `plain_value_set.py`; `Pricer` of `costs` and `pick` in `
 `picking.py`, for the request that has no special wishes, to the last bit.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 cdef extern from * nogil:
@@ -24,6 +25,7 @@ cdef enum:
     MOVED_PER_VALUE = 8  # places of an old table looked at for every value that comes or goes
 
 
+@cython.final
 cdef class Pricer:
     """Prices the first rows of two columns and picks the cheapest; scratch space included."""
 
@@ -136,6 +138,7 @@ cdef struct Table:
     Py_ssize_t used
 
 
+@cython.final
 cdef class ValueSet:
     """64-bit values, entered and discarded by the packed run; 16 to 32 bytes each.
 

@@ -23,6 +23,8 @@ from select_service.errors import InvalidField, ReservationConflict, Reservation
 from select_service.types import PairSelection, ReservationAnswer, Selection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from indexer.types import PackedHashes
     from select_service.core.counters import Counters
     from select_service.core.leases import Lease
@@ -84,6 +86,8 @@ class Desk:
         self._counters = counters
         self._orphan_ttl_s = limits.replica_orphan_ttl_s
         self.announcer = Announcer(limits, router_id, epoch)
+        self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
+        """How answers carry hashes: as numbers, or as a JSON text of them when a door asks so."""
 
     # -- repeats (D14) -------------------------------------------------------------------------
 
@@ -108,7 +112,7 @@ class Desk:
             return booking.answer
         assert isinstance(booking.answer, Selection), "the fingerprint names the route"
         hashes = booking.partition.ledger.chain_of(booking.reservation)
-        return msgspec.structs.replace(booking.answer, sequence_hashes=unpack_i64(hashes))
+        return msgspec.structs.replace(booking.answer, sequence_hashes=self.show_hashes(hashes))
 
     def repeated_reservation(
         self, reservation_id: str, fingerprint: bytes

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from indexer.core.hashing import unpack_i64
 from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
 from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectPairRequest
@@ -123,7 +122,7 @@ class Placing:
         answer.potential_decode_blocks = placement.potential_decode_blocks
         kept = msgspec.structs.replace(answer)  # without the hashes: the ledger has them
         effects = self._desk.confirm(partition, reservation, request, kept, effects)
-        answer.sequence_hashes = unpack_i64(prompt.sequence_hashes)
+        answer.sequence_hashes = self._desk.show_hashes(prompt.sequence_hashes)
         return effects
 
     def _answer(self, ticket: Ticket, placement: Placement) -> Selection:

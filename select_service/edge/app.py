@@ -26,6 +26,7 @@ from select_service.config import Durability
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
+from select_service.edge.codec import show_hashes
 from select_service.edge.descriptors import raise_limit
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
@@ -99,6 +100,7 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
     """Return the bare ASGI application, and what it counts."""
     traffic = Traffic()
+    service.answer_doors(show_hashes)
     metrics = Metrics(service, traffic, settings)
     api = Api(
         service,

@@ -9,32 +9,40 @@ pack them before msgspec sees the rest; whatever it is not sure of goes the plai
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from indexer.compiled import usable
-from indexer.core.hashing import pack_tokens, pack_u64
+from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
 from indexer.types import U64_MASK
 from select_service.config import FieldValidation
 from select_service.edge.members import DuplicateMemberError, flat_names, top_level_names
 from select_service.errors import InvalidField, InvalidJson, ServiceError, UnknownField
 from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
 
-if usable("select_service._speed", 1):
+if usable("select_service._speed", 2):
     from select_service._speed import Scanner as _Scanner
+    from select_service._speed import signed_json
 
     Scanner: type[_Scanner] | None = _Scanner
+
+    def show_hashes(packed: PackedHashes) -> list[int]:
+        """Return hashes as an answer carries them: signed numbers, as JSON text already."""
+        return cast("list[int]", msgspec.Raw(signed_json(packed)))
 else:
     Scanner = None
+    show_hashes = unpack_i64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
+    from indexer.types import PackedHashes
+
     _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]]]
 
-__all__ = ["Decoded", "RequestDecoder", "encode"]
+__all__ = ["Decoded", "RequestDecoder", "encode", "show_hashes"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 

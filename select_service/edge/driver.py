@@ -45,7 +45,7 @@ from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConf
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from indexer.types import RecoveryLimits, SnapshotLimits, StreamLimits
+    from indexer.types import PackedHashes, RecoveryLimits, SnapshotLimits, StreamLimits
     from select_service.admission_types import (
         AdmissionChange,
         AdmissionSettings,
@@ -409,6 +409,13 @@ class Driver:
         self._carry_out(effects)
         return answer
 
+    def answer_doors(self, show_hashes: Callable[[PackedHashes], list[int]]) -> None:
+        """A door will send answers: have the hashes in them shown its way.
+
+        That holds for the verbs whose name ends in `_now`, and for `wait`.
+        """
+        self.core.desk.show_hashes = show_hashes
+
     def select_and_reserve_now(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer | Ticket:
@@ -433,7 +440,7 @@ class Driver:
     ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
         answer = self.select_and_reserve_now(request, unknown)
-        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+        return _legible(await self.wait(answer) if isinstance(answer, Ticket) else answer)
 
     async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
@@ -714,6 +721,17 @@ class Driver:
 
 def _router_id(keeper: Keeper | None, rng: random.Random) -> int:
     return rng.getrandbits(64) | 1 if keeper is None else keeper.router_id
+
+
+def _legible(answer: Answer) -> Answer:
+    """Return an answer to a caller in this process, who wants numbers."""
+    if not isinstance(answer, Selection):
+        return answer
+    shown: object = answer.sequence_hashes
+    if not isinstance(shown, msgspec.Raw):
+        return answer
+    hashes = msgspec.json.decode(shown, type=list[int])
+    return msgspec.structs.replace(answer, sequence_hashes=hashes)
 
 
 def _resolve(future: asyncio.Future[Answer], answer: Answer | ServiceError | None) -> None:
