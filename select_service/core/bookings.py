@@ -89,7 +89,12 @@ class Bookings:
 
     def _find_live(self, reservation_id: str) -> Booking | None:
         booking = self._live.get(reservation_id)
-        return booking if booking is not None and booking.reservation.live else None
+        return booking if booking is not None and booking.reservation.lane.is_open else None
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any leg of a pair is booked."""
+        return bool(self._pairs)
 
     def legs(self, name: str) -> list[Booking]:
         """Return the live legs of a pair, by its id or the selection_id it was made with.

@@ -320,7 +320,7 @@ class Partition:
 
     def must_wait(self, number: int, rows: Rows) -> bool:
         """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
-        return bool(self.queues[number]) or self.all_busy(number, rows)
+        return self.queues[number].pending > 0 or self.all_busy(number, rows)
 
     def all_busy(self, number: int, rows: Rows) -> bool:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""
@@ -433,7 +433,7 @@ class Partition:
         keeper = self.admission
         waiting = 0 if keeper is None else len(keeper.waiting) + len(keeper.displaced)
         for queue in self.queues:
-            waiting += len(queue)
+            waiting += queue.pending
         return waiting
 
     @property

@@ -99,15 +99,17 @@ class PendingQueue:
         self._order: SortedKeyList[Ticket, tuple[int, float]] = SortedKeyList(
             key=lambda ticket: ticket.key
         )
+        self.pending = 0  # tickets; asked with every request, so it is a plain number
         self.pending_isl_tokens = 0
         self.pending_cached_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._order)
+        return self.pending
 
     def push(self, ticket: Ticket) -> None:
         """Let a ticket with its key set wait; equal keys keep their order of arrival."""
         self._order.add(ticket)
+        self.pending += 1
         self.pending_isl_tokens += ticket.prompt.isl_tokens
         self.pending_cached_tokens += ticket.cached_tokens
 
@@ -121,6 +123,7 @@ class PendingQueue:
             self._order.remove(ticket)
         except ValueError:
             return False
+        self.pending -= 1
         self.pending_isl_tokens -= ticket.prompt.isl_tokens
         self.pending_cached_tokens -= ticket.cached_tokens
         return True
@@ -132,6 +135,7 @@ class PendingQueue:
     def check(self) -> None:
         """State every promise of the queue."""
         tickets = self.tickets()
+        assert self.pending == len(tickets)
         assert self.pending_isl_tokens == sum(t.prompt.isl_tokens for t in tickets)
         assert self.pending_cached_tokens == sum(t.cached_tokens for t in tickets)
         assert all(before.key <= after.key for before, after in pairwise(tickets))
