@@ -6,6 +6,7 @@ Exit codes (contract 9): 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wron
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from dataclasses import replace
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return demo.main(arguments[1:])
     settings = parse(arguments, os.environ)
+    gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
     from select_service.edge.app import serve  # noqa: PLC0415 - --help need not load a server
 
     return serve(settings)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import yaml
 
 if TYPE_CHECKING:
     from select_service.core.queue import QueuePolicy
@@ -115,6 +114,8 @@ def read_policy(text: str, path: str, queue_threshold: float) -> PolicyBook:
     Raises:
         PolicyError: with the text the reference puts into not_schedulable_reasons.
     """
+    import yaml  # noqa: PLC0415 - 10 ms of a start that only a policy file should cost
+
     try:
         parsed = msgspec.convert(yaml.safe_load(text) or {}, _File)
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:

@@ -55,6 +55,7 @@ class GarbageCollection:
         gc.freeze()
         self._before = gc.get_threshold()
         gc.set_threshold(*self._before[:2], _NEVER)
+        gc.enable()  # nobody needs it while a process starts
         self._collected_at = self._clock()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
