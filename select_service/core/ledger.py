@@ -341,8 +341,6 @@ class Ledger:
 
         Only while every lane has the number of its slot, see `is_plain`.
         """
-        if not self.live:
-            return None
         groups = self.blocks.shared_prefix(sequence_hashes)
         return [(blocks, slots_of_mask(mask)) for blocks, mask in groups] or None
 

@@ -13,7 +13,6 @@ import numpy as np
 from msgspec import UNSET
 
 from indexer.compiled import usable
-from indexer.types import HASH_BYTES
 from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
 from select_service.core.eligibility import eligible_slots, wants_everyone
@@ -267,12 +266,15 @@ class Partition:
         if matches.groups:
             matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
         isl_tokens, size = prompt.isl_tokens, index.block_size
+        shared = None
+        if ledger.blocks.begins(prompt.first_hash):
+            shared = ledger.shared_groups(prompt.sequence_hashes)
         slot, cost, decode = pricer.cheapest(
-            *(rows, isl_tokens, size, len(prompt.sequence_hashes) // HASH_BYTES),
+            *(rows, isl_tokens, size, prompt.blocks),
             *(weights.prefill_load_scale, weights.overlap_score_credit),
             weights.track_prefill_tokens,
             matched,
-            ledger.shared_groups(prompt.sequence_hashes),
+            shared,
             rng.random,
         )
         worker, dp_rank = self.rank_at(slot)
@@ -540,11 +542,6 @@ def _is_plain(request: SelectRequest, weights: Weights) -> bool:
         and weights.overlap_score_credit_decay <= 0.0
         and (constraints is UNSET or not constraints.preferred_taints)
     )
-
-
-def blocks_of(prompt: Prompt) -> int:
-    """Return the whole blocks of a prompt, as the ledger counts them."""
-    return len(prompt.sequence_hashes) // HASH_BYTES
 
 
 def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:

@@ -80,8 +80,8 @@ def project(
     weights: Weights,
 ) -> Projection:
     """Project the prompt on the given rows (slots)."""
-    decode = ledger.decode[rows] + (len(prompt.sequence_hashes) // HASH_BYTES)
-    if ledger.live:
+    decode = ledger.decode[rows] + prompt.blocks
+    if ledger.blocks.begins(prompt.first_hash):
         shared = ledger.shared_blocks(prompt.sequence_hashes)
         if shared is not None:
             decode -= shared[rows]

@@ -9,7 +9,7 @@ pack them before msgspec sees the rest; whatever it is not sure of goes the plai
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -57,7 +57,7 @@ _TOKENS: Final = "token_ids"
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Decoded(NamedTuple, Generic[T]):
+class Decoded(msgspec.Struct, Generic[T], frozen=True):
     """A request that may be trusted, and what was odd about it."""
 
     request: T

@@ -70,8 +70,8 @@ BLANK = st.sampled_from(["", "", "", " ", "\n", "\t\r ", "   "])
 def test_integers_of_every_length_with_blanks_everywhere(
     hashes: list[int], sequence: list[int], tokens: list[int], comma: str, colon: str, edge: str
 ) -> None:
-    members = {"block_hashes": hashes, "model_name": "größe:{[", "sequence_hashes": sequence}
-    members |= {"token_ids": tokens, "isl_tokens": 16}
+    members: dict[str, Any] = {"block_hashes": hashes, "model_name": "größe:{["}
+    members |= {"sequence_hashes": sequence, "token_ids": tokens, "isl_tokens": 16}
     text = json.dumps(
         members, separators=(f"{edge},{comma}", f"{edge}:{colon}"), ensure_ascii=False
     )
