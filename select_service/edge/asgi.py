@@ -117,7 +117,7 @@ class Door:
             answer = self._api.do(route, request)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
             answer = self._fault(error, route.method, call.path)
-        if isinstance(answer, Response) and answer.stream is None:
+        if type(answer) is Response and answer.stream is None:
             self._stats[id(route)].observe(answer.status, perf_counter() - started)
         return answer
 

@@ -34,7 +34,6 @@ __all__ = ["FastLane", "Heads", "fast_lane"]
 
 _UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 _DIGITS_MAX: Final = 12
-_HEAD_END: Final = b"\r\n\r\n"
 _OK: Final = 200
 _REST: Final = Phase.REST
 _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
@@ -54,24 +53,27 @@ class Head(NamedTuple):
 
 
 class Heads:
-    """Header lines the parser has read before, by their bytes: a megabyte at most."""
+    """Header lines the parser has read before, by their bytes: two megabytes at most."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("calls", "known")
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Head] = {}
-
-    def get(self, lines: bytes) -> Head | None:
-        """Return what is in these lines, if they have been learnt."""
-        return self._known.get(lines)
+        self.known: dict[bytes, Head] = {}  # by header lines
+        self.calls: dict[bytes, tuple[Call, int]] = {}  # by whole head, where the path says all
 
     def learn(self, lines: bytes, head: Head) -> None:
         """Remember what the parser has found in these lines, of a request that is plain."""
         if len(lines) > HEAD_BYTES_MAX:
             return
-        if len(self._known) >= HEADS_MAX:
-            self._known.clear()
-        self._known[lines] = head
+        if len(self.known) >= HEADS_MAX:
+            self.known.clear()
+        self.known[lines] = head
+
+    def learn_call(self, head: bytes, call: Call, length: int) -> None:
+        """Remember which call a head makes, and how long its body is."""
+        if len(self.calls) >= HEADS_MAX:
+            self.calls.clear()
+        self.calls[head] = call, length
 
 
 class _Preamble:
@@ -146,14 +148,22 @@ class FastLane(GuardedProtocol):
 
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
-        end = data.find(_HEAD_END)
-        call = None if end < 0 else self._known_call(data, end)
-        if call is None or self.flow.write_paused or self.transport.is_closing():
+        end = data.find(b"\r\n\r\n")
+        if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
+        known = self.heads.calls.get(data[:end])
+        if known is None:
+            call = self._known_call(data, end)
+            if call is None:
+                return False
+        else:
+            call, length = known
+            if len(data) - end - 4 != length:
+                return False
         self._phase = _REST  # even if it is the first
         self._idle_since = None
-        answer = self.door.answer_now(call, data[end + len(_HEAD_END) :])
-        if isinstance(answer, Response) and answer.stream is None:
+        answer = self.door.answer_now(call, data[end + 4 :])
+        if type(answer) is Response and answer.stream is None:
             self._write_answer(answer)
         elif isinstance(answer, Settling):
             self._is_between = False
@@ -167,15 +177,18 @@ class FastLane(GuardedProtocol):
         """Return the call of a request whose head ends at `end`, and which ends with the data."""
         line_end = data.find(b"\r\n")
         lines = data[line_end:end]
-        head = self.heads.get(lines)
+        head = self.heads.known.get(lines)
         if head is None:
             self._lines_read = lines
             return None
-        if len(data) - end - len(_HEAD_END) != head.length:
+        if len(data) - end - 4 != head.length:
             return None
         call = self.door.call_in_line(data[:line_end])
         if call is not None:
-            return call if self.door.suits(call, *head) else None
+            if not self.door.suits(call, *head):
+                return None
+            self.heads.learn_call(data[:end], call, head.length)
+            return call
         line = _REQUEST_LINE.fullmatch(data, 0, line_end)
         return None if line is None else self.door.call_for(line[1], line[2], *head)
 

@@ -7,6 +7,7 @@ Counted where it happens (`asgi.py`, `protocol.py`) for a fraction of a microsec
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,13 +29,13 @@ class RouteTraffic:
     __slots__ = ("buckets", "seconds", "statuses")
 
     def __init__(self) -> None:
-        self.statuses: dict[int, int] = {}
+        self.statuses: defaultdict[int, int] = defaultdict(int)
         self.buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)  # not cumulative; the last is +Inf
         self.seconds = 0.0
 
     def observe(self, status: int, seconds: float) -> None:
         """Count one answer."""
-        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.statuses[status] += 1
         self.buckets[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
         self.seconds += seconds
 
