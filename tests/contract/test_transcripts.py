@@ -1,4 +1,8 @@
-"""Every recorded transcript, one test each, against `python -m select_service`."""
+"""Every recorded transcript, one test each, against `python -m select_service`.
+
+And once more with an access log, which is written on the ASGI way only: both ways through the door
+must satisfy the same recordings.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +19,12 @@ LOGGED = ("--log-format", "json", "--log-level", "debug")  # each selection with
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", transcripts.names())
-def test_transcript(name: str, tmp_path: Path) -> None:
-    play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *LOGGED))
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param((), id="fast-lane"),
+        pytest.param(("--access-log",), id="asgi", marks=pytest.mark.heavy),
+    ],
+)
+def test_transcript(name: str, way: tuple[str, ...], tmp_path: Path) -> None:
+    play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *LOGGED, *way))
