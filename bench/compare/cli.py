@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from bench.compare.suite import is_chosen, suite
 from bench.compare.targets import Verdict
 from bench.load.events import SubscriptionMissing
 from bench.load.http import BadAnswer
+from bench.neighbours import DISTURBED, Watch
 from bench.output import progress, raise_descriptor_limit, result_path, write_json
 from bench.provenance import provenance
 
@@ -52,10 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         progress(f"bench: {error}")
         return 1
     where = provenance()
-    samples, void = _measure_all(args, running)
+    samples, void, others = _measure_all(args, running)
     found = rows(samples)
     print(table(found, names))
     print(_summary(found))
+    if disturbed := [f"{n} {share:.0%}" for n, share in others.items() if share > DISTURBED]:
+        print(f"not to be trusted, for what others took of the machine: {'; '.join(disturbed)}")
     settings = {
         "contenders": names,
         "rounds": _rounds(args),
@@ -63,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "quick": args.quick,
         "fine": args.fine,
         "void": void,
+        "others_share": others,
     }
     result = document(where, settings, samples)
     write_json(args.out or result_path(result), result)
@@ -74,12 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure_all(
     args: argparse.Namespace, running: Sequence[Contender]
-) -> tuple[list[Sample], dict[str, str]]:
+) -> tuple[list[Sample], dict[str, str], dict[str, float]]:
+    """Samples; which workloads are void and why; what others took of the machine in each."""
     samples: list[Sample] = []
     void: dict[str, str] = {}
+    others: dict[str, float] = {}
     for workload in suite(quick=args.quick, fine=_FINE if args.fine else 1):
         if not is_chosen(workload.name, args.only):
             continue
+        watch = Watch.now()
         try:
             samples += measure(
                 *(workload, running),
@@ -90,7 +98,8 @@ def _measure_all(
         except (BadAnswer, SubscriptionMissing, OSError) as error:
             void[workload.name] = str(error)
             progress(f"bench: {workload.name} is void: {error}")
-    return samples, void
+        others[workload.name] = watch.share(Watch.now(), os.cpu_count() or 1)
+    return samples, void, others
 
 
 def _rounds(args: argparse.Namespace) -> int:

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Start"]
 
-_STARTS = 3  # a round's value is their median
-
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Fresh processes, nothing registered; wall-clock time, interpreter included on both sides."""
 
     name: str
+    starts: int = 3  # a round's value is their median
     rounds_max: ClassVar[int | None] = 7
     warms_up: ClassVar[bool] = True  # files of the interpreter come from the page cache
 
@@ -49,7 +48,7 @@ class _StartSession:
         """Start and end some processes."""
         del number
         seconds, cpu = [], []
-        for _ in range(_STARTS):
+        for _ in range(self.workload.starts):
             with RunningServer(self.contender) as server:
                 seconds.append(server.started_in_s)
                 cpu.append(server.cpu_s())

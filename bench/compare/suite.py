@@ -103,7 +103,7 @@ def _others(fine: int, *, quick: bool) -> list[Workload]:
         ),
         Served(Ingest("W6", blocks=131_072 // (2 if quick else 1) // fine)),
         Served(Mixed("W7 300 lifecycles/s, 50k blocks/s", seconds=(2 if quick else 5) / fine)),
-        Start("W10 start to /health"),
+        Start("W10 start to /health", starts=1 if quick else 3),
         InProcess("W11 in-process", operations=(1000 if quick else 3000) // fine),
     ]
     if quick:
