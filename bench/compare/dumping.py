@@ -62,7 +62,7 @@ class Dump:
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase with two readings."""
         del round_number
-        operation, check = selections(target, self.isl, ring=256)
+        operation, check = selections(target.worker_ids, self.isl, ring=256)
         host, port = target.server.address
         command = [sys.executable, "-m", "bench.load.download", host, str(port), "/dump"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

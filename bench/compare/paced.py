@@ -66,7 +66,7 @@ class PacedSelect:
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase: CPU of all its time, by the requests of that time."""
         del round_number
-        operation, check = selections(target, self.isl, self.ring)
+        operation, check = selections(target.worker_ids, self.isl, self.ring)
         done = Paced()
 
         def work() -> int:
@@ -121,7 +121,7 @@ class Mixed:
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase with two readings."""
         held, batches, lasts = _streams(self, round_number)
-        operation, check = lifecycles(target, self.isl, self.ring)
+        operation, check = lifecycles(target.worker_ids, self.isl, self.ring)
         done, stream, lag_s = Paced(), Stream(Schedule(0.0, 1.0, 0), lambda _: None), 0.0
 
         def send(number: int) -> None:

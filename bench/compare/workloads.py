@@ -50,7 +50,7 @@ class Select:
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase."""
         del round_number
-        operation, check = selections(target, self.isl, self.ring, tokens=self.tokens)
+        operation, check = selections(target.worker_ids, self.isl, self.ring, tokens=self.tokens)
         return [Phase(self.name, lambda: target.drive(operation, check, self.operations))]
 
 
@@ -146,16 +146,16 @@ class Lifecycle:
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase."""
         del round_number
-        operation, check = lifecycles(target, self.isl, self.ring)
+        operation, check = lifecycles(target.worker_ids, self.isl, self.ring)
         return [Phase(self.name, lambda: target.drive(operation, check, self.operations))]
 
 
 def selections(
-    target: Target, isl: int, ring: int, *, tokens: bool = False
+    worker_ids: Sequence[int], isl: int, ring: int, *, tokens: bool = False
 ) -> tuple[Callable[[int], Operation], Callable[[Answer], None]]:
     """POST /select of prompts nobody holds: the n-th operation, and what checks its answer."""
     requests = _selections(isl, ring, tokens=tokens)
-    allowed = frozenset(target.worker_ids)
+    allowed = frozenset(worker_ids)
 
     def operation(number: int) -> Operation:
         return requests[number % len(requests)]
@@ -167,10 +167,10 @@ def selections(
 
 
 def lifecycles(
-    target: Target, isl: int, ring: int
+    worker_ids: Sequence[int], isl: int, ring: int
 ) -> tuple[Callable[[int], Operation], Callable[[Answer], None]]:
     """Book, complete, free; ids are patched into prebuilt bytes, each is used once."""
-    allowed = frozenset(target.worker_ids)
+    allowed = frozenset(worker_ids)
     bookings, complete, free = _lifecycle(isl, ring)
     placeholder = _ID.encode()
 
