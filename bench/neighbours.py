@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DISTURBED", "Watch", "busy_ticks"]
+__all__ = ["DISTURBED", "Watch", "busy_ticks", "wait_for_quiet"]
 
 DISTURBED = 0.1
 """From this share of all processors on, somebody else was at work and not only the kernel."""
@@ -46,6 +47,22 @@ class Watch:
         passed = (now.at_s - self.at_s) * processors
         others = (now.busy_s - self.busy_s) - (now.own_s - self.own_s)
         return max(0.0, others / passed) if passed > 0 else 0.0
+
+
+def wait_for_quiet(most_s: float, look_s: float = 2.0) -> float:
+    """Return once others leave the machine alone for a look's time, or `most_s` have passed.
+
+    Returns:
+        What others took in the last look; 0 without one.
+    """
+    share, deadline = 0.0, time.monotonic() + most_s
+    while time.monotonic() + look_s <= deadline:
+        before = Watch.now()
+        time.sleep(look_s)
+        share = before.share(Watch.now(), os.cpu_count() or 1)
+        if share <= DISTURBED:
+            break
+    return share
 
 
 def busy_ticks(stat: str) -> int:

@@ -19,7 +19,7 @@ from bench.compare.suite import is_chosen, suite
 from bench.compare.targets import Verdict
 from bench.load.events import SubscriptionMissing
 from bench.load.http import BadAnswer
-from bench.neighbours import DISTURBED, Watch
+from bench.neighbours import DISTURBED, Watch, wait_for_quiet
 from bench.output import progress, raise_descriptor_limit, result_path, write_json
 from bench.provenance import provenance
 
@@ -87,6 +87,7 @@ def _measure_all(
     for workload in suite(quick=args.quick, fine=_FINE if args.fine else 1):
         if not is_chosen(workload.name, args.only):
             continue
+        wait_for_quiet(args.wait_quiet)
         watch = Watch.now()
         try:
             samples += measure(
@@ -157,6 +158,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"{_FINE} times the rounds with 1/{_FINE} of the operations: turns are shorter than"
         " most of a neighbour's bursts",
+    )
+    parser.add_argument(
+        "--wait-quiet",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="before each workload wait up to so many seconds for others to leave the machine alone",
     )
     parser.add_argument(
         "--contenders",

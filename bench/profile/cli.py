@@ -18,7 +18,7 @@ from bench.compare.served import Served
 from bench.compare.servers import OURS, VARIANTS, contenders
 from bench.compare.suite import is_chosen, suite
 from bench.output import RESULTS, progress, raise_descriptor_limit
-from bench.profile.stacks import note, parse
+from bench.profile.stacks import collapsed, merged, note, parse
 from bench.provenance import provenance
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     *(["--native"] if args.native else []),
                 ]
                 _record(command, session)
-        collapsed = stem.with_name(stem.name + ".collapsed").read_text(encoding="utf-8")
+        kept = stem.with_name(stem.name + ".collapsed")
+        stacks = merged(parse(kept.read_text(encoding="utf-8")))
+        kept.write_text(collapsed(stacks), encoding="utf-8")
         where = provenance()
         facts = {
             "taken": str(where["taken_at"]),
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "load average": f"{where['machine']['load_average'][0]:.1f}",
             "seconds, samples a second": f"{args.seconds}, {args.rate}",
         }
-        text = note(f"{workload.name}: {args.contender}", facts, parse(collapsed))
+        text = note(f"{workload.name}: {args.contender}", facts, stacks)
         stem.with_name(stem.name + ".md").write_text(text, encoding="utf-8")
         print(text)
     return 0

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Share", "note", "parse", "shares"]
+__all__ = ["Share", "Stack", "collapsed", "merged", "note", "parse", "shares"]
 
 _TOP = 25
 _UNSEEN = 0.005  # shares below are left out
+
+
+Stack = tuple[tuple[str, ...], int]
+"""Functions from the outermost to the one that ran, and how many samples saw them so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Share:
     within: float  # it or what it called was running
 
 
-def parse(text: str) -> list[tuple[tuple[str, ...], int]]:
+def parse(text: str) -> list[Stack]:
     """Stacks, outermost function first, with their samples; line numbers are dropped.
 
     Raises:
@@ -39,7 +43,20 @@ def parse(text: str) -> list[tuple[tuple[str, ...], int]]:
     return stacks
 
 
-def shares(stacks: Iterable[tuple[tuple[str, ...], int]]) -> list[Share]:
+def merged(stacks: Iterable[Stack]) -> list[Stack]:
+    """One stack for all that differ in line numbers alone, the most frequent first."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for frames, count in stacks:
+        counts[frames] += count
+    return counts.most_common()
+
+
+def collapsed(stacks: Iterable[Stack]) -> str:
+    """The text of which `parse` makes these stacks."""
+    return "".join(f"{';'.join(frames)} {count}\n" for frames, count in stacks)
+
+
+def shares(stacks: Iterable[Stack]) -> list[Share]:
     """By own time, the largest first."""
     own: Counter[str] = Counter()
     within: Counter[str] = Counter()
@@ -52,7 +69,7 @@ def shares(stacks: Iterable[tuple[tuple[str, ...], int]]) -> list[Share]:
     return sorted(found, key=lambda one: (-one.own, -one.within, one.function))
 
 
-def note(title: str, facts: dict[str, str], stacks: list[tuple[tuple[str, ...], int]]) -> str:
+def note(title: str, facts: dict[str, str], stacks: Sequence[Stack]) -> str:
     """A page: what was measured, then the functions that run most."""
     samples = sum(count for _, count in stacks)
     lines = [f"# {title}", ""]

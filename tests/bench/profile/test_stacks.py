@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.profile.stacks import note, parse, shares
+from bench.profile.stacks import collapsed, merged, note, parse, shares
 
 TEXT = """\
 main (a.py:1);work (b.py:10);hash (c.py:3) 6
@@ -25,6 +25,13 @@ def test_lines_become_functions() -> None:
     ]
     with pytest.raises(ValueError, match="invalid literal"):
         parse("no count")
+
+
+def test_stacks_that_differ_in_lines_alone_are_one() -> None:
+    text = "a (x.py:1);b (y.py:2) 3\na (x.py:1) 4\na (x.py:9);b (y.py:8) 2\n"
+    stacks = merged(parse(text))
+    assert stacks == [(("a (x.py)", "b (y.py)"), 5), (("a (x.py)",), 4)]
+    assert parse(collapsed(stacks)) == stacks
 
 
 def test_shares_are_by_own_time() -> None:
