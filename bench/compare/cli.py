@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="S",
-        help="before each workload wait up to so many seconds for others to leave the machine alone",
+        help="before each workload wait, at most so long, for others to leave the machine alone",
     )
     parser.add_argument(
         "--contenders",

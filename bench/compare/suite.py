@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from bench.compare.dumping import Dump
@@ -22,6 +23,7 @@ __all__ = ["is_chosen", "label", "suite"]
 _MILLION = 1 << 20
 _QUICK_PART = 3
 _DUMP_ROUNDS = 5
+_NUMBER = re.compile(r"W\d+")
 
 
 def suite(*, quick: bool = False, fine: int = 1) -> list[Workload]:
@@ -45,9 +47,13 @@ def label(name: str) -> str:
 
 
 def is_chosen(name: str, wanted: str | None) -> bool:
-    """Whether `W1@512;W4;overlap` (short names, or parts of names) wants this one; None: all."""
-    return wanted is None or any(
-        one in name or one == label(name) for one in wanted.split(";") if one
+    """Whether `W1@512;W4;overlap` (short names, numbers, parts of names) wants it; None: all."""
+    if wanted is None:
+        return True
+    return any(
+        name.split()[0] == one if _NUMBER.fullmatch(one) else one in name or one == label(name)
+        for one in wanted.split(";")
+        if one
     )
 
 

@@ -63,5 +63,6 @@ def test_workloads_are_chosen_by_short_names_and_by_parts() -> None:
     assert chosen("W4;W10") == ["W4 lifecycle, isl 2048, 256 standing", "W10 start to /health"]
     assert "W1 select, hashes, isl 2048" in chosen("W1@2048")
     assert "W1 select, hashes, isl 512" not in chosen("W1@2048")
+    assert {one.split()[0] for one in chosen("W1")} == {"W1"}  # and not W10
     assert [one.split()[0] for one in chosen("overlap")] == ["W2", "W2", "W2"]
     assert chosen("") == []
