@@ -38,6 +38,7 @@ def paced_detail(done: Paced) -> dict[str, float]:
         "p50_ms": percentile(first, 0.50) * 1e3,
         "p99_ms": percentile(first, 0.99) * 1e3,
         "max_ms": max(first) * 1e3,
+        "client_realtime": done.realtime,
         "client_late_p99_ms": percentile(done.late_s, 0.99) * 1e3,
     }
 

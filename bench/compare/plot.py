@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stem = args.out or RESULTS / path.stem
     stem.parent.mkdir(parents=True, exist_ok=True)
     _draw_bars(result, bars(result, args.pair), args.pair, stem.with_name(f"{stem.name}-ratios"))
-    _draw_lines(result, length_lines(result), stem.with_name(f"{stem.name}-cpu-by-length"))
+    if lines := length_lines(result):
+        _draw_lines(result, lines, stem.with_name(f"{stem.name}-cpu-by-length"))
     return 0
 
 

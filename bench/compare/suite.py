@@ -50,8 +50,9 @@ def is_chosen(name: str, wanted: str | None) -> bool:
     """Whether `W1@512;W4;overlap` (short names, numbers, parts of names) wants it; None: all."""
     if wanted is None:
         return True
+    number, _, _ = name.partition(" ")
     return any(
-        name.split()[0] == one if _NUMBER.fullmatch(one) else one in name or one == label(name)
+        number == one if _NUMBER.fullmatch(one) else one in name or one == label(name)
         for one in wanted.split(";")
         if one
     )
