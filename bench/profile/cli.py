@@ -11,6 +11,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from bench.profile.stacks import collapsed, merged, note, parse
 from bench.provenance import provenance
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bench.compare.served import ServedSession
 
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         stem = args.out / f"{_file_name(workload.name)}-{args.contender}"
         stem.parent.mkdir(parents=True, exist_ok=True)
         with workload.session(contender, args.connections) as session:
-            session.round(0)
+            rounds = count()  # content of its own in each, or W6 would wait for what is there
+            session.round(next(rounds))
             for format_, suffix in (("raw", ".collapsed"), ("flamegraph", ".svg")):
                 path = stem.with_name(stem.name + suffix)
                 command = [
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     *("--format", format_, "--output", str(path)),
                     *(["--native"] if args.native else []),
                 ]
-                _record(command, session)
+                _record(command, session, rounds)
         kept = stem.with_name(stem.name + ".collapsed")
         stacks = merged(parse(kept.read_text(encoding="utf-8")))
         kept.write_text(collapsed(stacks), encoding="utf-8")
@@ -74,13 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _record(command: list[str], session: ServedSession) -> None:
+def _record(command: list[str], session: ServedSession, rounds: Iterator[int]) -> None:
     """Keep the server busy with rounds for as long as the profiler looks."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as recorder:
-        number = 1
         while recorder.poll() is None:
-            session.round(number)
-            number += 1
+            session.round(next(rounds))
         if recorder.returncode:
             assert recorder.stderr is not None
             raise SystemExit(f"bench: py-spy failed: {recorder.stderr.read().decode()[-500:]}")
