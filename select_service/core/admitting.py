@@ -177,9 +177,12 @@ class Admitting:
         request = ticket.request
         target_ms = request.slo_ttft_ms
         tenant = request.fairness_id
+        name = request.slo_class or ""
+        if request.priority is not None or self.settings.slo_class_max is not None:
+            name = self.class_of(request)
         return Ask(
             ticket.prompt.isl_tokens,
-            self.classes.known(self.class_of(request)),  # it is counted as that for good
+            self.classes.known(name),  # it is counted as that for good
             ticket.partition.scope.tenant_id if tenant is None else tenant,
             -1,
             request.expected_output_tokens or 0,

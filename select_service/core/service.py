@@ -288,6 +288,7 @@ class SelectionCore:
         self.desk.leases.check()
         self.membership.check()
         self.replicas.check()
+        self.room.check(self.partitions.values())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(len(p.workers) for p in self.partitions.values())

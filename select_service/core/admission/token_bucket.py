@@ -59,7 +59,7 @@ class TokenBucket:
         """Credit the time since the last decision; time that goes backwards changes nothing."""
         if t_us > self.last_us:
             grown = self.tokens + float(t_us - self.last_us) * self.refill_rate / 1e6
-            self.tokens = min(self.capacity, grown)
+            self.tokens = grown if grown < self.capacity else self.capacity
             self.last_us = t_us
 
     def holds(self, tokens: int, t_us: int) -> bool:
@@ -131,6 +131,7 @@ class TokenBucketPolicy:
             TenantBuckets(capacity, refill_rate, tenants_max=tenants_max) if per_tenant else None
         )
         self._refusal = Verdict("refuse", REASON, CODE)
+        self._judged: tuple[Ask | None, TokenBucket] = (None, self._only)
 
     def bucket_of(self, tenant_id: str, t_us: int) -> TokenBucket:
         """Return the bucket that a tenant's requests are charged to."""
@@ -142,14 +143,20 @@ class TokenBucketPolicy:
 
     def judge_at(self, ask: Ask, t_us: int) -> Verdict:
         """Judge at an exact time in microseconds."""
-        bucket = self.bucket_of(ask.tenant_id, t_us)
-        if bucket.holds(ask.tokens, t_us):
+        bucket = self._only if self._tenants is None else self._tenants.of(ask.tenant_id, t_us)
+        self._judged = (ask, bucket)
+        bucket.refill(t_us)
+        if bucket.tokens >= ask.tokens:
             return ADMIT
         facts: Facts = {"tokens": ask.tokens, "limit": math.floor(bucket.tokens)}
         return self._refusal._replace(retry_in_s=bucket.filled_in_s(ask.tokens), facts=facts)
 
     def charge(self, ask: Ask, now: float) -> None:
         """Take a request's input tokens."""
+        judged, bucket = self._judged
+        if judged is ask:  # it was judged just before, as a rule
+            bucket.tokens -= ask.tokens
+            return
         self.charge_at(ask, round(now * 1e6))
 
     def charge_at(self, ask: Ask, t_us: int) -> None:
