@@ -90,10 +90,10 @@ class Ledger:
 
     def _view(self) -> None:
         """The columns once more, for one element at a time: numpy takes half as long again."""
-        self._prefill = memoryview(self.prefill)
-        self._decode = memoryview(self.decode)
-        self._requests = memoryview(self.requests)
-        self._computing = memoryview(self.computing)
+        self._prefill = self.prefill.data
+        self._decode = self.decode.data
+        self._requests = self.requests.data
+        self._computing = self.computing.data
 
     def _open_lane(self) -> Lane:
         if self._free_numbers:
@@ -134,7 +134,7 @@ class Ledger:
         requests = self._requests[slot] = len(lane.reservations)
         decode = self._decode[slot] = self._weights.count(lane.number)
         work = self.work
-        if now > work.at:  # time that goes back is no time
+        if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
             work.at = now
         self._add_prefill(slot, prefill_tokens)
         if ttl_s:
@@ -162,7 +162,7 @@ class Ledger:
             self._computing[slot] -= 1
             self.prefilling -= 1
             work = self.work
-            if now > work.at:
+            if now > work.at:  # noqa: PLR1730 - as above
                 work.at = now
             work.computed += tokens
             self._add_prefill(slot, -tokens)

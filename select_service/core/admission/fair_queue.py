@@ -96,8 +96,7 @@ class _Band(Generic[T]):
             self.flows.move_to_end(tenant_id)
         if flow.waiting is None:
             least = self.active[0].counter if self.size else self.level
-            if flow.counter < least:
-                flow.counter = least
+            flow.counter = max(flow.counter, least)
         return flow
 
     def _forget_one(self) -> None:

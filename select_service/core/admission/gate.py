@@ -231,7 +231,8 @@ class Gate(Generic[T]):
             self.policy.charge(ask, now)
             tally.admitted += 1
             self.tallies.admitted_by_tenant.add(ask.tenant_id)
-            self._traffic.add(band, ask.work, now)
+            work = ask.prefill_tokens
+            self._traffic.add(band, ask.tokens if work < 0 else work, now)
             if self.returns.size:
                 self._redeem(ask)
             return

@@ -191,12 +191,12 @@ class PoolLoad:
         np.maximum(filled, prefill, out=filled)
         if self._has_floor:
             np.maximum(filled, self._floor * self._room, out=filled)
-        return filled.dot(self._ones) / (self._room * self.instances)  # type: ignore[no-any-return]
+        return float(filled.dot(self._ones)) / (self._room * self.instances)
 
     @property
     def queue_depth(self) -> Floats:
         """Requests that wait inside each rank: as told, else all that compute but one."""
-        waiting = np.maximum(self.loads.computing - 1.0, 0.0)
+        waiting: Floats = np.maximum(self.loads.computing - 1.0, 0.0)
         for slot, told in self._waiting.items():
             waiting[slot] = told
         return waiting
@@ -204,7 +204,8 @@ class PoolLoad:
     @property
     def batch_size(self) -> Floats:
         """Requests that do not wait."""
-        return np.maximum(self.loads.requests - self.queue_depth, 0.0)
+        running: Floats = np.maximum(self.loads.requests - self.queue_depth, 0.0)
+        return running
 
     @property
     def in_flight(self) -> Floats:
