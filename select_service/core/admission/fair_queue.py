@@ -229,7 +229,12 @@ class FairQueue(Generic[T]):
     def serve_directly(self, band: int, tenant_id: str, cost: int) -> None:
         """Charge a tenant whose request did not have to wait."""
         one = self._bands[band]
-        one.charge(one.flow_of(tenant_id), cost)
+        flow = one.flow_of(tenant_id)
+        if flow.waiting is None:
+            one.level = flow.counter
+            flow.counter += cost
+        else:
+            one.charge(flow, cost)
 
     def push(self, one: Waiting[T]) -> None:
         """Let a request wait. Whether the quota has room is for the caller to ask."""

@@ -33,7 +33,7 @@ from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from select_service.core.admission.asks import Ask, Pool
+    from select_service.core.admission.asks import Ask, Facts, Pool
     from select_service.core.admission.classes import SloClasses
 
 T = TypeVar("T")
@@ -160,13 +160,19 @@ class SloShed(Generic[T]):
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Let it in, let it wait, or refuse it; nothing is charged."""
-        band = self._band(ask, now)
+        if self._budgets is None:  # frames are what a decision costs
+            band = self._classes.band(ask.slo_class)
+        else:
+            band = self._band(ask, now)
         line = band if band < self._promised else band + 1
         self._judged = (ask, line)
         if self._is_refused_early[line]:
-            hopeless = self._hopeless(ask, line, pool, now)
-            if hopeless is not None:
-                return hopeless
+            target_s = ask.target_s
+            if target_s == math.inf:
+                target_s = self._targets_s.get(ask.slo_class, self._standard_target_s)
+            predicted_s = self.predicted_s(ask, line, pool, now)
+            if predicted_s > target_s * self._slack:
+                return _hopeless(predicted_s, target_s * self._slack)
         saturation, queue = pool.saturation, self.queue
         if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):
             return ADMIT
@@ -223,19 +229,6 @@ class SloShed(Generic[T]):
         left = max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
         return in_pool_s + ahead / left
 
-    def _hopeless(self, ask: Ask, line: int, pool: Pool, now: float) -> Verdict | None:
-        limit_s = self.target_s(ask) * self._slack
-        predicted_s = self.predicted_s(ask, line, pool, now)
-        if predicted_s <= limit_s:
-            return None
-        return Verdict(
-            "refuse",
-            HOPELESS,
-            HOPELESS,
-            retry_in_s=predicted_s - limit_s,
-            facts={"predicted_ttft_s": predicted_s, "limit": limit_s},
-        )
-
     def _opens(self, line: int, saturation: float) -> bool:
         """Tell whether a line is open, following the saturation with hysteresis."""
         if self._is_open[line]:
@@ -259,6 +252,8 @@ class SloShed(Generic[T]):
 
     def cost(self, ask: Ask) -> int:
         """Return what a request counts for in its tenant's fairness."""
+        if not ask.output_tokens:
+            return ask.work
         return ask.work + int(self.settings.output_weight * ask.output_tokens)
 
     def _pay(self, ask: Ask, now: float) -> None:
@@ -357,3 +352,8 @@ class SloShed(Generic[T]):
     def check(self) -> None:
         """State every promise of the queue."""
         self.queue.check()
+
+
+def _hopeless(predicted_s: float, limit_s: float) -> Verdict:
+    facts: Facts = {"predicted_ttft_s": predicted_s, "limit": limit_s}
+    return Verdict("refuse", HOPELESS, HOPELESS, predicted_s - limit_s, facts)
