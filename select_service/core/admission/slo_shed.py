@@ -160,10 +160,8 @@ class SloShed(Generic[T]):
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Let it in, let it wait, or refuse it; nothing is charged."""
-        if self._budgets is None:  # frames are what a decision costs
-            band = self._classes.band(ask.slo_class)
-        else:
-            band = self._band(ask, now)
+        classes = self._classes
+        band = classes.band(ask.slo_class) if self._budgets is None else self._band(ask, now)
         line = band if band < self._promised else band + 1
         self._judged = (ask, line)
         if self._is_refused_early[line]:
