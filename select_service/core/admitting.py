@@ -159,6 +159,7 @@ class Admitting:
                 self.settings,
                 self._thresholds_of(partition),
                 self._shared_returns,
+                partition.drainage.meter,
             )
         )
         keeper = partition.admission

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
-from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from select_service.admission_types import AdmissionSettings, RankMetrics
+    from select_service.core.admission.drain import DrainMeter
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
     from select_service.core.admission.thresholds import Thresholds
@@ -54,6 +54,7 @@ class Gatekeeper:
         settings: AdmissionSettings,
         thresholds: Thresholds,
         returns: ReturnBook | None,
+        meter: DrainMeter,
     ) -> None:
         """Follow a ledger from now on; `seat` brings the workers.
 
@@ -63,11 +64,12 @@ class Gatekeeper:
             settings: defaults and bounds.
             thresholds: of busy ranks.
             returns: promises shared with other gates, as the policy's allowance is.
+            meter: of what the ledger drains.
         """
         self.pool = PoolLoad(
             ledger,
             SaturationLimits(target_ttft_s=settings.slo_target_ttft_s),
-            DrainMeter(ledger.work, prior_tokens_per_s=settings.prefill_tokens_per_s),
+            meter,
         )
         self.busy = BusyRanks()
         self.busy.set_thresholds(thresholds)

@@ -190,7 +190,8 @@ class WaitingRoom:
                 decision = keeper.refuse_late(ticket, now)
             else:
                 verdict = EXPIRED_WAITING
-                decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", 1.0)
+                again_s = partition.return_s(now)
+                decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
             effects = self._refuse(ticket, decision, effects)
         for partition in partitions:
             if limit > 0 and partition.admission is not None:
