@@ -655,8 +655,12 @@ def test_the_cache_hit_threshold_as_recorded(case: dict[str, Any]) -> None:
     blocks = list(range(1, tokens // size + 1))
     if cached:
         some.hold(1, blocks[:cached])
-    if not tokens:
-        return  # no prompt is empty over HTTP
+    if not tokens:  # the contract refuses it before anybody judges what is cached
+        with pytest.raises(InvalidRequest, match="isl_tokens must be greater than 0"):
+            some.take("a", isl=0, cache_hit_threshold=case["request_threshold"])
+        assert not case["reject"]
+        assert sum(some.core.partitions[DEFAULT].hit_tally.rates) == 0, "nothing was measured"
+        return
     answer = some.take("a", *blocks, isl=tokens, cache_hit_threshold=case["request_threshold"])
     if not case["reject"]:
         selection_of(answer)
