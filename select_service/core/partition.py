@@ -366,6 +366,8 @@ class Partition:
         keeper = self.admission
         if keeper is None or not keeper.waiting:
             return None
+        if not self.workers:  # a policy lets nobody go then; nobody need wait to hear that
+            return next(iter(keeper.waiting))
         for ticket in keeper.in_order():
             try:
                 rows = self.candidates(ticket.request)

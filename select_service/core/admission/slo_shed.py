@@ -170,7 +170,8 @@ class SloShed(Generic[T]):
                 target_s = self._targets_s.get(ask.slo_class, self._standard_target_s)
             predicted_s = self.predicted_s(ask, line, pool, now)
             if predicted_s > target_s * self._slack:
-                return _hopeless(predicted_s, target_s * self._slack)
+                alone_s = ask.work / pool.prefill_rate
+                return _hopeless(predicted_s, target_s * self._slack, alone_s)
         saturation, queue = pool.saturation, self.queue
         if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):
             return ADMIT
@@ -352,6 +353,8 @@ class SloShed(Generic[T]):
         self.queue.check()
 
 
-def _hopeless(predicted_s: float, limit_s: float) -> Verdict:
+def _hopeless(predicted_s: float, limit_s: float, alone_s: float) -> Verdict:
+    """Refuse it until what is booked has gone; for good where its own prefill takes too long."""
+    again_s = predicted_s - limit_s if alone_s <= limit_s else math.inf
     facts: Facts = {"predicted_ttft_s": predicted_s, "limit": limit_s}
-    return Verdict("refuse", HOPELESS, HOPELESS, predicted_s - limit_s, facts)
+    return Verdict("refuse", HOPELESS, HOPELESS, again_s, facts)
