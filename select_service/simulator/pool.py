@@ -5,6 +5,7 @@ Both keep the very books the live service keeps; neither reads a clock.
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,15 @@ class SnapshotPool(ToldPool):
             self.queue_depth / limits.waiting, self.kv_utilization / limits.kv_utilization
         )
         self._told_saturation = float(worse.mean()) if len(worse) else 1.0
+
+    @property
+    def heaviest(self) -> int:
+        """The most of one instance, as told."""
+        return int((self.queue_depth + self.batch_size + self.in_flight).max())
+
+    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:  # noqa: ARG002 - a Pool
+        """No bound: exactly what was told counts."""
+        return math.inf
 
     @property
     def saturation(self) -> float:

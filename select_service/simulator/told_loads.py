@@ -36,6 +36,7 @@ class ToldLoads:
         self.decode: Floats = np.zeros(0)
         self.requests: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.prefilling = 0
         self.prefill_backlog = 0
         self.work = WorkDone()
 
@@ -57,6 +58,7 @@ class ToldLoads:
             self.work.starts()
         elif before and not tokens:
             self.work.stops()
+        self.prefilling += load.prefilling - int(self.computing[slot])
         self.prefill[slot], self.decode[slot] = tokens, load.decode_blocks
         self.requests[slot], self.computing[slot] = load.requests, load.prefilling
 

@@ -60,6 +60,11 @@ class Loads(Protocol):
         ...
 
     @property
+    def prefilling(self) -> int:
+        """The sum of `computing`."""
+        ...
+
+    @property
     def prefill_backlog(self) -> int:
         """The sum of `prefill`."""
         ...
@@ -219,6 +224,24 @@ class PoolLoad:
         self._ensure(len(decode))
         return decode * self._share
 
+    @property
+    def heaviest(self) -> int:
+        """The most that waits, runs and is in flight on one rank, added up."""
+        if self._waiting:
+            return int((self.queue_depth + self.batch_size + self.in_flight).max())
+        return 2 * int(self.loads.requests.max())  # who does not wait runs
+
+    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
+        """Return what the utilization of the pool is at most; infinity: no quick answer.
+
+        The greater of two is at most their sum, and of those that compute not all wait.
+        """
+        decode = self.loads.decode
+        if self._waiting or not self.instances or len(decode) != len(self._share):
+            return math.inf
+        used = float(decode.dot(self._share)) / kv_utilization
+        return (self.loads.prefilling / queue_depth + used) / self.instances
+
     # -- whose requests ------------------------------------------------------------------------
 
     def tenant_in_flight(self, tenant_id: str) -> int:
@@ -246,6 +269,10 @@ class PoolLoad:
         assert self.instances == len(self._seated)
         loads, limits = self.loads, self.limits
         assert self.prefill_backlog == loads.prefill.sum()
+        assert loads.prefilling == loads.computing.sum()
+        if self.instances:
+            most = self.queue_depth + self.batch_size + self.in_flight
+            assert self.heaviest == most.max()
         total = 0.0
         for slot in self._seated:
             filled = float(loads.prefill[slot]) / (self.prefill_rate * limits.target_ttft_s)

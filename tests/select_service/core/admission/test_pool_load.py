@@ -4,9 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.core.admission.gaie_legacy import utilization
 from select_service.core.admission.pool_load import PoolLoad
 from select_service.core.ledger import Ledger
 from select_service.simulator.told_loads import RankLoad, ToldPool
+
+loads = st.builds(
+    RankLoad,
+    st.integers(0, 10**7).map(float),
+    st.integers(0, 1000).map(float),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.none() | st.integers(0, 20),
+).map(lambda load: load._replace(prefilling=min(load.prefilling, load.requests)))
 
 
 def pool_of(ranks: int, rate: float = 1000.0) -> ToldPool:
@@ -55,6 +65,19 @@ def test_columns_for_the_policies_of_others() -> None:
     assert pool.kv_utilization.tolist() == [0.5, 0.1]
 
 
+@given(st.lists(loads, min_size=1, max_size=5), st.floats(0.5, 20.0), st.floats(0.1, 2.0))
+def test_the_quick_bounds_are_bounds(
+    ranks: list[RankLoad], queue_depth: float, kv_utilization: float
+) -> None:
+    pool = pool_of(len(ranks))
+    for slot, load in enumerate(ranks):
+        pool.note(slot, load._replace(waiting=None), 0.0)
+    most = pool.utilization_most(queue_depth, kv_utilization)
+    assert utilization(pool, queue_depth, kv_utilization) <= most * (1 + 1e-9)
+    assert pool.heaviest == 2 * max(one.requests for one in ranks)
+    pool.check()
+
+
 def test_a_faster_pool_is_less_saturated() -> None:
     pool = pool_of(1, rate=1000.0)
     pool.note(0, RankLoad(4000, requests=2), 0.0)
@@ -76,16 +99,6 @@ def test_tenants_are_counted_while_they_have_requests() -> None:
     pool.ended("b")
     assert pool.tenant_in_flight("a") == pool.tenant_in_flight("b") == 0
     pool.check()
-
-
-loads = st.builds(
-    RankLoad,
-    st.integers(0, 10**7).map(float),
-    st.integers(0, 1000).map(float),
-    st.integers(0, 50),
-    st.integers(0, 50),
-    st.none() | st.integers(0, 20),
-)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["note", "seat", "leave"]), loads)))
