@@ -13,7 +13,6 @@ import numpy as np
 from msgspec import UNSET
 
 from indexer.types import HASH_BYTES
-from select_service.core.admission.drain import PRIOR_TOKENS_PER_S
 from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
 from select_service.core.drainage import Drainage
@@ -71,7 +70,7 @@ class Partition:
         index: KvIndex,
         policy: RoutingPolicy,
         *,
-        prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
+        prefill_tokens_per_s: float,
     ) -> None:
         self.scope = scope
         self.index = index
