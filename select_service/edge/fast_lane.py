@@ -53,7 +53,10 @@ class Head(NamedTuple):
 
 
 class Heads:
-    """Header lines the parser has read before, by their bytes: two megabytes at most."""
+    """Header lines the parser has read before, by their bytes: two megabytes at most.
+
+    Learnt only where every line is one header to the parser: there is no other way to read them.
+    """
 
     __slots__ = ("calls", "known")
 
@@ -145,6 +148,8 @@ class FastLane(GuardedProtocol):
         super().data_received(data)
         self._lines_read = b""
         self._is_between = self._rests()
+        if self._is_between and self._idle_since is None:
+            self._idle_since = self.loop.time()  # a blank line: it has stopped uvicorn's clock
 
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
@@ -317,7 +322,7 @@ class FastLane(GuardedProtocol):
             elif name in _UNUSUAL:
                 return None
         call = self.door.call_for(self.parser.get_method(), self.url, media_type, length)
-        if call is not None and self._lines_read:
+        if call is not None and self._lines_read.count(b"\n") == len(self.headers) > 0:
             self.heads.learn(self._lines_read, Head(media_type, length))
         return call
 

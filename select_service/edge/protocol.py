@@ -110,8 +110,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         at_work = self._at_work  # uvicorn tells only the last request that was read
         if at_work is not None and not at_work.response_complete:
-            at_work.disconnected = True
-            at_work.message_event.set()
+            _abandon(at_work)
             at_work.transport = self.transport  # no ring: what a request holds goes with it
         self._at_work = None
         if isinstance(self.cycle, RequestResponseCycle):
@@ -265,9 +264,12 @@ class GuardedProtocol(HttpToolsProtocol):
             # in the phase BODY without a debt: answered before its body had arrived
             due = self._phase is not Phase.BODY or self._owes_answer
         else:
-            due = self._phase is Phase.BODY and not cycle.response_started
-            cycle.disconnected = True
-            cycle.message_event.set()
+            at_work = self._at_work
+            # behind another one it would be taken for the answer to that
+            due = self._phase is Phase.BODY and not cycle.response_started and cycle is at_work
+            _abandon(cycle)
+            if at_work is not None:
+                _abandon(at_work)
         if due:
             status, body = problem(error)
             content = encode(body)
@@ -331,6 +333,12 @@ class _Answering(asyncio.Transport):
     @override
     def close(self) -> None:
         self._protocol.close_after_answer()
+
+
+def _abandon(cycle: RequestResponseCycle) -> None:
+    """Nobody will hear the answer to this request."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:

@@ -189,6 +189,30 @@ def test_an_idle_connection_is_closed(taken: list[bytes]) -> None:
     on_a_port(use, keep_alive_timeout_s=0, header_timeout_s=0.3, body_timeout_s=0.3)
 
 
+@pytest.mark.parametrize("way", ["fast", "asgi"])
+def test_a_blank_line_after_an_answer_does_not_keep_the_connection(way: str) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET" if way == "fast" else "HEAD", "/health")
+        await wire.reader.readuntil(b"\r\n\r\n")
+        wire.say(b"\r\n")  # a parser skips it: nothing has begun
+        assert await wire.rest() in (b"", b'{"status":"ok"}')
+
+    on_a_port(use, keep_alive_timeout_s=1, header_timeout_s=0.3, body_timeout_s=0.3)
+
+
+def test_what_stands_before_a_request_is_no_part_of_its_head(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+        assert (await wire.answer())[0] == 200
+        wire.say(b"GET /health HTTP/1.1\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+        assert (await wire.answer())[0] == 400
+        assert taken == [b"/health"]
+
+    on_a_port(use)
+
+
 def test_a_body_that_arrives_while_the_server_leaves(taken: list[bytes]) -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
         seat(service)

@@ -284,6 +284,17 @@ def _alone(transport: _Transport) -> GuardedProtocol:
     return Alone(config=uvicorn.Config(lambda: None), server_state=ServerState(), app_state={})
 
 
+def test_nonsense_behind_requests_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"HEAD /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3 + b"NONSENSE\r\n\r\n")
+        assert await wire.rest() == b""  # what has come is not to be trusted either
+        assert _counts(server).malformed == 1
+
+    on_a_port(use)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_after_a_refusal_nothing_is_heard() -> None:
     async def run() -> None:
         transport = _Transport()
