@@ -275,13 +275,17 @@ class FastLane(GuardedProtocol):
     def _pay(self, debt: _Debt, call: Call, answer: Settling, since: float) -> None:
         debt.response_complete = True
         self._debt = None
-        if self.transport.is_closing():
+        if self.transport.is_closing() or not self.hears:
             self.door.count_gone(call)
             return
         self._write_answer(self.door.answer_settled(call, answer, since))
         if self.pipeline:
             self.server_state.total_requests -= 1  # it counts one more
             self.on_response_complete()  # lets the next one in
+
+    @override
+    def _is_refusal_due(self) -> bool:
+        return self._debt is None and super()._is_refusal_due()
 
     @override
     def shutdown(self) -> None:

@@ -110,7 +110,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         at_work = self._at_work  # uvicorn tells only the last request that was read
         if at_work is not None and not at_work.response_complete:
-            _abandon(at_work)
+            at_work.disconnected = True
+            at_work.message_event.set()
             at_work.transport = self.transport  # no ring: what a request holds goes with it
         self._at_work = None
         if isinstance(self.cycle, RequestResponseCycle):
@@ -259,17 +260,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
         """Answer in place of the app where an answer is due, and close."""
         self._refused = True
-        cycle = self._unanswered()
-        if cycle is None:
-            # in the phase BODY without a debt: answered before its body had arrived
-            due = self._phase is not Phase.BODY or self._owes_answer
-        else:
-            at_work = self._at_work
-            # behind another one it would be taken for the answer to that
-            due = self._phase is Phase.BODY and not cycle.response_started and cycle is at_work
-            _abandon(cycle)
-            if at_work is not None:
-                _abandon(at_work)
+        due = self._is_refusal_due()
+        for cycle in (self._at_work, self._unanswered()):
+            if cycle is not None:  # nobody will hear what it says
+                cycle.disconnected = True
+                cycle.message_event.set()
         if due:
             status, body = problem(error)
             content = encode(body)
@@ -282,7 +277,21 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _is_refusal_due(self) -> bool:
+        """Tell whether a refusal would be taken for the answer to what it refuses."""
+        cycle = self._unanswered()
+        if cycle is None:
+            # in the phase BODY without a debt: answered before its body had arrived
+            return self._phase is not Phase.BODY or self._owes_answer
+        is_next = cycle is self._at_work
+        return is_next and self._phase is Phase.BODY and not cycle.response_started
+
     # -- leaving -------------------------------------------------------------------------------
+
+    @property
+    def hears(self) -> bool:
+        """Whether the client has not been told yet that no more will come."""
+        return self._discarded is None
 
     def close_after_answer(self) -> None:
         """Close once an answer is out; later if the client is still sending its request."""
@@ -324,7 +333,8 @@ class _Answering(asyncio.Transport):
 
     @override
     def write(self, data: Any) -> None:
-        self._protocol.transport.write(data)
+        if self._protocol.hears:
+            self._protocol.transport.write(data)
 
     @override
     def is_closing(self) -> bool:
@@ -333,12 +343,6 @@ class _Answering(asyncio.Transport):
     @override
     def close(self) -> None:
         self._protocol.close_after_answer()
-
-
-def _abandon(cycle: RequestResponseCycle) -> None:
-    """Nobody will hear the answer to this request."""
-    cycle.disconnected = True
-    cycle.message_event.set()
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:

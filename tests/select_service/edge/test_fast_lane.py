@@ -11,7 +11,7 @@ import pytest
 from select_service.edge.app import Server
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
-from select_service.edge.http import Response
+from select_service.edge.http import Response, Settling
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -271,3 +271,23 @@ def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPat
         assert (await other.answer())[2] == b"{}"
 
     on_a_port(use)
+
+
+def test_nonsense_behind_an_answer_that_waits_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        written = asyncio.get_running_loop().create_future()
+        owed = Settling(Response(200, b'"owed"'), written)
+        monkeypatch.setattr(Door, "answer_now", lambda *_: owed)
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
+        assert await wire.rest() == b""  # 400 would be taken for the answer to the first
+        written.set_result(None)
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[2] == b'"owed"'
+        assert server._door._traffic.crashes == 0
+
+    on_a_port(use)
+    assert not [record for record in caplog.records if record.exc_info]

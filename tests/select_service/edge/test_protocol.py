@@ -284,10 +284,21 @@ def _alone(transport: _Transport) -> GuardedProtocol:
     return Alone(config=uvicorn.Config(lambda: None), server_state=ServerState(), app_state={})
 
 
-def test_nonsense_behind_requests_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "requests",
+    [
+        b"HEAD /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3,
+        HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}",
+        (HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}") * 2,
+    ],
+    ids=["three", "expecting", "two expecting"],
+)
+def test_nonsense_behind_requests_that_wait(
+    requests: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)
-        wire.say(b"HEAD /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3 + b"NONSENSE\r\n\r\n")
+        wire.say(requests + b"NONSENSE\r\n\r\n")
         assert await wire.rest() == b""  # what has come is not to be trusted either
         assert _counts(server).malformed == 1
 
