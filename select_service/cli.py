@@ -9,8 +9,9 @@ import argparse
 import gc
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from select_service.config import FLAGS, Flag, Settings, read_environment
 from select_service.core.admitting import check_admission

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
-from starlette.applications import Starlette
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -43,6 +42,8 @@ from select_service.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+
+    from starlette.applications import Starlette
 
     from select_service.config import PolicyFile, Settings
     from select_service.edge.protocol import GuardedProtocol
@@ -90,6 +91,8 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 
     Routes and middleware may be added to it; `serve` does without this layer.
     """
+    from starlette.applications import Starlette  # noqa: PLC0415 - 20 ms that `serve` needs not
+
     app = Starlette()
     # Its own matching decodes paths and folds slashes; ours must do neither (contract 0.1).
     app.router.redirect_slashes = False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import runpy
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from select_service import cli
@@ -20,7 +20,7 @@ def test_no_flags_give_the_defaults() -> None:
 
 
 def test_every_setting_has_a_flag_and_every_flag_a_setting() -> None:
-    fields = {field.name for field in dataclasses.fields(Settings)} - {"router"}
+    fields = {field.name for field in msgspec.structs.fields(Settings)} - {"router"}
     assert {flag.field for flag in FLAGS} == fields
     assert len({flag.name for flag in FLAGS}) == len(FLAGS)
 
