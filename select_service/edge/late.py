@@ -22,7 +22,7 @@ LATE: Final = (
     "select_service.edge.metrics",
     "select_service.edge.openapi",
 )
-"""In this order each one takes a millisecond or two, prometheus_client five."""
+"""In this order each takes one to three milliseconds, prometheus_client six."""
 
 PAUSE_S: Final = 0.05
 """Before each of them: the first requests after the port has opened come first."""
