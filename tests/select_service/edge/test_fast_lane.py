@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from select_service.edge.answers import Response
 from select_service.edge.app import Server
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
-from select_service.edge.http import Response
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -50,8 +50,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     paths: list[bytes] = []
     real = Door.answer_now
 
-    def spy(self: Door, call: Any, body: bytes) -> Any:
-        answer = real(self, call, body)
+    def spy(self: Door, call: Any, head: Any, body: bytes) -> Any:
+        answer = real(self, call, head, body)
         if isinstance(answer, Response) and answer.stream is None:
             paths.append(call.path)
         return answer

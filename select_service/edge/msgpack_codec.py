@@ -1,0 +1,231 @@
+"""The same requests as `codec.py` reads, written in MessagePack.
+
+The types are derived from those of the JSON: only where that has a long list of numbers this may
+have a binary, the numbers packed little-endian, which is what the core wants of either. What the
+typed decoder leaves open (members twice, members nobody knows, what is no text) is asked of the
+maps themselves: msgspec splits them without reading what is inside.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
+from msgspec import Raw, inspect
+
+from indexer.core.hashing import TOKEN_BYTES
+from indexer.types import HASH_BYTES
+from select_service.edge.codec import (
+    HASHES,
+    TOKENS,
+    Decoded,
+    check_values,
+    judge_unknown,
+    pack,
+    refusal_of,
+)
+from select_service.edge.forms import Form
+from select_service.edge.members import DuplicateMemberError
+from select_service.errors import InvalidField
+from select_service.types import U32, AnyHash, PromptFields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, TypeAlias
+
+    from select_service.config import FieldValidation
+
+    Shape: TypeAlias = "_MapOf | _ListOf | None"
+
+__all__ = ["MsgpackDecoder"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_WIDTHS: Final = {TOKENS: (TOKEN_BYTES, "token")} | dict.fromkeys(HASHES, (HASH_BYTES, "hash"))
+_PACKED_TYPES: Final = {TOKENS: bytes | list[U32] | None} | dict.fromkeys(
+    HASHES, bytes | list[AnyHash] | None
+)
+_members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
+_items_of: Final = msgspec.msgpack.Decoder(list[Raw]).decode
+_decode_any: Final = msgspec.msgpack.Decoder().decode
+_NIL: Final = 0xC0
+_MAP_16: Final = 0xDE
+_MAP_32: Final = 0xDF
+_ARRAY_32: Final = b"\xdd"
+
+
+class MsgpackDecoder(Generic[T]):
+    """Decodes one type of request. Thread-safe; make one per route and keep it."""
+
+    __slots__ = ("_decode", "_has_lists", "_shape", "_validation")
+
+    nothing: Final = b"\x80"
+
+    def __init__(self, kind: type[T], validation: FieldValidation) -> None:
+        self._validation = validation
+        self._decode = msgspec.msgpack.Decoder(_packed_kind(kind)).decode
+        self._has_lists = issubclass(kind, PromptFields)
+        shape = _shape_of(inspect.type_info(kind))
+        assert isinstance(shape, _MapOf)
+        self._shape = shape
+
+    def decode(self, body: bytes) -> Decoded[T]:
+        """Decode and check one body; linear in its length, and hardly that where it is packed.
+
+        Raises:
+            InvalidJson: it is no MessagePack.
+            InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
+            UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
+        """
+        try:
+            request = self._decode(body)
+            check_values(request)
+            members = _unique_members(body, "")
+            unknown = _look_into(members, self._shape, "")
+        except DuplicateMemberError as error:
+            raise InvalidField(str(error), field=error.path) from None
+        except (ValueError, RecursionError) as error:
+            raise refusal_of(error, Form.MSGPACK) from None
+        warning = judge_unknown(unknown, self._validation) if unknown else None
+        if self._has_lists:
+            prompt = cast("PromptFields", request)
+            _check_widths(prompt)
+            pack(prompt)
+        return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
+
+
+@cache
+def _packed_kind(kind: type[T]) -> type[T]:
+    """Return a type of the same name and order of fields whose long lists may be binaries.
+
+    Two requests are the same if they are encoded alike (`fingerprint_of`): hence name and order.
+    """
+    if not issubclass(kind, PromptFields):
+        return kind
+    fields: list[tuple[str, Any, None]] = [
+        (name, allowed, None) for name, allowed in _PACKED_TYPES.items()
+    ]
+    packed = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True)
+    return cast("type[T]", packed)
+
+
+def _check_widths(request: PromptFields) -> None:
+    for name, (width, noun) in _WIDTHS.items():
+        value = getattr(request, name)
+        if isinstance(value, bytes) and len(value) % width:
+            text = f"{name}: {len(value)} bytes are no whole number of {noun}s of {width}"
+            raise InvalidField(text, field=name)
+
+
+def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:
+    """Return the unknown members so that equal values give equal bytes, the same as from JSON.
+
+    What JSON cannot say (extensions, keys that are no text) stands for itself.
+    """
+    values = {name: _decode_any(members[name]) for name in unknown}
+    try:
+        return msgspec.json.encode(values, order="deterministic")
+    except (TypeError, ValueError, RecursionError):
+        raws = {name: bytes(members[name]) for name in unknown}
+        return msgspec.json.encode(raws, order="deterministic")
+
+
+# -- which members there are -------------------------------------------------------------------
+
+
+class _MapOf(NamedTuple):
+    """An object that is read; of a member that is read and holds objects, their shape."""
+
+    members: Mapping[str, Shape]
+    is_open: bool  # every name is known
+
+
+class _ListOf(NamedTuple):
+    """An array whose elements hold objects that are read."""
+
+    items: Shape
+
+
+def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str) -> list[str]:
+    """Refuse what comes twice at any depth that is read; return the names nobody knows.
+
+    Follows the types, so it is no deeper than they are. Values of names nobody knows must be
+    readable all the same.
+    """
+    unknown = []
+    for name, value in members.items():
+        if name in shape.members:
+            inner = shape.members[name]
+            if inner is not None:
+                _look_at(value, inner, f"{path}.{name}")
+        elif not shape.is_open:
+            _decode_any(value)
+            unknown.append(name)
+    return unknown
+
+
+def _look_at(value: Raw, shape: Shape, path: str) -> None:
+    if memoryview(value)[0] == _NIL:
+        return
+    if isinstance(shape, _MapOf):
+        _look_into(_unique_members(value, path), shape, path)
+    elif isinstance(shape, _ListOf):
+        for index, item in enumerate(_items_of(value)):
+            _look_at(item, shape.items, f"{path}[{index}]")
+
+
+def _unique_members(text: bytes | Raw, path: str) -> dict[str, Raw]:
+    members = _members_of(text)
+    view = memoryview(text)
+    announced, head_bytes = _map_head(view)
+    if len(members) == announced:
+        return members
+    # as an array of twice the length it can be read with what comes twice
+    flat = _items_of(_ARRAY_32 + (2 * announced).to_bytes(4) + view[head_bytes:])
+    seen: set[str] = set()
+    for raw in flat[::2]:
+        name = _decode_any(raw)
+        if name in seen:
+            raise DuplicateMemberError(f"{path}.{name}".removeprefix("."))
+        seen.add(name)
+    raise AssertionError("fewer members than announced, and none of them twice")
+
+
+def _map_head(view: memoryview) -> tuple[int, int]:
+    """Return how many members a map has, and how long what says so is."""
+    first = view[0]
+    if first == _MAP_16:
+        return int.from_bytes(view[1:3]), 3
+    if first == _MAP_32:
+        return int.from_bytes(view[1:5]), 5
+    return first & 0x0F, 1
+
+
+def _shape_of(node: inspect.Type) -> Shape:
+    """Return where objects are read below a type; None: nowhere."""
+    if isinstance(node, inspect.StructType):
+        members = {field.encode_name: _shape_of(field.type) for field in node.fields}
+        if node.tag_field is not None:
+            members[node.tag_field] = None
+        return _MapOf(members, is_open=False)
+    if isinstance(node, inspect.DictType):
+        return _MapOf({}, is_open=True)
+    if isinstance(node, inspect.ListType):
+        items = _shape_of(node.item_type)
+        return None if items is None else _ListOf(items)
+    if isinstance(node, inspect.UnionType):
+        return _shape_of_any([shape for shape in map(_shape_of, node.types) if shape is not None])
+    return None
+
+
+def _shape_of_any(shapes: list[_MapOf | _ListOf]) -> Shape:
+    """Join what a value may be: one of some objects, told apart by a member."""
+    if len(shapes) < 2:  # noqa: PLR2004 - nothing to join
+        return shapes[0] if shapes else None
+    members: dict[str, Shape] = {}
+    for shape in shapes:
+        assert isinstance(shape, _MapOf), "an object and an array in one union"
+        assert not shape.is_open
+        members |= shape.members
+    return _MapOf(members, is_open=False)
