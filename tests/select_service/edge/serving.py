@@ -13,8 +13,9 @@ import httpx
 import msgspec
 
 from select_service.config import Settings
-from select_service.edge.app import Server, bind, create_app, create_door, create_driver
+from select_service.edge.app import Server, create_app, create_door, create_driver
 from select_service.edge.driver import Driver
+from select_service.edge.listening import Entrances
 from select_service.types import WorkerSpec
 
 HOST = "127.0.0.1"
@@ -64,18 +65,18 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
     chosen = replace(SETTINGS, **settings)
     service = create_driver(chosen)
     await service.start()
-    listener = bind(chosen.host, chosen.port)
-    server = Server(chosen, *create_door(service, chosen))
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    port: int = listener.getsockname()[1]
-    try:
-        await until(lambda: server.started)
-        yield port, service, server
-    finally:
-        server.should_exit = True
-        await serving
-        await service.close()
-        listener.close()
+    assert chosen.port is not None
+    mode = int(chosen.uds_mode, 8)
+    with Entrances.bound((chosen.host, chosen.port), chosen.uds, mode) as entrances:
+        server = Server(chosen, *create_door(service, chosen), entrances)
+        serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
+        try:
+            await until(lambda: server.started)
+            yield entrances.port, service, server
+        finally:
+            server.should_exit = True
+            await serving
+            await service.close()
 
 
 def on_a_port(use: Callable[[int, Driver, Server], Awaitable[None]], **settings: Any) -> None:
@@ -101,8 +102,12 @@ class Wire:
         self.writer = writer
 
     @classmethod
-    async def to(cls, port: int) -> Wire:
-        wire = cls(*await asyncio.open_connection(HOST, port))
+    async def to(cls, port: int | str) -> Wire:
+        """Connect to a port, or to a Unix socket."""
+        if isinstance(port, str):
+            wire = cls(*await asyncio.open_unix_connection(port))
+        else:
+            wire = cls(*await asyncio.open_connection(HOST, port))
         cls._all.append(wire)
         return wire
 
