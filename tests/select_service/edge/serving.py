@@ -124,9 +124,19 @@ class Wire:
 
     def ask(self, method: str, path: str, body: object = None, *headers: str) -> None:
         content = b"" if body is None else json.dumps(body).encode()
+        self._send(method, path, content, None if body is None else "application/json", headers)
+
+    def ask_packed(self, method: str, path: str, body: object = None, *headers: str) -> None:
+        """The same in MessagePack."""
+        content = b"" if body is None else msgspec.msgpack.encode(body)
+        self._send(method, path, content, None if body is None else "application/msgpack", headers)
+
+    def _send(
+        self, method: str, path: str, content: bytes, kind: str | None, headers: tuple[str, ...]
+    ) -> None:
         head = [f"{method} {path} HTTP/1.1", "host: s", f"content-length: {len(content)}"]
-        if body is not None:
-            head.append("content-type: application/json")
+        if kind is not None:
+            head.append(f"content-type: {kind}")
         self.say("\r\n".join([*head, *headers, "", ""]).encode() + content)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
