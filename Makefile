@@ -19,7 +19,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 KERNELS := $(wildcard indexer/_*.pyx indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
-.PHONY: run demo bench test lint test-light test-pure test-full test-floors test-heavy peer readme clean
+.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy peer readme clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -27,8 +27,18 @@ run: $(VENV)/.installed
 demo: $(VENV)/.installed-demo
 	exec $(BIN)/select-service demo $(ARGS)
 
-bench: $(VENV)/.installed-test
-	exec $(BIN)/python -m bench $(ARGS)
+# Everything beside the reference service, half an hour on a quiet machine; ends with 2 when a
+# ratio is worse than in the last committed result.
+bench: $(VENV)/.installed-bench
+	exec $(BIN)/python -m bench.compare --compare-with last $(ARGS)
+
+# A part of it in two minutes, to see where one stands.
+bench-quick: $(VENV)/.installed-bench
+	exec $(BIN)/python -m bench.compare --quick --compare-with last --out build/bench-quick.json $(ARGS)
+
+# The newest committed result as pictures beside it; ARGS=FILE for another one.
+bench-plot: $(VENV)/.installed-bench
+	exec $(BIN)/python -m bench.compare.plot $(ARGS)
 
 test: lint test-light
 
@@ -99,6 +109,11 @@ $(VENV)/.installed-test: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service and its test tools into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo,test]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-demo
+
+$(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
+	@echo "installing the service and its benchmark tools into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[bench]'
+	@touch $@ $(VENV)/.installed
 
 $(FLOORS)/.installed: pyproject.toml $(KERNELS) .ci/floors.py
 	@echo "installing the lowest supported version of every dependency into $(FLOORS)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,11 @@ from bench.admission.policies import contenders
 from bench.admission.report import Line, table
 from bench.admission.simulated import simulate
 from bench.admission.workload import TARGETS_S, WEIGHTS, read_workload
-from bench.compare.report import provenance
 from bench.compare.servers import Contender as Server
 from bench.compare.servers import RunningServer
 from bench.load.http import BadAnswer
+from bench.output import progress, raise_descriptor_limit, result_path, write_json
+from bench.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_RESULTS = Path(__file__).resolve().parents[1] / "results"
 _SERVICE = (sys.executable, "-m", "select_service", "--host", "127.0.0.1")
 
 
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["DYN_USE_KV_EVENTS"] = "false"  # of the service: its workers publish none
     # The queue of Dynamo's contract is off: policies see all load, none waits in front of them.
     os.environ["DYN_ROUTER_QUEUE_THRESHOLD"] = "inf"
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     script = Script(
         read_workload(args.workload),
         rate=0.0,
@@ -74,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "broken": broken,
     }
     rows = [line.document() for line in lines]
-    _write(args.json, {**where, "settings": settings, "rows": rows})
+    result = {**where, "settings": settings, "rows": rows}
+    write_json(args.json or result_path(result, "admission"), result)
     unaccounted = sum(line.unaccounted for line in lines)
     return 1 if broken or unaccounted else 0
 
@@ -83,7 +83,7 @@ def _capacity(args: argparse.Namespace, script: Script) -> Capacity:
     if args.rate:
         tokens = args.rate * script.workload.mean_tokens
         return Capacity(args.rate, tokens, args.in_flight)
-    return measure_capacity(script, _progress)
+    return measure_capacity(script, progress)
 
 
 def _play_all(
@@ -98,10 +98,10 @@ def _play_all(
                 line = _play(args, one, played, load)
             except* (BadAnswer, OSError) as errors:
                 broken[f"{one.name} at {load:g}"] = "; ".join(map(str, errors.exceptions))
-                _progress(f"{one.name} at {load:g} broke off: {errors.exceptions[0]}")
+                progress(f"{one.name} at {load:g} broke off: {errors.exceptions[0]}")
             else:
                 lines.append(line)
-                _progress(_summary(line))
+                progress(_summary(line))
     return lines, broken
 
 
@@ -161,22 +161,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, help="default: bench/results/<time>-<commit>.json")
     return parser
-
-
-def _raise_descriptor_limit() -> None:
-    """Everybody who waits has a connection."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _write(path: Path | None, result: dict[str, object]) -> None:
-    if path is None:
-        stamp = str(result["taken_at"]).replace(":", "").replace("+0000", "Z")
-        path = _RESULTS / f"{stamp}-admission-{str(result['commit'])[:8]}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    _progress(f"written to {path}")

@@ -3,93 +3,145 @@
 from __future__ import annotations
 
 import argparse
-import resource
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.compare.ingest import Ingest
 from bench.compare.peer import VERSIONS, PeerMissing
-from bench.compare.report import document, provenance, rows, table
-from bench.compare.run import Sample, measure
-from bench.compare.servers import OURS, contenders
-from bench.compare.workloads import Lifecycle, Overlap, Select, Workload
+from bench.compare.regression import regressions
+from bench.compare.report import document, rows, table
+from bench.compare.results import NotAResult, Result, ResultRow, last, read
+from bench.compare.run import measure
+from bench.compare.servers import OURS, VARIANTS, contenders
+from bench.compare.suite import is_chosen, suite
+from bench.compare.targets import Verdict
 from bench.load.events import SubscriptionMissing
 from bench.load.http import BadAnswer
+from bench.neighbours import DISTURBED, Watch, wait_for_quiet
+from bench.output import progress, raise_descriptor_limit, result_path, write_json
+from bench.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "workloads"]
+    from bench.compare.report import Row
+    from bench.compare.run import Sample
+    from bench.compare.servers import Contender
 
-_RESULTS = Path(__file__).resolve().parents[1] / "results"
+__all__ = ["main"]
+
 _QUICK_ROUNDS = 3
 _ROUNDS = 7
-
-
-def workloads(*, quick: bool) -> list[Workload]:
-    """The table of workloads; quick leaves out the largest and does a third of the operations."""
-    part = 3 if quick else 1
-    chosen: list[Workload] = [
-        Select("W1 select, hashes, isl 512", isl=512, operations=9000 // part, ring=256),
-        Select("W1 select, hashes, isl 2048", isl=2048, operations=6000 // part),
-        Select("W1 select, hashes, isl 8192", isl=8192, operations=3000 // part),
-        Overlap("W2 select, 60-95% overlap, isl 2048", isl=2048, operations=6000 // part),
-        Overlap("W2 select, 60-95% overlap, isl 8192", isl=8192, operations=3000 // part),
-        Select("W3 select, tokens, isl 2048", isl=2048, operations=3000 // part, tokens=True),
-        Lifecycle("W4 lifecycle, isl 2048, 256 standing", operations=3000 // part),
-        Select("W5 select, 256 workers, isl 2048", isl=2048, operations=4500 // part, workers=256),
-        Ingest("W6", blocks=131_072 // (2 if quick else 1)),
-    ]
-    if quick:
-        return chosen
-    chosen += [
-        Select("W1 select, hashes, isl 32768", isl=32768, operations=900, ring=24),
-        Overlap(
-            "W2 select, 60-95% overlap, isl 32768", isl=32768, operations=900, families=8, ring=24
-        ),
-        Select("W3 select, tokens, isl 8192", isl=8192, operations=1200, tokens=True),
-        Select("W5 select, 1024 workers, isl 2048", isl=2048, operations=3000, workers=1024),
-    ]
-    return sorted(chosen, key=lambda workload: workload.name.partition(" ")[0])
+_FINE = 4
+_LAST = "last"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the table, write the JSON; 1 when a contender answered wrongly."""
+    """Measure, print the table, write the JSON.
+
+    Returns:
+        1 when a contender answered wrongly, 2 when a ratio has become worse than it was.
+    """
     args = _parser().parse_args(argv)
     names = tuple(args.contenders.split(","))
-    rounds = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     try:
         running = contenders(names)
-    except PeerMissing as error:
-        print(f"bench: {error}", file=sys.stderr)
+        before = _before(args.compare_with)
+    except (PeerMissing, NotAResult) as error:
+        progress(f"bench: {error}")
         return 1
     where = provenance()
+    samples, void, others = _measure_all(args, running)
+    found = rows(samples)
+    print(table(found, names))
+    print(_summary(found))
+    if disturbed := [f"{n} {share:.0%}" for n, share in others.items() if share > DISTURBED]:
+        print(f"not to be trusted, for what others took of the machine: {'; '.join(disturbed)}")
+    settings = {
+        "contenders": names,
+        "rounds": _rounds(args),
+        "connections": args.connections,
+        "quick": args.quick,
+        "fine": args.fine,
+        "void": void,
+        "others_share": others,
+    }
+    result = document(where, settings, samples)
+    write_json(args.out or result_path(result), result)
+    worse = _has_regressions(before, found)
+    if void:
+        return 1
+    return 2 if worse else 0
+
+
+def _measure_all(
+    args: argparse.Namespace, running: Sequence[Contender]
+) -> tuple[list[Sample], dict[str, str], dict[str, float]]:
+    """Samples; which workloads are void and why; what others took of the machine in each."""
     samples: list[Sample] = []
     void: dict[str, str] = {}
-    for workload in workloads(quick=args.quick):
-        if args.only and not any(part in workload.name for part in args.only.split(";")):
+    others: dict[str, float] = {}
+    for workload in suite(quick=args.quick, fine=_FINE if args.fine else 1):
+        if not is_chosen(workload.name, args.only):
             continue
+        wait_for_quiet(args.wait_quiet)
+        watch = Watch.now()
         try:
             samples += measure(
-                workload, running, rounds=rounds, connections=args.connections, progress=_progress
+                *(workload, running),
+                rounds=_rounds(args),
+                connections=args.connections,
+                progress=progress,
             )
         except (BadAnswer, SubscriptionMissing, OSError) as error:
             void[workload.name] = str(error)
-            print(f"bench: {workload.name} is void: {error}", file=sys.stderr)
-    print(table(rows(samples), names))
-    settings = {
-        "contenders": names,
-        "rounds": rounds,
-        "connections": args.connections,
-        "quick": args.quick,
-        "void": void,
-    }
-    _write(args.out, document(where, settings, samples))
-    return 1 if void else 0
+            progress(f"bench: {workload.name} is void: {error}")
+        others[workload.name] = watch.share(Watch.now(), os.cpu_count() or 1)
+    return samples, void, others
+
+
+def _rounds(args: argparse.Namespace) -> int:
+    rounds: int = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
+    return rounds * (_FINE if args.fine else 1)
+
+
+def _summary(found: Sequence[Row]) -> str:
+    """How many targets are met, by pair."""
+    verdicts: dict[str, list[str]] = {}
+    for row in found:
+        for pair, ratio in row.ratios.items():
+            if ratio.verdict is not None:
+                verdicts.setdefault(pair, []).append(ratio.verdict)
+    return "\n".join(
+        f"{pair}: " + ", ".join(f"{some.count(str(one))} {one}" for one in Verdict)
+        for pair, some in verdicts.items()
+    )
+
+
+def _before(wanted: str | None) -> tuple[Path, Result] | None:
+    if wanted is None:
+        return None
+    if wanted != _LAST:
+        return Path(wanted), read(Path(wanted))
+    found = last()
+    if found is None:
+        progress("bench: no committed result to compare with")
+    return found
+
+
+def _has_regressions(before: tuple[Path, Result] | None, found: Sequence[Row]) -> bool:
+    if before is None:
+        return False
+    path, result = before
+    now = msgspec.convert(found, list[ResultRow], from_attributes=True)
+    worse = regressions(result.rows, now)
+    for one in worse:
+        print(f"worse: {one.text()}")
+    print(f"compared with {path.name} ({result.commit[:8]}): {len(worse)} worse")
+    return bool(worse)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,39 +149,39 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer, shorter, smaller")
     parser.add_argument(
         "--only",
-        metavar="W1;W4",
-        help="workloads whose name contains one of these, split at semicolons",
+        metavar="W1@512;W4",
+        help="workloads by short name or by a part of their name, split at semicolons",
     )
     parser.add_argument("--rounds", type=int, help="rounds per workload after the warm-up")
     parser.add_argument(
+        "--fine",
+        action="store_true",
+        help=f"{_FINE} times the rounds with 1/{_FINE} of the operations: turns are shorter than"
+        " most of a neighbour's bursts",
+    )
+    parser.add_argument(
+        "--wait-quiet",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="before each workload wait, at most so long, for others to leave the machine alone",
+    )
+    parser.add_argument(
         "--contenders",
-        default=",".join((OURS, *VERSIONS)),
-        help=f"{OURS} and versions of the peer (default: %(default)s)",
+        default=f"{OURS},{VERSIONS[0]}",
+        help=f"variants of this service ({', '.join(VARIANTS)}) and versions of the peer"
+        f" ({', '.join(VERSIONS)}) (default: %(default)s)",
     )
     parser.add_argument(
         "--connections", type=int, default=16, help="kept-alive connections (default: %(default)s)"
     )
     parser.add_argument(
+        "--compare-with",
+        metavar=f"FILE|{_LAST}",
+        help="exit with 2 if a ratio is worse than in this result beyond noise;"
+        f" {_LAST}: the newest one that is committed",
+    )
+    parser.add_argument(
         "--out", type=Path, help="JSON file (default: bench/results/<time>-<commit>.json)"
     )
     return parser
-
-
-def _raise_descriptor_limit() -> None:
-    """A thousand workers are thousands of sockets, here and in the contenders we start."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _write(path: Path | None, result: dict[str, object]) -> None:
-    if path is None:
-        stamp = str(result["taken_at"]).replace(":", "").replace("+0000", "Z")
-        path = _RESULTS / f"{stamp}-{str(result['commit'])[:8]}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    path.write_bytes(encoded + b"\n")
-    print(f"written to {path}", file=sys.stderr)

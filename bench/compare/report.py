@@ -1,4 +1,4 @@
-"""Samples → medians, ratios with their spread, a table, a JSON file that says where it comes from.
+"""Samples → medians, ratios with their spread and verdict, a table, a document for the file.
 
 A number of ours is never shown without the peer's of the same run: absolute costs do not travel
 between machines, ratios nearly do.
@@ -6,112 +6,94 @@ between machines, ratios nearly do.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import statistics
-import subprocess
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.compare.servers import OURS
+from bench.compare.servers import is_ours
+from bench.compare.targets import TARGETS, verdict
+from bench.load.paced import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from bench.compare.run import Sample
 
-__all__ = ["Ratio", "Row", "document", "provenance", "rows", "table"]
+__all__ = ["FORMAT", "Ratio", "Row", "document", "number", "pairs", "rows", "table"]
 
-_ROOT = Path(__file__).resolve().parents[2]
-_OUR_LIBRARIES = ("httptools", "msgspec", "numpy", "pyzmq", "starlette", "uvicorn", "uvloop")
+FORMAT = 2
+"""Of the file; 1 had CPU times only and no such field."""
+
+_LOW, _HIGH = 0.1, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ours over a peer's: medians divided, and the lowest and highest of the rounds' own ratios."""
+    """Ours over a peer's: medians divided, and how the rounds' own ratios are spread."""
 
     of_medians: float
-    lowest: float
-    highest: float
+    low: float  # a tenth of the rounds is below
+    high: float  # and a tenth above
+    rounds: list[float]
+    verdict: str | None  # None: the row has no target
 
     def text(self) -> str:
         """As the table shows it."""
-        return f"{self.of_medians:.2f} ({self.lowest:.2f} to {self.highest:.2f})"
+        judged = f" {self.verdict}" if self.verdict else ""
+        return f"{self.of_medians:.2f} ({self.low:.2f} to {self.high:.2f}){judged}"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One phase over all rounds."""
+    """One line of the table, over all rounds."""
 
-    phase: str
+    row: str
     unit: str
-    cpu_us: dict[str, float]  # contender → median
-    ratios: dict[str, Ratio]  # peer → ours / peer
+    target: float | None
+    medians: dict[str, float]  # by contender
+    ratios: dict[str, Ratio]  # by pair, "ours / 1.6.1"
 
 
 def rows(samples: Iterable[Sample]) -> list[Row]:
-    """One row per phase, in the order measured."""
-    by_phase: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    """One per kind of reading, in the order measured."""
+    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for sample in samples:
-        by_contender = by_phase.setdefault((sample.phase, sample.unit), {})
-        by_contender.setdefault(sample.contender, {})[sample.round_number] = sample.cpu_us
-    return [
-        Row(
-            phase=phase,
-            unit=unit,
-            cpu_us={name: statistics.median(costs.values()) for name, costs in measured.items()},
-            ratios={
-                name: _ratio(measured[OURS], costs)
-                for name, costs in measured.items()
-                if name != OURS and OURS in measured
-            },
-        )
-        for (phase, unit), measured in by_phase.items()
-    ]
+        by_contender = found.setdefault((sample.row, sample.unit), {})
+        by_contender.setdefault(sample.contender, {})[sample.round_number] = sample.value
+    return [_row(row, unit, measured) for (row, unit), measured in found.items()]
 
 
-def _ratio(ours: dict[int, float], peer: dict[int, float]) -> Ratio:
-    per_round = [ours[number] / peer[number] for number in ours.keys() & peer.keys()]
-    medians = statistics.median(ours.values()) / statistics.median(peer.values())
-    return Ratio(medians, min(per_round), max(per_round))
+def pairs(contenders: Iterable[str]) -> list[tuple[str, str]]:
+    """Each variant of ours with each peer."""
+    names = list(contenders)
+    return [(ours, peer) for ours in names if is_ours(ours) for peer in names if not is_ours(peer)]
 
 
 def table(found: Sequence[Row], contenders: Sequence[str]) -> str:
-    """Markdown: medians in CPU µs per unit, then ours / peer."""
-    peers = [name for name in contenders if name != OURS]
-    compared = peers if OURS in contenders else []
-    head = ["workload", "per", *contenders, *(f"{OURS} / {name}" for name in compared)]
+    """Markdown: medians, targets, then ours / peer with brackets and verdict."""
+    compared = [f"{ours} / {peer}" for ours, peer in pairs(contenders)]
+    head = ["workload", "unit", *contenders, "target", *compared]
     lines = [head, ["---"] * len(head)]
     lines += [
         [
-            row.phase,
+            row.row,
             row.unit,
-            *(f"{row.cpu_us[name]:.2f}" for name in contenders),
-            *(row.ratios[name].text() for name in compared),
+            *(number(row.medians[name]) if name in row.medians else "-" for name in contenders),
+            "-" if row.target is None else f"≤ {row.target:g}",
+            *(row.ratios[pair].text() if pair in row.ratios else "-" for pair in compared),
         ]
         for row in found
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def provenance() -> dict[str, Any]:
-    """Machine, commit and versions, taken now."""
-    return {
-        "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "cpu": _cpu_model(),
-            "cpus": os.cpu_count(),
-            "platform": platform.platform(),
-            "load_average": os.getloadavg(),
-        },
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "select_service", "indexer")),
-        "python": platform.python_version(),
-        "libraries": {name: importlib.metadata.version(name) for name in _OUR_LIBRARIES},
-    }
+def number(value: float) -> str:
+    """Three digits that matter."""
+    for digits, least in ((0, 100.0), (1, 10.0), (2, 1.0)):
+        if value >= least:
+            return f"{value:.{digits}f}"
+    return f"{value:.3f}"
 
 
 def document(
@@ -119,6 +101,7 @@ def document(
 ) -> dict[str, Any]:
     """Everything there is to say about a run, raw samples included."""
     return {
+        "format": FORMAT,
         **where,
         "load_average_at_end": os.getloadavg(),
         "settings": settings,
@@ -127,15 +110,27 @@ def document(
     }
 
 
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _git(*arguments: str) -> str:
-    answer = subprocess.run(
-        ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False
+def _row(row: str, unit: str, measured: dict[str, dict[int, float]]) -> Row:
+    target = TARGETS.get(row)
+    return Row(
+        row=row,
+        unit=unit,
+        target=target,
+        medians={name: statistics.median(costs.values()) for name, costs in measured.items()},
+        ratios={
+            f"{ours} / {peer}": _ratio(measured[ours], measured[peer], target)
+            for ours, peer in pairs(measured)
+        },
     )
-    return answer.stdout.strip()
+
+
+def _ratio(ours: dict[int, float], peer: dict[int, float], target: float | None) -> Ratio:
+    rounds = [ours[one] / peer[one] for one in sorted(ours.keys() & peer.keys())]
+    medians = statistics.median(ours.values()) / statistics.median(peer.values())
+    return Ratio(
+        medians,
+        percentile(rounds, _LOW),
+        percentile(rounds, _HIGH),
+        rounds,
+        None if target is None else str(verdict(medians, target)),
+    )

@@ -1,4 +1,4 @@
-"""The measurement: fresh processes per workload, rounds in turn, CPU clock around each phase.
+"""The measurement: rounds in turn, fresh processes per workload.
 
 Every contender does round r before any does round r+1, and who begins changes from round to round,
 so that a noisy minute costs all of them.
@@ -6,42 +6,70 @@ so that a noisy minute costs all of them.
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from bench.compare.servers import RunningServer
-from bench.compare.target import Target
-from bench.load.events import Publishers
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from bench.compare.servers import Contender
-    from bench.compare.workloads import Workload
 
-__all__ = ["Sample", "measure"]
+__all__ = ["Reading", "Sample", "Session", "Workload", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number of one round: a cost, so less is better."""
+
+    row: str  # the line of the table it belongs to
+    unit: str
+    value: float
+    detail: dict[str, float] = field(default_factory=dict)  # what else was seen, for the file
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One phase of one round of one contender."""
+    """A reading, and whose it is."""
 
     workload: str
-    phase: str
+    row: str
     unit: str
     contender: str
     round_number: int
-    units: int
-    cpu_s: float
-    wall_s: float
-    memory_bytes: int  # resident afterwards
+    value: float
+    detail: dict[str, float] = field(default_factory=dict)
+
+
+class Session(Protocol):
+    """One contender under one workload, ready to be measured."""
+
+    def round(self, number: int) -> list[Reading]:
+        """Do the work once and check it."""
+
+
+class Workload(Protocol):
+    """Something to measure."""
 
     @property
-    def cpu_us(self) -> float:
-        """CPU microseconds per unit."""
-        return self.cpu_s / self.units * 1e6
+    def name(self) -> str:
+        """Unique; the first word is the W-number."""
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows it gives readings for."""
+
+    @property
+    def rounds_max(self) -> int | None:
+        """As many rounds are enough, for what takes long and varies little; None: as asked."""
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether a round before the first is needed, and not counted."""
+
+    def session(self, contender: Contender, connections: int) -> AbstractContextManager[Session]:
+        """Start a contender and bring it into the workload's starting state."""
 
 
 def measure(
@@ -58,45 +86,21 @@ def measure(
         BadAnswer: a contender did something wrong; the whole workload is void then.
     """
     samples: list[Sample] = []
+    last = min(rounds, workload.rounds_max or rounds)
     with ExitStack() as stack:
-        targets = []
-        for contender in contenders:
-            server = stack.enter_context(RunningServer(contender))
-            publishers = Publishers(workload.workers, shared=workload.shares_stream)
-            stack.enter_context(publishers)
-            target = Target(server, publishers, connections)
-            target.register_workers()
-            workload.prepare(target)
-            targets.append(target)
-        for round_number in range(rounds + 1):
-            turn = round_number % len(targets)
-            for target in targets[turn:] + targets[:turn]:
-                measured = _round(workload, target, round_number)
-                if round_number:
-                    samples += measured
-            progress(f"{workload.name}: round {round_number} of {rounds}")
+        sessions = [
+            (one.name, stack.enter_context(workload.session(one, connections)))
+            for one in contenders
+        ]
+        for number in range(0 if workload.warms_up else 1, last + 1):
+            turn = number % len(sessions)
+            for name, session in sessions[turn:] + sessions[:turn]:
+                readings = session.round(number)
+                if number:
+                    samples += [_sample(workload, name, number, one) for one in readings]
+            progress(f"{workload.name}: round {number} of {last}")
     return samples
 
 
-def _round(workload: Workload, target: Target, round_number: int) -> list[Sample]:
-    samples = []
-    for phase in workload.phases(target, round_number):
-        cpu, wall = target.server.cpu_s(), time.perf_counter()
-        units = phase.work()
-        cpu, wall = target.server.cpu_s() - cpu, time.perf_counter() - wall
-        if phase.verify is not None:
-            phase.verify()
-        samples.append(
-            Sample(
-                workload=workload.name,
-                phase=phase.name,
-                unit=workload.unit,
-                contender=target.server.name,
-                round_number=round_number,
-                units=units,
-                cpu_s=cpu,
-                wall_s=wall,
-                memory_bytes=target.server.memory_bytes(),
-            )
-        )
-    return samples
+def _sample(workload: Workload, contender: str, number: int, one: Reading) -> Sample:
+    return Sample(workload.name, one.row, one.unit, contender, number, one.value, one.detail)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -16,30 +17,54 @@ from bench.compare.peer import command, peer_pythons
 from bench.load.http import BadAnswer, ask, request_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["OURS", "Contender", "RunningServer", "contenders"]
+__all__ = ["OURS", "VARIANTS", "Contender", "RunningServer", "contenders", "is_ours"]
 
 OURS = "ours"
+VARIANTS: dict[str, dict[str, str]] = {OURS: {}, "ours-pure": {"SELECT_SERVICE_PURE": "1"}}
+"""This service under different environments: as it is, and without its compiled module."""
+
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
+_HEALTH_POLL_S = 0.002  # how exactly `started_in_s` is known
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A server that can be started: a name for the report, and the command before `--port`."""
+    """A server that can be started: a name for the report, and the command before `--port`.
+
+    `environment` is added to that of this process; `python` runs it in-process (W11).
+    """
 
     name: str
     command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
 
-def contenders(names: tuple[str, ...]) -> list[Contender]:
-    """Ours by its name, the peer by its version."""
-    pythons = peer_pythons(tuple(name for name in names if name != OURS))
+def is_ours(name: str) -> bool:
+    """Whether a contender is this service, in whatever variant."""
+    return name in VARIANTS
+
+
+def contenders(names: Sequence[str], flags: Sequence[str] = ()) -> list[Contender]:
+    """Ours by the name of the variant, the peer by its version.
+
+    Args:
+        names: in the order of the report.
+        flags: more of our own command line; the peer does not get them.
+
+    Raises:
+        PeerMissing: a version of the peer cannot be had.
+    """
+    pythons = peer_pythons(tuple(name for name in names if not is_ours(name)))
+    ours = (sys.executable, "-m", "select_service", "--host", "127.0.0.1", *flags)
     return [
-        Contender(OURS, (sys.executable, "-m", "select_service", "--host", "127.0.0.1"))
-        if name == OURS
-        else Contender(name, command(pythons[name]))
+        Contender(name, ours, VARIANTS[name])
+        if is_ours(name)
+        else Contender(name, command(pythons[name]), python=str(pythons[name]))
         for name in names
     ]
 
@@ -49,13 +74,17 @@ class RunningServer:
 
     def __init__(self, contender: Contender) -> None:
         self.name = contender.name
-        self._command = contender.command
+        self.started_in_s = 0.0
+        """From the start of the process to the first 200 of /health."""
+        self._contender = contender
 
     def __enter__(self) -> Self:
         self.address = ("127.0.0.1", _free_port())
         self._log = tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log")
+        started_at = time.perf_counter()
         self._process = subprocess.Popen(
-            [*self._command, "--port", str(self.address[1])],
+            [*self._contender.command, "--port", str(self.address[1])],
+            env={**os.environ, **self._contender.environment},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -65,6 +94,7 @@ class RunningServer:
         except BaseException:
             self._end()
             raise
+        self.started_in_s = time.perf_counter() - started_at
         return self
 
     def __exit__(
@@ -77,15 +107,27 @@ class RunningServer:
         self._log.close()
 
     def cpu_s(self) -> float:
-        """User and system time of the whole process so far, all threads, dead ones included."""
+        """User and system time so far, all threads, dead ones included, and child processes."""
         # The CPU clock of a process (clock_getcpuclockid(3)): what utime + stime of
         # /proc/<pid>/stat count in ticks of 10 ms, this counts in nanoseconds.
-        return time.clock_gettime((~self.pid << 3) | 2)
+        return sum(time.clock_gettime((~pid << 3) | 2) for pid in self._family())
 
     def memory_bytes(self) -> int:
-        """Resident set size."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        """Resident set size: all pages of the process in memory, shared ones too."""
+        return sum(_smaps(pid)["Rss"] for pid in self._family())
+
+    def own_memory_bytes(self) -> int:
+        """Proportional set size: a page that n processes share counts as 1/n."""
+        return sum(_smaps(pid)["Pss"] for pid in self._family())
+
+    def _family(self) -> list[int]:
+        """The process and its descendants."""
+        found = [self.pid]
+        for pid in found:  # grows as it goes
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                with contextlib.suppress(OSError):  # a thread that has ended since
+                    found += map(int, children.read_text(encoding="ascii").split())
+        return found
 
     def _wait_healthy(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -96,7 +138,7 @@ class RunningServer:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     log = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
                     raise BadAnswer(f"{self.name} did not start:\n{log[-500:]}") from error
-                time.sleep(0.05)
+                time.sleep(_HEALTH_POLL_S)
             else:
                 return
 
@@ -107,6 +149,12 @@ class RunningServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _smaps(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    words = (line.replace(":", " ").split() for line in lines[1:])
+    return {name: int(kilobytes) * 1024 for name, kilobytes, _ in words}
 
 
 def _free_port() -> int:

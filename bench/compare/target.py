@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from bench.load.http import Answer, Operation
     from bench.load.prompts import Prompt
 
-__all__ = ["MODEL", "CheckedSelection", "Target", "expect"]
+__all__ = ["MODEL", "NEVER_BUSY", "CheckedSelection", "Target", "expect"]
 
 MODEL = "bench"
-_NEVER_BUSY = 10**9  # max_num_batched_tokens: queueing must not mix into what is measured
+NEVER_BUSY = 10**9  # max_num_batched_tokens: queueing must not mix into what is measured
 _SETTLE_TIMEOUT_S = 60.0
 _POLL_S = 0.005
 
@@ -92,7 +92,7 @@ class Target:
                         "endpoint": f"http://worker-{worker_id}.invalid:8000",
                         "block_size": BLOCK_SIZE,
                         "kv_events_endpoint": endpoint,
-                        "max_num_batched_tokens": _NEVER_BUSY,
+                        "max_num_batched_tokens": NEVER_BUSY,
                     }
                 ),
             )

@@ -1,4 +1,4 @@
-"""The workloads over HTTP: W1 to W5. Those of KV events are in `ingest.py`.
+"""W1 to W5: a server with as many requests as the client can make.
 
 A workload prepares a target once, then gives the phases of each round: a name and a function that
 does the work and returns how many units it did. Whoever runs it reads the CPU clock around each.
@@ -6,10 +6,12 @@ does the work and returns how many units it did. Whoever runs it reads the CPU c
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
+from bench.compare.served import Phase
 from bench.compare.target import MODEL, Target, expect
 from bench.load.events import batch, stored
 from bench.load.http import Answer, BadAnswer, Operation, ask, request_bytes
@@ -18,48 +20,10 @@ from bench.load.prompts import BLOCK_SIZE, Prompt, body, random_tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Lifecycle", "Overlap", "Phase", "Select", "Workload", "feed"]
+__all__ = ["Lifecycle", "Overlap", "Select", "feed", "lifecycles", "ring_of_prompts", "selections"]
 
 _BLOCKS_PER_EVENT = 64
 _ID = "bench-0000000000"
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A piece of work to measure: what it is called, how to do it, how to see it was done.
-
-    `work` returns the units done. `verify` runs outside the clock and raises BadAnswer.
-    """
-
-    name: str
-    work: Callable[[], int]
-    verify: Callable[[], None] | None = None
-
-
-class Workload(Protocol):
-    """What `run.py` measures."""
-
-    @property
-    def name(self) -> str:
-        """Unique; the first word is the W-number."""
-
-    @property
-    def unit(self) -> str:
-        """What the cost is counted per."""
-
-    @property
-    def workers(self) -> int:
-        """Workers to register."""
-
-    @property
-    def shares_stream(self) -> bool:
-        """Whether all workers may listen to one silent publisher."""
-
-    def prepare(self, target: Target) -> None:
-        """Bring a fresh target into its starting state."""
-
-    def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
-        """What to measure in this round; preparation happens here, outside the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +39,18 @@ class Select:
     shares_stream: ClassVar[bool] = True
     unit: ClassVar[str] = "select"
 
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """One, of the same name."""
+        return (self.name,)
+
     def prepare(self, target: Target) -> None:
         """Nothing beyond the workers."""
 
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase."""
         del round_number
-        requests = _select_requests(_prompts(self.isl, self.ring), tokens=self.tokens)
-        allowed = frozenset(target.worker_ids)
-
-        def operation(number: int) -> Operation:
-            return requests[number % len(requests)]
-
-        def check(answer: Answer) -> None:
-            expect(answer, allowed, self.isl)
-
+        operation, check = selections(target.worker_ids, self.isl, self.ring, tokens=self.tokens)
         return [Phase(self.name, lambda: target.drive(operation, check, self.operations))]
 
 
@@ -110,30 +71,25 @@ class Overlap:
     shares_stream: ClassVar[bool] = False
     unit: ClassVar[str] = "select"
 
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """One, of the same name."""
+        return (self.name,)
+
     def prepare(self, target: Target) -> None:
         """Publish what the workers hold and wait until it is indexed."""
-        for family, prompt in enumerate(self._family_prompts()):
+        for family, prompt in enumerate(self.families_prompts()):
             for worker_id, blocks in self._held(target, family, prompt).items():
                 feed(target, worker_id, prompt, blocks)
         # streams are indexed in order: who has the last family has them all
-        last = self._family_prompts()[-1]
+        last = self.families_prompts()[-1]
         for worker_id, blocks in self._held(target, self.families - 1, last).items():
             target.wait_indexed(last, worker_id, blocks)
 
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase."""
         del round_number
-        rng = Random(f"{self.name} requests")
-        families = self._family_prompts()
-        prompts, expected = [], []
-        for position in range(self.ring):
-            family = position % self.families
-            matched = int(rng.uniform(0.60, 0.95) * (self.isl // BLOCK_SIZE))
-            known = families[family].token_ids[: matched * BLOCK_SIZE]
-            tail = random_tokens(rng, self.isl - len(known))
-            prompts.append(Prompt.of([*known, *tail]))
-            expected.append((self._holders(family), self.isl - len(known)))
-        requests = _select_requests(prompts, tokens=False)
+        requests, expected = _overlapping(self)
 
         def operation(number: int) -> Operation:
             return requests[number % len(requests)]
@@ -143,15 +99,17 @@ class Overlap:
 
         return [Phase(self.name, lambda: target.drive(operation, check, self.operations))]
 
-    def _family_prompts(self) -> list[Prompt]:
-        return _prompts(self.isl, self.families, salt="family")
+    def families_prompts(self) -> Sequence[Prompt]:
+        """What is cached somewhere."""
+        return ring_of_prompts(self.isl, self.families, salt="family")
+
+    def holders(self, family: int) -> frozenset[int]:
+        """The workers that have all of a family's prompt."""
+        return frozenset(1 + (family + step) % self.workers for step in (0, 5, 11))
 
     def _held(self, target: Target, family: int, prompt: Prompt) -> dict[int, int]:
-        holders, whole = self._holders(family), len(prompt.block_hashes)
+        holders, whole = self.holders(family), len(prompt.block_hashes)
         return {one: whole if one in holders else whole // 4 for one in target.worker_ids}
-
-    def _holders(self, family: int) -> frozenset[int]:
-        return frozenset(1 + (family + step) % self.workers for step in (0, 5, 11))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +125,14 @@ class Lifecycle:
     shares_stream: ClassVar[bool] = True
     unit: ClassVar[str] = "cycle"
 
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """One, of the same name."""
+        return (self.name,)
+
     def prepare(self, target: Target) -> None:
         """Book the standing reservations; their prefill is done, their blocks stay."""
-        prompts = _prompts(self.isl, self.standing, salt="standing")
+        prompts = ring_of_prompts(self.isl, self.standing, salt="standing")
         for number, prompt in enumerate(prompts):
             name = f"standing-{number}"
             ask(
@@ -181,27 +144,48 @@ class Lifecycle:
             )
 
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
-        """One phase; ids are patched into prebuilt bytes, each is used once."""
+        """One phase."""
         del round_number
-        allowed = frozenset(target.worker_ids)
-        bodies = [_booking_body(_ID, prompt) for prompt in _prompts(self.isl, self.ring)]
-        bookings = [request_bytes("POST", "/select_and_reserve", one) for one in bodies]
-        complete = request_bytes("POST", f"/reservations/{_ID}/prefill_complete")
-        free = request_bytes("DELETE", f"/reservations/{_ID}")
-        placeholder = _ID.encode()
-
-        def operation(number: int) -> Operation:
-            name = b"bench-%010d" % number
-            booking = bookings[number % len(bookings)]
-            return tuple(part.replace(placeholder, name) for part in (booking, complete, free))
-
-        def check(answer: Answer) -> None:
-            if answer.step == 0:
-                expect(answer, allowed, self.isl)
-            elif answer.status != 200:
-                raise BadAnswer(f"{answer.status} {answer.body[:300]!r}")
-
+        operation, check = lifecycles(target.worker_ids, self.isl, self.ring)
         return [Phase(self.name, lambda: target.drive(operation, check, self.operations))]
+
+
+def selections(
+    worker_ids: Sequence[int], isl: int, ring: int, *, tokens: bool = False
+) -> tuple[Callable[[int], Operation], Callable[[Answer], None]]:
+    """POST /select of prompts nobody holds: the n-th operation, and what checks its answer."""
+    requests = _selections(isl, ring, tokens=tokens)
+    allowed = frozenset(worker_ids)
+
+    def operation(number: int) -> Operation:
+        return requests[number % len(requests)]
+
+    def check(answer: Answer) -> None:
+        expect(answer, allowed, isl)
+
+    return operation, check
+
+
+def lifecycles(
+    worker_ids: Sequence[int], isl: int, ring: int
+) -> tuple[Callable[[int], Operation], Callable[[Answer], None]]:
+    """Book, complete, free; ids are patched into prebuilt bytes, each is used once."""
+    allowed = frozenset(worker_ids)
+    bookings, complete, free = _lifecycle(isl, ring)
+    placeholder = _ID.encode()
+
+    def operation(number: int) -> Operation:
+        name = b"bench-%010d" % number
+        booking = bookings[number % len(bookings)]
+        return tuple(part.replace(placeholder, name) for part in (booking, complete, free))
+
+    def check(answer: Answer) -> None:
+        if answer.step == 0:
+            expect(answer, allowed, isl)
+        elif answer.status != 200:
+            raise BadAnswer(f"{answer.status} {answer.body[:300]!r}")
+
+    return operation, check
 
 
 def feed(target: Target, worker_id: int, prompt: Prompt, blocks: int) -> None:
@@ -220,10 +204,42 @@ def feed(target: Target, worker_id: int, prompt: Prompt, blocks: int) -> None:
         target.publishers.publish(worker_id - 1, batch([event]))
 
 
-def _prompts(isl: int, count: int, salt: str = "") -> list[Prompt]:
+@functools.lru_cache(maxsize=16)
+def ring_of_prompts(isl: int, count: int, salt: str = "") -> Sequence[Prompt]:
     """Always the same ones for the same arguments, for every contender."""
     rng = Random(f"{isl} {salt}")
     return [Prompt.of(random_tokens(rng, isl)) for _ in range(count)]
+
+
+@functools.lru_cache(maxsize=1)
+def _overlapping(of: Overlap) -> tuple[list[Operation], list[tuple[frozenset[int], int]]]:
+    """The requests of W2, and for each who may be chosen with how many tokens left."""
+    rng = Random(f"{of.name} requests")
+    families = of.families_prompts()
+    asked, expected = [], []
+    for position in range(of.ring):
+        family = position % of.families
+        matched = int(rng.uniform(0.60, 0.95) * (of.isl // BLOCK_SIZE))
+        known = families[family].token_ids[: matched * BLOCK_SIZE]
+        tail = random_tokens(rng, of.isl - len(known))
+        asked.append(Prompt.of([*known, *tail]))
+        expected.append((of.holders(family), of.isl - len(known)))
+    return _select_requests(asked, tokens=False), expected
+
+
+@functools.lru_cache(maxsize=4)
+def _selections(isl: int, ring: int, *, tokens: bool) -> list[Operation]:
+    return _select_requests(ring_of_prompts(isl, ring), tokens=tokens)
+
+
+@functools.lru_cache(maxsize=1)
+def _lifecycle(isl: int, ring: int) -> tuple[list[bytes], bytes, bytes]:
+    bodies = [_booking_body(_ID, prompt) for prompt in ring_of_prompts(isl, ring)]
+    return (
+        [request_bytes("POST", "/select_and_reserve", one) for one in bodies],
+        request_bytes("POST", f"/reservations/{_ID}/prefill_complete"),
+        request_bytes("DELETE", f"/reservations/{_ID}"),
+    )
 
 
 def _select_requests(prompts: Sequence[Prompt], *, tokens: bool) -> list[Operation]:

@@ -14,10 +14,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Answer", "BadAnswer", "Operation", "ask", "drive", "request_bytes"]
+__all__ = [
+    "SILENCE_MAX_S",
+    "Answer",
+    "BadAnswer",
+    "Line",
+    "Operation",
+    "ask",
+    "connect",
+    "drive",
+    "receive",
+    "request_bytes",
+]
 
 _RECEIVE_BYTES = 1 << 18
-_SILENCE_MAX_S = 30.0
+SILENCE_MAX_S = 30.0
 _HEAD_END = b"\r\n\r\n"
 
 Operation = tuple[bytes, ...]
@@ -39,7 +50,9 @@ class Answer:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class Line:
+    """One connection and the operation at work on it."""
+
     socket: socket.socket
     operation: int = -1
     steps: Operation = ()
@@ -73,20 +86,20 @@ def drive(
     """
     pending = iter(operations)
     poller = select.epoll()
-    lines: dict[int, _Line] = {}
+    lines: dict[int, Line] = {}
     try:
         for _ in range(min(connections, len(operations))):
-            line = _Line(_connect(address))
+            line = Line(connect(address))
             lines[line.socket.fileno()] = line
             poller.register(line.socket.fileno(), select.EPOLLIN)
         active = sum(_next_operation(line, operation, pending) for line in lines.values())
         while active:
-            ready = poller.poll(_SILENCE_MAX_S)
+            ready = poller.poll(SILENCE_MAX_S)
             if not ready:
-                raise BadAnswer(f"no answer for {_SILENCE_MAX_S:.0f} s")
+                raise BadAnswer(f"no answer for {SILENCE_MAX_S:.0f} s")
             for descriptor, _ in ready:
                 line = lines[descriptor]
-                answer = _receive(line)
+                answer = receive(line)
                 if answer is None:
                     continue
                 check(answer)
@@ -118,14 +131,15 @@ def ask(address: tuple[str, int], requests: Sequence[bytes]) -> list[bytes]:
     return bodies
 
 
-def _connect(address: tuple[str, int]) -> socket.socket:
-    connection = socket.create_connection(address, timeout=_SILENCE_MAX_S)
+def connect(address: tuple[str, int]) -> socket.socket:
+    """A connection that sends at once."""
+    connection = socket.create_connection(address, timeout=SILENCE_MAX_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
 def _next_operation(
-    line: _Line, operation: Callable[[int], Operation], pending: Iterator[int]
+    line: Line, operation: Callable[[int], Operation], pending: Iterator[int]
 ) -> bool:
     number = next(pending, None)
     if number is None:
@@ -135,8 +149,12 @@ def _next_operation(
     return True
 
 
-def _receive(line: _Line) -> Answer | None:
-    """What has come; the answer once it is complete."""
+def receive(line: Line) -> Answer | None:
+    """Take what has come; return the answer once it is complete.
+
+    Raises:
+        BadAnswer: the server hung up, or sent what is no answer.
+    """
     data = line.socket.recv(_RECEIVE_BYTES)
     if not data:
         raise BadAnswer("the server closed the connection")

@@ -17,11 +17,11 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BLOCK_SIZE", "Prompt", "body", "chain", "random_tokens", "signed"]
+__all__ = ["BLOCK_SIZE", "VOCABULARY", "Prompt", "body", "chain", "random_tokens", "signed"]
 
 BLOCK_SIZE = 16
 _SEED = 1337
-_VOCABULARY = 128_000
+VOCABULARY = 128_000
 _BLOCK_BYTES = 4 * BLOCK_SIZE
 
 _JSON = msgspec.json.Encoder()
@@ -56,7 +56,7 @@ class Prompt:
 
 def random_tokens(rng: Random, length: int) -> list[int]:
     """Tokens that share nothing with any other call's."""
-    return rng.choices(range(_VOCABULARY), k=length)
+    return rng.choices(range(VOCABULARY), k=length)
 
 
 def chain_local(token_ids: Sequence[int]) -> list[int]:

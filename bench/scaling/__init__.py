@@ -1,0 +1,1 @@
+"""How throughput and CPU change with the processors a server may use."""

@@ -1,0 +1,65 @@
+"""Reading results back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from bench.compare.report import document, rows
+from bench.compare.results import NotAResult, ResultRow, last, read
+from bench.compare.run import Sample
+from bench.output import RESULTS, result_path, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLES = [
+    Sample("W1", "W1 select, hashes, isl 512", "CPU µs / select", name, number, value)
+    for name, values in {"ours": [8.0, 9.0, 10.0], "1.6.1": [10.0, 10.0, 10.0]}.items()
+    for number, value in enumerate(values, 1)
+]
+
+
+def written(path: Path, taken_at: str) -> Path:
+    write_json(path, document({"taken_at": taken_at, "commit": "0123456789"}, {}, SAMPLES))
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    result = read(written(tmp_path / "a.json", "2026-01-01T00:00:00+00:00"))
+    assert result.commit == "0123456789"
+    (row,) = result.rows
+    assert row.medians == {"ours": 9.0, "1.6.1": 10.0}
+    assert row.target == 0.9
+    ratio = row.ratios["ours / 1.6.1"]
+    assert (ratio.of_medians, ratio.rounds, ratio.verdict) == (0.9, [0.8, 0.9, 1.0], "met")
+    assert msgspec.convert(rows(SAMPLES), list[ResultRow], from_attributes=True) == result.rows
+
+
+def test_the_newest_comparison_is_the_last(tmp_path: Path) -> None:
+    older = written(tmp_path / "z.json", "2026-01-01T00:00:00+00:00")
+    newer = written(tmp_path / "a.json", "2026-01-02T00:00:00+00:00")
+    other = tmp_path / "admission.json"
+    other.write_bytes(b'{"taken_at": "2027-01-01T00:00:00+00:00", "rows": [{"load": 1}]}')
+    found = last([older, other, newer])
+    assert found is not None
+    assert found[0] == newer
+    assert last([other]) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 1}', b'{"format": 2}'])
+def test_other_files_are_no_results(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(NotAResult, match=r"x\.json"):
+        read(path)
+    with pytest.raises(NotAResult):
+        read(tmp_path / "missing.json")
+
+
+def test_results_are_named_by_time_and_commit() -> None:
+    document = {"taken_at": "2026-11-21T15:46:52+00:00", "commit": "2f7082d84668"}
+    assert result_path(document) == RESULTS / "2026-11-21T154652Z-2f7082d8.json"
+    assert result_path(document, "scaling").name == "2026-11-21T154652Z-scaling-2f7082d8.json"
