@@ -49,6 +49,7 @@ _PACKED_TYPES: Final = {TOKENS: bytes | list[U32] | None} | dict.fromkeys(
 _members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _items_of: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _decode_any: Final = msgspec.msgpack.Decoder().decode
+_FIXMAP: Final = 0x80  # and up to 15 members; other heads give more than any type has
 _NIL: Final = 0xC0
 _MAP_16: Final = 0xDE
 _MAP_32: Final = 0xDF
@@ -58,7 +59,7 @@ _ARRAY_32: Final = b"\xdd"
 class MsgpackDecoder(Generic[T]):
     """Decodes one type of request. Thread-safe; make one per route and keep it."""
 
-    __slots__ = ("_decode", "_has_lists", "_shape", "_validation")
+    __slots__ = ("_decode", "_flat", "_has_lists", "_shape", "_validation")
 
     nothing: Final = b"\x80"
 
@@ -69,6 +70,7 @@ class MsgpackDecoder(Generic[T]):
         shape = _shape_of(inspect.type_info(kind))
         assert isinstance(shape, _MapOf)
         self._shape = shape
+        self._flat = frozenset(name for name, inner in shape.members.items() if inner is None)
 
     def decode(self, body: bytes) -> Decoded[T]:
         """Decode and check one body; linear in its length, and hardly that where it is packed.
@@ -81,17 +83,16 @@ class MsgpackDecoder(Generic[T]):
         try:
             request = self._decode(body)
             check_values(request)
-            members = _unique_members(body, "")
-            unknown = _look_into(members, self._shape, "")
+            members = _members_of(body)
+            plain = len(members) == body[0] ^ _FIXMAP and self._flat.issuperset(members)
+            unknown = [] if plain else _look_into(_unique_members(body, ""), self._shape, "")
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
         except (ValueError, RecursionError) as error:
             raise refusal_of(error, Form.MSGPACK) from None
         warning = judge_unknown(unknown, self._validation) if unknown else None
         if self._has_lists:
-            prompt = cast("PromptFields", request)
-            _check_widths(prompt)
-            pack(prompt)
+            _pack_unless_packed(cast("PromptFields", request), members)
         return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
 
 
@@ -110,12 +111,20 @@ def _packed_kind(kind: type[T]) -> type[T]:
     return cast("type[T]", packed)
 
 
-def _check_widths(request: PromptFields) -> None:
-    for name, (width, noun) in _WIDTHS.items():
-        value = getattr(request, name)
-        if isinstance(value, bytes) and len(value) % width:
-            text = f"{name}: {len(value)} bytes are no whole number of {noun}s of {width}"
-            raise InvalidField(text, field=name)
+def _pack_unless_packed(request: PromptFields, members: Mapping[str, Raw]) -> None:
+    has_lists = False
+    for name in _WIDTHS:
+        if name in members:
+            value = getattr(request, name)
+            if isinstance(value, bytes):
+                width, noun = _WIDTHS[name]
+                if len(value) % width:
+                    text = f"{name}: {len(value)} bytes are no whole number of {noun}s of {width}"
+                    raise InvalidField(text, field=name)
+            else:
+                has_lists = True
+    if has_lists:
+        pack(request)
 
 
 def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:
