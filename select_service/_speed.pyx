@@ -165,6 +165,8 @@ cdef bytes _read_array(Text *at, Text end, int width):
         at[0] = closing + 1
         return b""
     cdef size_t count = count_numbers(first, closing)
+    if <size_t>(closing - first) < 2 * count - 1:
+        return None  # no room for so many: no memory is asked for on behalf of mere commas
     cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * width)
     cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(packed)
     cdef Text behind

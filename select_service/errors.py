@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 
 _TRY_AGAIN: Final = frozenset({429, 503})
+RETRY_AFTER_S: Final = 1.0
+"""When to ask again where nothing drains that could be measured: nobody is there to compute, no
+wish is met by anybody, the process is leaving. It is the shortest time the header can say; asking
+costs little, and whoever comes or takes over is not waited for longer than needed."""
 BUSY_GATE: Final = "busy"
 _ROUNDING_S: Final = 1e-9
 
@@ -27,8 +31,9 @@ class ServiceError(Exception):
 
     status: int = 500
     code: str = "internal_error"
-    retry_after_s: float = 1.0
-    """When to ask again, for the statuses that say so (see `retry_after`)."""
+    retry_after_s: float = RETRY_AFTER_S
+    """When to ask again, for the statuses that say so (see `retry_after`); who raises it says so
+    where something drains: a queue, a gate's room, leases, the journal's next attempt."""
 
     def __init__(
         self,
@@ -169,7 +174,7 @@ class PinnedNotAllowed(InvalidRequest):
 
 
 class NoSchedulableWorker(ServiceError):
-    """Nothing schedulable, in the process or in the scope."""
+    """Nothing schedulable, in the process or in the scope: ask again after `RETRY_AFTER_S`."""
 
     status = 503
     code = "no_schedulable_worker"
@@ -186,7 +191,7 @@ class NoSchedulableWorker(ServiceError):
 
 
 class NoEligibleWorker(ServiceError):
-    """Workers exist, and none of them may take this prompt."""
+    """Workers exist, and none of them may take this prompt: time alone does not help."""
 
     status = 503
     code = "no_eligible_worker"
@@ -219,7 +224,7 @@ class NoTransfer(NoEligibleWorker):
 
 
 class QueueFull(ServiceError):
-    """A queue limit of the policy class is reached."""
+    """A queue limit of the policy class is reached; ask again when one of it has been computed."""
 
     status = 503
     code = "queue_full"
@@ -236,7 +241,7 @@ class AdmissionRefused(ServiceError):
         code: str,
         gate: str,
         policy: str,
-        retry_after_s: float = 1.0,
+        retry_after_s: float = RETRY_AFTER_S,
         promised: bool = False,
         facts: Mapping[str, object] | None = None,
     ) -> None:
@@ -378,7 +383,7 @@ class LeaseConflict(ServiceError):
 
 
 class TooManyLeases(ServiceError):
-    """More open leases than `--leases-max`."""
+    """More open leases than `--leases-max`; ask again when the first ends unless it is renewed."""
 
     status = 503
     code = "too_many_leases"
@@ -438,7 +443,7 @@ class PeerNotFound(ServiceError):
 
 
 class TooManySnapshots(ServiceError):
-    """As many snapshots under way as `--replica-snapshots-max` allows."""
+    """As many snapshots under way as `--replica-snapshots-max` allows; they end when they end."""
 
     status = 503
     code = "too_many_snapshots"
@@ -448,7 +453,10 @@ class TooManySnapshots(ServiceError):
 
 
 class StateUnwritable(ServiceError):
-    """The state directory cannot be written: nothing is acknowledged that would not survive."""
+    """The state directory cannot be written: nothing is acknowledged that would not survive.
+
+    Ask again when the journal tries again.
+    """
 
     status = 503
     code = "state_unwritable"
@@ -472,7 +480,7 @@ class StateDirUnusable(Exception):
 
 
 class ShuttingDown(ServiceError):
-    """The process is leaving; waiting requests are sent away."""
+    """The process is leaving; waiting requests are sent away, to whoever stands in for it."""
 
     status = 503
     code = "shutting_down"

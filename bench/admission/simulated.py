@@ -14,11 +14,11 @@ from bench.admission.measures import Result, measure
 from bench.admission.play import Play, Script
 from bench.admission.policies import TARGET_TTFT_S
 from select_service.core.admission.asks import Ask
-from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.gate import Decision, Gate
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
+from select_service.core.admission.pool_load import SaturationLimits
 from select_service.errors import retry_after_header
+from select_service.simulator.told_loads import RankLoad, ToldPool
 
 if TYPE_CHECKING:
     from bench.admission.policies import Contender
@@ -49,7 +49,7 @@ class Simulated:
         self.refused_at: list[tuple[float, str]] = []
         built: Built[Client] = build(policy, config)
         limits = SaturationLimits(target_ttft_s=TARGET_TTFT_S)
-        self.pool = PoolLoad(limits, DrainMeter())
+        self.pool = ToldPool(limits)
         self.gate: Gate[Client] = Gate(built.classes, built.policy, self.pool, queue=built.queue)
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
         self._ranks = [_Rank() for _ in self._slots]
@@ -127,7 +127,7 @@ class Simulated:
         else:
             rank.requests -= 1
             rank.blocks -= client.tokens // size + (client.output_tokens - 1) // size
-            self.pool.ended(client.tenant_id, now)
+            self.pool.ended(client.tenant_id)
         self._tell(slot, now)
 
     def _tell(self, slot: int, now: float) -> None:

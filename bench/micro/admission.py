@@ -2,7 +2,7 @@
 
 Prints µs of CPU per judged and settled request with every check on (busy thresholds, N + Q caps,
 tenant budgets, the policy, cache hits apart), 256 workers of one rank, for each policy; then what
-a change of load costs that the books follow. The load changes before every decision, as a booking
+their books cost. The load changes before every decision, as a booking
 would: nothing is measured from a warm answer.
 """
 
@@ -21,8 +21,8 @@ from select_service.core.admission.cache_hit import filter_rows
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.pool_load import PoolLoad, RankLoad
 from select_service.core.admission.thresholds import Thresholds
+from select_service.simulator.told_loads import RankLoad, ToldPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ _random = random.Random(1)
 def gate_of(policy: str, config: dict[str, Any], workers: int) -> Gate[None]:
     """Every book on, a little load everywhere, the first workers busy and full."""
     built: Built[None] = build(policy, config | BUDGETS)
-    pool, busy, caps = PoolLoad(), BusyRanks(), WorkerCaps()
+    pool, busy, caps = ToldPool(), BusyRanks(), WorkerCaps()
     busy.set_thresholds(Thresholds(0.9, 50_000, 10.0))
     for slot in range(workers):
         pool.seat(slot, 8192)
@@ -118,14 +118,13 @@ def main() -> None:
         assert not gate.tallies.total().admitted
         print(f"  {policy + ', refusing with a promise':40} {cost:5.2f} µs")
     gate = gate_of("slo-shed", {}, workers)
-    print("the books follow one change of load")
+    print("the books")
     pool, busy, caps = gate.pool, gate.busy, gate.caps
     assert busy is not None
     assert caps is not None
-    loads = [RankLoad(n % 3_000, 1000, 4, 1) for n in range(ROUNDS * REPEATS)]
     changes: tuple[tuple[str, Callable[[int], object]], ...] = (
-        ("pool", lambda n: pool.note(2 + n % (workers - 2), loads[n], n * 1e-3)),
-        ("busy bit", lambda n: busy.note(2 + n % (workers - 2), loads[n].prefill_tokens, 1000)),
+        ("saturation of all ranks", lambda _: pool.saturation),
+        ("busy bit", lambda n: busy.note(2 + n % (workers - 2), n % 3_000, 1000)),
         ("cap", lambda n: caps.note(2 + n % (workers - 2), 4)),
         ("skip busy and full", lambda _: caps.open_rows(busy.free_rows(rows))),
     )

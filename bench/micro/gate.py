@@ -68,7 +68,7 @@ def core_of(variant: dict[str, Any] | None, workers: int) -> SelectionCore:
     return core
 
 
-def prompt(name: str) -> SelectAndReserveRequest:
+def prompt(name: str, slo_class: str | None = None) -> SelectAndReserveRequest:
     """A prompt nobody has sent before."""
     hashes = [_random.getrandbits(63) for _ in range(BLOCKS)]
     return SelectAndReserveRequest(
@@ -76,12 +76,13 @@ def prompt(name: str) -> SelectAndReserveRequest:
         block_hashes=hashes,
         sequence_hashes=hashes,
         isl_tokens=BLOCKS * 16,
+        slo_class=slo_class,
     )
 
 
-def lives(core: SelectionCore, round_number: int) -> float:
+def lives(core: SelectionCore, round_number: int, slo_class: str | None = None) -> float:
     """µs of CPU of one request's life, mean of some rounds a millisecond apart."""
-    requests = [prompt(f"{round_number}-{number}") for number in range(ROUNDS)]
+    requests = [prompt(f"{round_number}-{number}", slo_class) for number in range(ROUNDS)]
     names = [request.reservation_id or "" for request in requests]
     begin = 1.0 + round_number
     start = process_time()
@@ -102,13 +103,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--only", choices=VARIANTS, action="append")
+    parser.add_argument("--slo-class", help="policies look at the pool for sheddable ones only")
     arguments = parser.parse_args()
     names = arguments.only or list(VARIANTS)
     cores = {name: core_of(VARIANTS[name], arguments.workers) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(REPEATS):
         for name, core in cores.items():
-            times[name].append(lives(core, repeat))
+            times[name].append(lives(core, repeat, arguments.slo_class))
     first = times[names[0]]
     print(f"one request's life, {arguments.workers} workers, µs of CPU (best, median)")
     for name, some in times.items():

@@ -159,6 +159,7 @@ class Admitting:
                 self.settings,
                 self._thresholds_of(partition),
                 self._shared_returns,
+                partition.drainage.meter,
             )
         )
         keeper = partition.admission
@@ -174,12 +175,14 @@ class Admitting:
         Raises:
             InvalidField: `priority` and `slo_class` disagree.
         """
-        request = ticket.request
-        target_ms = request.slo_ttft_ms
-        tenant = request.fairness_id
-        return Ask(
+        request, settings = ticket.request, self.settings
+        name = request.slo_class or ""
+        if request.priority is not None or settings.slo_class_max is not None:
+            name = self.class_of(request)
+        target_ms, tenant = request.slo_ttft_ms, request.fairness_id
+        facts = (
             ticket.prompt.isl_tokens,
-            self.classes.known(self.class_of(request)),  # it is counted as that for good
+            self.classes.known(name),  # it is counted as that for good
             ticket.partition.scope.tenant_id if tenant is None else tenant,
             -1,
             request.expected_output_tokens or 0,
@@ -187,6 +190,7 @@ class Admitting:
             b"",
             request.selection_id is not None or request.reservation_id is not None,
         )
+        return tuple.__new__(Ask, facts)  # `Ask(...)` at half the price: every request pays it
 
     def class_of(self, request: SelectRequest) -> str:
         """Return the class a request belongs to, and not above what clients may claim.

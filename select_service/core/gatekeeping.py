@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
-from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from select_service.admission_types import AdmissionSettings, RankMetrics
+    from select_service.core.admission.drain import DrainMeter
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
     from select_service.core.admission.thresholds import Thresholds
@@ -43,8 +43,6 @@ as a rule. Beyond, who waits for a worker of its own may stand behind others for
 WAITS_FOR_PREFILL: Final = "waits-for-prefill"
 """The code of a request that the policy file lets wait (contract 3.6)."""
 
-_READ_COLUMNS: Final = frozenset({"tier-shed", "gaie-legacy"})
-
 
 class Gatekeeper:
     """Asks the gate, and lets wait what it says must."""
@@ -56,6 +54,7 @@ class Gatekeeper:
         settings: AdmissionSettings,
         thresholds: Thresholds,
         returns: ReturnBook | None,
+        meter: DrainMeter,
     ) -> None:
         """Follow a ledger from now on; `seat` brings the workers.
 
@@ -65,10 +64,12 @@ class Gatekeeper:
             settings: defaults and bounds.
             thresholds: of busy ranks.
             returns: promises shared with other gates, as the policy's allowance is.
+            meter: of what the ledger drains.
         """
         self.pool = PoolLoad(
+            ledger,
             SaturationLimits(target_ttft_s=settings.slo_target_ttft_s),
-            DrainMeter(prior_tokens_per_s=settings.prefill_tokens_per_s),
+            meter,
         )
         self.busy = BusyRanks()
         self.busy.set_thresholds(thresholds)
@@ -95,19 +96,18 @@ class Gatekeeper:
         self.wait_times: dict[str, WaitTimes] = {}
         self.now = 0.0  # of the last refresh
         self._ledger = ledger
-        self._changes = LoadChanges()
+        self._changes = LoadChanges(self.busy.slots, self.caps.slots)
+        self._has_new_limits = False
         self._seats: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
         self._slots: dict[int, dict[int, int]] = {}  # worker id → rank → slot
         self._capped: set[int] = set()  # workers with a cap
-        self._told_waiting: dict[int, int] = {}  # by slot, as the engine says
         ledger.changes = self._changes
         self._learn_wants()
 
     def _learn_wants(self) -> None:
-        """Keep up what the policy in force looks at, and nothing else."""
-        policy, changes = self.gate.policy, self._changes
-        self.pool.keep_columns(keep=policy.name in _READ_COLUMNS)
-        wanted = isinstance(policy, TenantBudgets)
+        """Count whose requests are in flight when the policy in force asks for it."""
+        changes = self._changes
+        wanted = isinstance(self.gate.policy, TenantBudgets)
         if wanted and not changes.names_wanted:
             reservations = self._ledger.all_reservations()
             self.pool.recount(Counter(one.fairness_id for one in reservations))
@@ -139,6 +139,7 @@ class Gatekeeper:
             self.pool.seat(slot, spec.total_kv_blocks)
             self.busy.seat(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
             self._changes.slots.add(slot)
+        self._has_new_limits = True
         most = self._settings.max_inflight if spec.max_inflight is None else spec.max_inflight
         queued = self._settings.max_queued if spec.max_queued is None else spec.max_queued
         self.caps.seat(worker_id, worker.slots.values(), most, queued)
@@ -159,14 +160,14 @@ class Gatekeeper:
 
     def _unseat_slot(self, slot: int) -> None:
         self._seats.pop(slot, None)
-        self._told_waiting.pop(slot, None)
-        self.pool.unseat(slot, self.now)
+        self.pool.unseat(slot)
         self.busy.unseat(slot)
 
     def set_thresholds(self, thresholds: Thresholds) -> None:
         """Put thresholds in force at once."""
         self.busy.set_thresholds(thresholds)
         self._changes.slots.update(self._seats)
+        self._has_new_limits = True
 
     def report(self, worker: Worker, told: RankMetrics) -> None:
         """A rank told its own load."""
@@ -177,10 +178,11 @@ class Gatekeeper:
         if worker.spec.total_kv_blocks is None and total is not None:
             self.pool.seat(slot, total)
             self.busy.seat(slot, worker.spec.max_num_batched_tokens, total)
+            self._has_new_limits = True
         self.busy.report(slot, told.kv_used_blocks)
         self.pool.mark_stale(slot, stale=False)
         if told.num_requests_waiting is not None:
-            self._told_waiting[slot] = told.num_requests_waiting
+            self.pool.tell_waiting(slot, told.num_requests_waiting)
         self._changes.slots.add(slot)
 
     def report_stale(self, worker: Worker, dp_rank: int) -> None:
@@ -188,58 +190,54 @@ class Gatekeeper:
         slot = worker.slots.get(dp_rank)
         if slot is not None and slot in self._seats:
             self.busy.report(slot, None)
-            self._told_waiting.pop(slot, None)
+            self.pool.tell_waiting(slot, None)
             self.pool.mark_stale(slot, stale=True)
             self._changes.slots.add(slot)
 
     # -- load ----------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> None:
-        """Let the books follow what the ledger has done; O(what changed).
+        """Let the books follow what the ledger has done; O(slots that may be judged otherwise).
 
-        Called before anything is judged, and not with every change: what happened is dated by the
-        last change, so that the time until somebody asks makes no rank slow.
+        Called before anything is judged, and not with every change.
         """
         self.now = now
         changes = self._changes
-        if not (changes.slots or changes.ends):
-            return
-        at = changes.at
-        if changes.computed:
-            self.pool.prefilled(changes.computed, at)
-            changes.computed = 0
-        self._follow(changes.slots, at)
-        changes.slots.clear()
-        if changes.begun:
+        if changes.slots:
+            if self._has_new_limits:
+                self._set_alarms()
+            self._follow(changes.slots)
+            changes.slots.clear()
+        if changes.names_wanted and (changes.begun or changes.ended):
             for tenant in changes.begun:
                 self.pool.began(tenant)
             changes.begun.clear()
-        if changes.ends:
-            self.pool.meter.ended(at, changes.ends)
-            changes.ends = 0
-        if changes.ended:
             for tenant in changes.ended:
                 self.pool.left(tenant)
             changes.ended.clear()
 
-    def _follow(self, slots: set[int], now: float) -> None:
-        load_at, told, capped = self._ledger.load_at, self._told_waiting, self._capped
-        pool, busy = self.pool, self.busy if self.busy.watches else None
+    def _set_alarms(self) -> None:
+        """Say which load is worth a look, after limits have changed."""
+        changes = self._changes
+        changes.prefill_alarm, changes.decode_alarm = self.busy.lowest_limits()
+        changes.requests_alarm = self.caps.lowest_limit()
+        self._has_new_limits = False
+
+    def _follow(self, slots: set[int]) -> None:
+        ledger, capped = self._ledger, self._capped
+        busy = self.busy if self.busy.watches else None
         for slot in slots:
             seat = self._seats.get(slot)
             if seat is None:
                 continue
-            prefill, decode, requests, prefilling = load_at(slot)
-            waiting = told.get(slot) if told else None
-            pool.note(slot, (prefill, decode, requests, prefilling, waiting), now)
             if busy is not None:
-                busy.note(slot, prefill, decode)
-            worker_id = seat[0]
-            if worker_id in capped:
-                its_slots = self._slots[worker_id]
-                if len(its_slots) > 1:
-                    requests = sum(load_at(one)[2] for one in its_slots.values())
-                self.caps.note(worker_id, requests)
+                busy.note(slot, ledger.prefill_tokens(slot), ledger.decode.item(slot))
+            if seat[0] in capped:
+                self.caps.note(seat[0], self._inflight(seat[0]))
+
+    def _inflight(self, worker_id: int) -> int:
+        requests = self._ledger.requests
+        return sum(requests.item(slot) for slot in self._slots[worker_id].values())
 
     # -- judging -------------------------------------------------------------------------------
 
@@ -251,7 +249,11 @@ class Gatekeeper:
         gate = self.gate
         if gate.returns.size:
             ask = ask._replace(key=key_of(ticket))
-        name, verdict = gate.first_word(ask, rows, now)
+        name: GateName = "policy"
+        if self.pool.instances and not (self.busy.slots or self.caps.slots):  # as a rule
+            verdict = gate.policy.judge(ask, self.pool, now)
+        else:
+            name, verdict = gate.first_word(ask, rows, now)
         if verdict is ADMIT:
             return ask, gate.admitted
         if not ask.key:
@@ -276,7 +278,7 @@ class Gatekeeper:
 
     def usable(self, rows: Rows) -> Rows:
         """Return the candidates to choose from: never a full one, a busy one only in need."""
-        if not (self.busy.count or self.caps.full_slots):
+        if not (self.busy.slots or self.caps.slots):
             return rows
         free = self.busy.free_rows(rows)
         opened = self.caps.open_rows(free)
@@ -445,15 +447,15 @@ class Gatekeeper:
         held = Counter(ticket.place for ticket in both if ticket.place is not None)
         for worker_id, slots in self._slots.items():
             assert self.caps[worker_id].queued == held[worker_id]
-            if worker_id in self._capped:
-                inflight = sum(int(self._ledger.requests[slot]) for slot in slots.values())
-                assert self.caps[worker_id].inflight == inflight
+            cap, inflight = self.caps[worker_id], self._inflight(worker_id)
+            assert not slots or cap.full == (inflight >= cap.max_inflight)
+            assert not cap.full or cap.inflight == inflight, "a full one is followed closely"
         if self._changes.names_wanted:
             tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
             assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
+        ledger = self._ledger
         for slot in self._seats:
-            assert self.busy.count == 0 or self.busy.watches
-            assert self._ledger.requests[slot] == self._ledger.load_at(slot)[2]
+            assert self.busy.is_true(slot, ledger.prefill_tokens(slot), ledger.decode.item(slot))
 
 
 def _first(rows: Rows) -> int:

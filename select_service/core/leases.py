@@ -97,7 +97,9 @@ class Leases:
             return known
         lease = self.admit(LeaseState(lease_id, owner, ttl_s), now)
         if lease is None:
-            raise TooManyLeases(self._limits.leases_max)
+            full = TooManyLeases(self._limits.leases_max)
+            full.retry_after_s = max(0.0, self.next_expiry() - now)
+            raise full
         return lease
 
     def admit(self, state: LeaseState, now: float) -> Lease | None:

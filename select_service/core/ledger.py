@@ -22,6 +22,7 @@ from select_service.core.columns import slots_of_mask
 from select_service.core.deadlines import Deadlines
 from select_service.core.decode_blocks import DecodeBlocks
 from select_service.core.reservation import Lane, Reservation
+from select_service.core.work_done import WorkDone
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -49,6 +50,12 @@ class Ledger:
         """D: weight of the distinct live blocks, rounded half up."""
         self.requests: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Live reservations."""
+        self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Of them, those whose prefill is not complete."""
+        self.prefill_backlog = 0
+        """The sum of P."""
+        self.work = WorkDone()
+        self._view()
         self._prefill_tokens: list[int] = []  # P again; doubles would drift beyond 2^53
         self._weights = DecodeBlocks()  # by lane
         self.blocks = ActiveBlocks(self._weights)  # chains by lane
@@ -71,6 +78,8 @@ class Ledger:
         self.prefill = np.concatenate([self.prefill, np.zeros(missing)])
         self.decode = np.concatenate([self.decode, np.zeros(missing)])
         self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
+        self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
+        self._view()
         self._prefill_tokens += [0] * missing
         opened = [self._open_lane() for _ in range(missing)]
         self._displaced += sum(
@@ -78,6 +87,13 @@ class Ledger:
         )
         self._lanes += opened
         self._lane_numbers = np.array([lane.number for lane in self._lanes], dtype=np.int64)
+
+    def _view(self) -> None:
+        """The columns once more, for one element at a time: numpy takes half as long again."""
+        self._prefill = self.prefill.data
+        self._decode = self.decode.data
+        self._requests = self.requests.data
+        self._computing = self.computing.data
 
     def _open_lane(self) -> Lane:
         if self._free_numbers:
@@ -112,34 +128,47 @@ class Ledger:
         reservation.isl_tokens = isl_tokens
         reservation.fairness_id = fairness_id
         lane.reservations[reservation_id] = reservation
-        lane.prefilling += 1
+        self._computing[slot] += 1
         self.live += 1
         self.prefilling += 1
-        self.requests[slot] = len(lane.reservations)
-        self.decode[slot] = self._weights.count(lane.number)
+        requests = self._requests[slot] = len(lane.reservations)
+        decode = self._decode[slot] = self._weights.count(lane.number)
+        work = self.work
+        if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
+            work.at = now
         self._add_prefill(slot, prefill_tokens)
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
-        if self.changes is not None:
-            self.changes.slots.add(slot)
-            self.changes.at = now
-            if self.changes.names_wanted:
-                self.changes.begun.append(fairness_id)
+        changes = self.changes
+        if changes is not None:
+            if (
+                requests >= changes.requests_alarm
+                or self._prefill_tokens[slot] > changes.prefill_alarm
+                or decode > changes.decode_alarm
+            ):
+                changes.slots.add(slot)
+            if changes.names_wanted:
+                changes.begun.append(fairness_id)
         return reservation
 
     def prefill_complete(self, reservation: Reservation, now: float) -> None:
         """The prompt is computed: its tokens leave P, its blocks stay. Repeatable."""
-        assert reservation.live
-        self.touch(reservation, now)
+        assert reservation.lane.is_open
+        reservation.touched = now
+        self._deadlines.touch(reservation, now)
         if not reservation.prefill_done:
             reservation.prefill_done = True
-            reservation.lane.prefilling -= 1
+            slot, tokens = reservation.slot, reservation.prefill_tokens
+            self._computing[slot] -= 1
             self.prefilling -= 1
-            self._add_prefill(reservation.slot, -reservation.prefill_tokens)
-            if self.changes is not None:
-                self.changes.slots.add(reservation.slot)
-                self.changes.at = now
-                self.changes.computed += reservation.prefill_tokens
+            work = self.work
+            if now > work.at:  # noqa: PLR1730 - as above
+                work.at = now
+            work.computed += tokens
+            self._add_prefill(slot, -tokens)
+            changes = self.changes
+            if changes is not None and (slot in changes.busy or slot in changes.full):
+                changes.slots.add(slot)
 
     def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
         """Of an incomplete prefill, so many tokens are left."""
@@ -172,7 +201,7 @@ class Ledger:
                 reservation.faded_outputs = outputs
             self._weights.add(number, outputs, decay_fraction)
             self.blocks.fade(reservation.chain, number, decay_fraction)
-        self.decode[reservation.slot] = self._weights.count(number)
+        self._decode[reservation.slot] = self._weights.count(number)
         self._changed(reservation.slot)
 
     def resume_outputs(
@@ -191,7 +220,7 @@ class Ledger:
             self._weights.add(number, faded, fraction)
         if fraction != 1.0:
             self.blocks.fade(reservation.chain, number, fraction)
-        self.decode[reservation.slot] = self._weights.count(number)
+        self._decode[reservation.slot] = self._weights.count(number)
         self._changed(reservation.slot)
 
     def learn_outputs(
@@ -212,22 +241,24 @@ class Ledger:
         self._weights.add(number, faded, fraction)
         if refade:
             self.blocks.fade(reservation.chain, number, fraction)
-        self.decode[reservation.slot] = self._weights.count(number)
+        self._decode[reservation.slot] = self._weights.count(number)
         self._changed(reservation.slot)
 
     def free(self, reservation: Reservation) -> None:
         """Take a live reservation out of the book."""
-        assert reservation.live
         slot, lane = reservation.slot, reservation.lane
+        assert lane.is_open
         self._take_out(reservation)
         self.live -= 1
-        self.requests[slot] = len(lane.reservations)
-        self.decode[slot] = self._weights.count(lane.number)
-        self._changed(slot)
+        self._requests[slot] = len(lane.reservations)
+        self._decode[slot] = self._weights.count(lane.number)
         if not reservation.prefill_done:
-            lane.prefilling -= 1
+            self._computing[slot] -= 1
             self.prefilling -= 1
             self._add_prefill(slot, -reservation.prefill_tokens)
+        changes = self.changes
+        if changes is not None and (slot in changes.busy or slot in changes.full):
+            changes.slots.add(slot)
 
     def _take_out(self, reservation: Reservation) -> None:
         lane = reservation.lane
@@ -237,10 +268,9 @@ class Ledger:
         reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
         self._drop_outputs(reservation)
         reservation.leave()
-        if self.changes is not None:
-            self.changes.ends += 1
-            if self.changes.names_wanted:
-                self.changes.ended.append(reservation.fairness_id)
+        self.work.ended += 1
+        if self.changes is not None and self.changes.names_wanted:
+            self.changes.ended.append(reservation.fairness_id)
 
     # -- a rank goes ---------------------------------------------------------------------------
 
@@ -260,9 +290,9 @@ class Ledger:
         self._lane_numbers[slot] = fresh.number
         self._displaced += (fresh.number != slot) - (lane.number != slot)
         self.live -= dropped
-        self.prefilling -= lane.prefilling
-        self.requests[slot] = self.decode[slot] = self.prefill[slot] = 0
-        self._prefill_tokens[slot] = 0
+        self.prefilling -= self._computing[slot]
+        self._add_prefill(slot, -self._prefill_tokens[slot])
+        self.requests[slot] = self.decode[slot] = self._computing[slot] = 0
         self._changed(slot)
         return dropped
 
@@ -358,16 +388,6 @@ class Ledger:
         """P as an exact integer, for answers."""
         return self._prefill_tokens[slot]
 
-    def load_at(self, slot: int) -> tuple[int, float, int, int]:
-        """Return P, D, the requests of a slot, and of them those not computed yet."""
-        lane = self._lanes[slot]
-        return (
-            self._prefill_tokens[slot],
-            self.decode.item(slot),
-            len(lane.reservations),
-            lane.prefilling,
-        )
-
     def all_reservations(self) -> Iterator[Reservation]:
         """Yield every reservation in the book, also those whose rank has gone."""
         for lane in (*self._lanes, *self._closed):
@@ -380,13 +400,26 @@ class Ledger:
     # -- inside --------------------------------------------------------------------------------
 
     def _changed(self, slot: int) -> None:
-        if self.changes is not None:
-            self.changes.slots.add(slot)
+        """Its blocks or tokens have, its requests have not become more."""
+        changes = self.changes
+        if changes is not None and (
+            self._decode[slot] > changes.decode_alarm
+            or self._prefill_tokens[slot] > changes.prefill_alarm
+            or slot in changes.busy
+            or slot in changes.full
+        ):
+            changes.slots.add(slot)
 
     def _add_prefill(self, slot: int, tokens: int) -> None:
-        if tokens:
-            self._prefill_tokens[slot] += tokens
-            self.prefill[slot] = self._prefill_tokens[slot]
+        if not tokens:
+            return
+        self.prefill_backlog += tokens
+        left = self._prefill_tokens[slot] + tokens
+        self._prefill_tokens[slot] = self._prefill[slot] = left
+        if left == tokens:
+            self.work.starts()
+        elif not left:
+            self.work.stops()
 
     def _drop_outputs(self, reservation: Reservation) -> None:
         number = reservation.lane.number
@@ -403,14 +436,16 @@ class Ledger:
             of_slot = lane.reservations.values()
             assert all(r.live and r.lane is lane and r.slot == slot for r in of_slot)
             assert self.requests[slot] == len(of_slot)
-            assert lane.prefilling == sum(not r.prefill_done for r in of_slot)
+            assert self.computing[slot] == sum(not r.prefill_done for r in of_slot)
             waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
             assert self.prefill_tokens(slot) == waiting, "P is the sum of what is not complete"
             assert self.prefill[slot] == float(waiting)
             assert self.decode[slot] == self._weights.count(lane.number)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
-        assert self.prefilling == sum(lane.prefilling for lane in self._lanes)
+        assert self.prefilling == self.computing.sum()
+        assert self.prefill_backlog == sum(self._prefill_tokens)
+        assert self.work.computing == sum(tokens > 0 for tokens in self._prefill_tokens)
         self._check_lanes()
         booked = [r for lane in (*self._lanes, *self._closed) for r in lane.reservations.values()]
         self._deadlines.check(r for r in booked if r.ttl_s)

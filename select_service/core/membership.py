@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.types import Scope, WorkerRank
+from select_service.core.admission.drain import PRIOR_TOKENS_PER_S
 from select_service.core.catalog import (
     Worker,
     bad_sources,
@@ -44,12 +45,14 @@ class Membership:
         *,
         use_kv_events: bool,
         cache_hit_threshold: float = 0.0,
+        prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
     ) -> None:
         self.registry = registry
         self.partitions: dict[Scope, Partition] = {}
         self._policies = policies
         self._use_kv_events = use_kv_events
         self._cache_hit_threshold = cache_hit_threshold  # of the process
+        self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
         self._sources: dict[WorkerRank, _Source] = {}
 
     def streams_of(self, worker: Worker) -> list[EventStream]:
@@ -190,7 +193,9 @@ class Membership:
             worker.scope, block_size, is_eagle=bool(worker.spec.is_eagle)
         )
         policy = self._policies.policy_for(worker.scope.model_name)
-        partition = Partition(worker.scope, index, policy)
+        partition = Partition(
+            worker.scope, index, policy, prefill_tokens_per_s=self._prefill_tokens_per_s
+        )
         partition.holds_to_cache = self._cache_hit_threshold > 0.0
         self.partitions[worker.scope] = partition
         return partition

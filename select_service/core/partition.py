@@ -15,6 +15,7 @@ from msgspec import UNSET
 from indexer.compiled import usable
 from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
+from select_service.core.drainage import Drainage
 from select_service.core.eligibility import eligible_slots, wants_everyone
 from select_service.core.ledger import Ledger
 from select_service.core.picking import pick
@@ -68,10 +69,18 @@ class Placement(NamedTuple):
 class Partition:
     """Index, ledger, workers and queue of one scope."""
 
-    def __init__(self, scope: Scope, index: KvIndex, policy: RoutingPolicy) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        index: KvIndex,
+        policy: RoutingPolicy,
+        *,
+        prefill_tokens_per_s: float,
+    ) -> None:
         self.scope = scope
         self.index = index
         self.ledger = Ledger()
+        self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.workers: dict[int, Worker] = {}
         self.queues = [PendingQueue() for _ in policy.classes]
@@ -371,9 +380,23 @@ class Partition:
                 and per_worker is not None
                 and current >= per_worker * len(self.workers)
             ):
-                raise _queue_full(one.name, kind, current, per_worker * len(self.workers))
+                full = _queue_full(one.name, kind, current, per_worker * len(self.workers))
+                full.retry_after_s = self.return_s(now)
+                raise full
         ticket.key = order_key(one.queue_policy, ticket, now)
         queue.push(ticket)
+
+    def return_s(self, now: float) -> float:
+        """Return when who was refused for those who wait in the queues should ask again.
+
+        One place is free when one of them has gone, which takes what a request has to compute on
+        average; whatever class it is of, the same ranks compute it.
+        """
+        work = self.ledger.prefill_backlog
+        work += sum(queue.pending_isl_tokens - queue.pending_cached_tokens for queue in self.queues)
+        requests = self.ledger.prefilling + sum(map(len, self.queues))
+        ranks = sum(len(worker.slots) for worker in self.workers.values())
+        return self.drainage.return_s(work / max(1, requests), work, ranks, now)
 
     def next_admissible(self) -> Ticket | None:
         """Take the next waiting ticket that has a free rank, or that nobody may serve any more.
@@ -408,6 +431,8 @@ class Partition:
         keeper = self.admission
         if keeper is None or not keeper.waiting:
             return None
+        if not self.workers:  # a policy lets nobody go then; nobody need wait to hear that
+            return next(iter(keeper.waiting))
         for ticket in keeper.in_order():
             try:
                 rows = self.candidates(ticket.request)

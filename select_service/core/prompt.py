@@ -81,7 +81,8 @@ def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Pr
         raise _missing("isl_tokens")
     if request.isl_tokens == 0:
         raise _empty()
-    blocks, sequence = _count(request.block_hashes), _count(request.sequence_hashes)
+    blocks = _count(request.block_hashes, HASH_BYTES, "block_hashes")
+    sequence = _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes")
     if blocks != sequence:
         raise InvalidRequest(
             f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
@@ -109,6 +110,7 @@ def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> P
     if request.isl_tokens is None:
         raise _missing("isl_tokens")
     _check_unread(request.block_hashes, "block_hashes")
+    _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes")
     return Prompt(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
 
 
@@ -149,6 +151,7 @@ def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> P
         raise _empty()
     _check_unread(request.block_hashes, "block_hashes")
     _check_unread(request.sequence_hashes, "sequence_hashes")
+    tokens = _count(token_ids, TOKEN_BYTES, "token_ids")
     local = block_hashes(
         token_ids,
         block_size,
@@ -158,7 +161,6 @@ def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> P
         is_eagle=is_eagle if request.is_eagle is None else request.is_eagle,
         mm_hashes=_media_hashes(infos) if infos else None,
     )
-    tokens = len(token_ids) // TOKEN_BYTES if isinstance(token_ids, bytes) else len(token_ids)
     return Prompt(local, None, tokens)
 
 
@@ -166,8 +168,14 @@ def _media_hashes(infos: Sequence[BlockMmInfo | None]) -> list[list[int]]:
     return [[] if info is None else [item.mm_hash for item in info.mm_objects] for info in infos]
 
 
-def _count(hashes: HashList) -> int:
-    return len(hashes) // HASH_BYTES if isinstance(hashes, bytes) else len(hashes)
+def _count(numbers: list[int] | bytes, width: int, field: str) -> int:
+    """Return how many numbers there are; packed ones come whole."""
+    if not isinstance(numbers, bytes):
+        return len(numbers)
+    count, rest = divmod(len(numbers), width)
+    if rest:
+        raise InvalidField(f"{field}: packed numbers take {width} bytes each", field=field)
+    return count
 
 
 def _pack(hashes: HashList, field: str) -> PackedHashes:
@@ -181,7 +189,11 @@ def _pack(hashes: HashList, field: str) -> PackedHashes:
 
 def _check_unread(hashes: HashList | None, field: str) -> None:
     """Hashes that this form of the prompt does not need are 64 bits wide all the same."""
-    if hashes and not isinstance(hashes, bytes) and max(hashes) > U64_MASK:
+    if not hashes:
+        return
+    if isinstance(hashes, bytes):
+        _count(hashes, HASH_BYTES, field)
+    elif max(hashes) > U64_MASK:
         raise InvalidField(f"{field}: must be at most 2^64-1", field=field)
 
 

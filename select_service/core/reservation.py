@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 class Lane:
     """The reservations of one slot since its rank came; its number is a bit in masks of chains."""
 
-    __slots__ = ("is_open", "number", "prefilling", "reservations")
+    __slots__ = ("is_open", "number", "reservations")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.reservations: dict[str, Reservation] = {}
-        self.prefilling = 0  # of them, those whose prefill is not complete
         self.is_open = True
 
 

@@ -162,7 +162,7 @@ class Selecting:
             return self._room.waits_in_file(ticket, now), NOTHING
         if usable is not rows:
             projection = None
-        answer, effects = self._placing.place(ticket, usable, now, NOTHING, projection)
+        answer, effects = self._placing.place(ticket, usable, now, gone, projection)
         if isinstance(answer, CacheThreshold):
             decision = _cache_refusal(decision)
         keeper.gate.settle(decision, ask, now)
@@ -198,6 +198,8 @@ class Selecting:
 def _measured(ticket: Ticket, ask: Ask, rows: Rows) -> tuple[Ask, Projection]:
     """Say what the best candidate would still have to compute."""
     projection = ticket.partition.project(ticket.prompt, rows, ticket.weights)
+    if projection.overlap is None:
+        return ask, projection  # all of it
     cached = int(projection.cached_tokens.max(initial=0.0))
     return ask._replace(prefill_tokens=max(0, ask.tokens - cached)), projection
 

@@ -105,6 +105,7 @@ class SelectionCore:
             policies or default_policy(config.queue_threshold),
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
+            prefill_tokens_per_s=settings.prefill_tokens_per_s,
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
@@ -232,6 +233,7 @@ class SelectionCore:
         more |= steps > 0 or leases.next_expiry() <= now
         recheck = self._recheck_due(now)
         for partition in self.partitions.values():
+            partition.drainage.follow()
             may_drop -= self.desk.sweep(partition, may_drop, now)
             expired = self.desk.expire(partition, may_expire, now, effects)
             may_expire -= expired
@@ -288,6 +290,7 @@ class SelectionCore:
         self.desk.leases.check()
         self.membership.check()
         self.replicas.check()
+        self.room.check(self.partitions.values())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(len(p.workers) for p in self.partitions.values())

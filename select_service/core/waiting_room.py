@@ -58,6 +58,7 @@ class WaitingRoom:
         self._counters = counters
         self._let_in_per_turn_max = limits.let_in_per_turn_max
         self._patience = Patience()
+        self._waiting = 0  # tickets, in whichever line
         self._crowded: dict[Partition, None] = {}
 
     def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
@@ -72,6 +73,7 @@ class WaitingRoom:
     def _waits(self, ticket: Ticket, now: float, deadline_s: float) -> Ticket:
         ticket.since, ticket.until = now, now + deadline_s
         self._patience.watch(ticket)
+        self._waiting += 1
         self._desk.bookings.wait(ticket)
         self._counters.selections_waited += 1
         return ticket
@@ -97,6 +99,7 @@ class WaitingRoom:
 
     def _stops_waiting(self, ticket: Ticket) -> None:
         self._patience.forget(ticket)
+        self._waiting -= 1
         self._desk.bookings.waited(ticket)
 
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
@@ -104,7 +107,7 @@ class WaitingRoom:
 
         A turn of the event loop lets in so many; housekeeping goes on at once with the others.
         """
-        if not partition.pending_count:
+        if not self._waiting or not partition.pending_count:
             return effects
         keeper = partition.admission
         for _ in range(self._let_in_per_turn_max):
@@ -160,6 +163,10 @@ class WaitingRoom:
             self._placing.count_refusal(refusal)
             return refusal
 
+    def check(self, partitions: Iterable[Partition]) -> None:
+        """State the promise: who waits, waits in one place."""
+        assert self._waiting == sum(one.pending_count for one in partitions)
+
     # -- whose time is up ----------------------------------------------------------------------
 
     def next_deadline(self, partitions: Iterable[Partition]) -> float:
@@ -183,7 +190,8 @@ class WaitingRoom:
                 decision = keeper.refuse_late(ticket, now)
             else:
                 verdict = EXPIRED_WAITING
-                decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", 1.0)
+                again_s = partition.return_s(now)
+                decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
             effects = self._refuse(ticket, decision, effects)
         for partition in partitions:
             if limit > 0 and partition.admission is not None:

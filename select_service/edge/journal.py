@@ -254,6 +254,7 @@ class Journal:
         if self.refusal is None:
             _log.error("the state cannot be written: %s", error)
         self.refusal = _refusal_for(error)
+        self.refusal.retry_after_s = RETRY_S  # then it is tried again
         for key, ordinal in sorted(self._flying.items(), key=_ordinal, reverse=True):
             if key not in self._changes.marked:  # else it has changed again: that entry does
                 self._changes.marked[key] = ordinal

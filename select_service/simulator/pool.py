@@ -5,28 +5,35 @@ Both keep the very books the live service keeps; neither reads a clock.
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from select_service.core.admission.drain import DrainMeter
-from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
+from select_service.core.admission.pool_load import SaturationLimits
+from select_service.simulator.told_loads import RankLoad, ToldPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.core.admission.asks import Ask, InstanceSnapshot
+    from select_service.core.columns import Floats
 
 __all__ = ["ComputingPool", "PoolSettings", "SnapshotPool"]
 
 
-class SnapshotPool(PoolLoad):
+class SnapshotPool(ToldPool):
     """A pool as arrivals tell it; what they do not tell stays as it was."""
 
+    queue_depth: Floats = np.zeros(0)
+    batch_size: Floats = np.zeros(0)
+    in_flight: Floats = np.zeros(0)
+    kv_utilization: Floats = np.zeros(0)
+
     def __init__(self) -> None:
-        super().__init__(SaturationLimits(), DrainMeter())
+        super().__init__()
         self.in_flight_told: dict[str, int] = {}
         self._told_saturation = 1.0
 
@@ -40,6 +47,15 @@ class SnapshotPool(PoolLoad):
             self.queue_depth / limits.waiting, self.kv_utilization / limits.kv_utilization
         )
         self._told_saturation = float(worse.mean()) if len(worse) else 1.0
+
+    @property
+    def heaviest(self) -> int:
+        """The most of one instance, as told."""
+        return int((self.queue_depth + self.batch_size + self.in_flight).max())
+
+    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:  # noqa: ARG002 - a Pool
+        """No bound: exactly what was told counts."""
+        return math.inf
 
     @property
     def saturation(self) -> float:
@@ -101,7 +117,7 @@ class _Rank:
         self.prefilling = 0
 
 
-class ComputingPool(PoolLoad):
+class ComputingPool(ToldPool):
     """Ranks that compute prompts one after another and decode without limit of batch.
 
     A fluid model: good enough to see whether a policy keeps its word, no prediction of latency.
@@ -109,8 +125,8 @@ class ComputingPool(PoolLoad):
 
     def __init__(self, settings: PoolSettings) -> None:
         settings.check()
-        meter = DrainMeter(prior_tokens_per_s=settings.prefill_tokens_per_s)
-        super().__init__(SaturationLimits(target_ttft_s=settings.target_ttft_s), meter)
+        limits = SaturationLimits(target_ttft_s=settings.target_ttft_s)
+        super().__init__(limits, prior_tokens_per_s=settings.prefill_tokens_per_s)
         self.settings = settings
         self._ranks = [_Rank() for _ in range(settings.ranks)]
         self._events: list[tuple[float, int, _Running]] = []
@@ -158,7 +174,7 @@ class ComputingPool(PoolLoad):
         rank.blocks -= running.blocks
         rank.requests -= 1
         self._tell(running.rank, now)
-        self.ended(running.ask.tenant_id, now)
+        self.ended(running.ask.tenant_id)
         return now
 
     def _tell(self, number: int, now: float) -> None:

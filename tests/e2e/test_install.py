@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,8 @@ def _install(folder: Path, environment: dict[str, str]) -> list[object]:
 def test_with_a_compiler(tmp_path: Path) -> None:
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("there is no C compiler")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        pytest.skip("there are no headers of Python")
     assert _install(tmp_path, {}) == [dict.fromkeys(KERNELS, True), []]
 
 

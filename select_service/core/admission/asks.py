@@ -88,6 +88,15 @@ class Pool(Protocol):
         ...
 
     @property
+    def heaviest(self) -> int:
+        """The most that waits, runs and is in flight on one instance, added up."""
+        ...
+
+    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
+        """Return what `gaie_legacy.utilization` is at most; infinity: nobody knows."""
+        ...
+
+    @property
     def saturation(self) -> float:
         """`slo_shed`'s measure of the whole pool; 1 means full. See `saturation.py`."""
         ...

@@ -1,4 +1,4 @@
-"""Which ranks are busy, as one bit per slot, kept up in O(1) with every change of load.
+"""Which ranks are busy, as one bit per slot, kept up in O(1) with each change that may flip one.
 
 A rank is busy when any configured check is exceeded, a worker when all its declared ranks are.
 The field's newer routers latch the decode check: set when either signal is over, cleared when the
@@ -55,20 +55,19 @@ def worker_busy(thresholds: Thresholds, loads: Iterable[RankReport]) -> bool:
 class BusyRanks:
     """The busy bit of every slot of a partition.
 
-    Slots without a worker are never busy. `note` must be called with every change of a slot's
-    load; it costs a few comparisons of Python numbers and touches the column only when the bit
-    flips.
+    Slots without a worker are never busy. `note` must be called when the load of a slot grows, and
+    when that of a busy one shrinks; it costs a few comparisons of Python numbers and touches the
+    column only when the bit flips.
     """
 
     def __init__(self) -> None:
         self.busy: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self.count = 0
-        """Busy slots."""
+        self.slots: set[int] = set()
+        """Those whose bit is set."""
         self.thresholds = NOTHING
         self.watches = False
         """Whether any threshold is set; without, nothing is ever busy."""
         self._seated: list[bool] = []
-        self._bits: list[bool] = []  # `busy` again; reading a column's element is slow
         self._batch_tokens: list[int | None] = []
         self._total_blocks: list[int | None] = []
         self._prefill_limit: list[float] = []
@@ -84,7 +83,6 @@ class BusyRanks:
             return
         self.busy = np.concatenate([self.busy, np.zeros(missing, dtype=np.bool_)])
         self._seated += [False] * missing
-        self._bits += [False] * missing
         self._batch_tokens += [None] * missing
         self._total_blocks += [None] * missing
         self._prefill_limit += [math.inf] * missing
@@ -92,6 +90,11 @@ class BusyRanks:
         self._prefill += [0.0] * missing
         self._decode += [0.0] * missing
         self._used += [UNREPORTED] * missing
+
+    @property
+    def count(self) -> int:
+        """Busy slots."""
+        return len(self.slots)
 
     def seat(
         self, slot: int, max_num_batched_tokens: int | None, kv_total_blocks: int | None
@@ -138,13 +141,13 @@ class BusyRanks:
     def all_busy(self, rows: Rows) -> bool:
         """Tell whether every candidate is busy; O(1) unless as many are busy as there are."""
         candidates = rows.stop if isinstance(rows, slice) else len(rows)
-        if self.count < candidates or not candidates:
+        if len(self.slots) < candidates or not candidates:
             return False
         return bool(self.busy[rows].all())
 
     def free_rows(self, rows: Rows) -> Rows:
         """Return the candidates that are not busy, ascending; all of them while nobody is."""
-        if not self.count:
+        if not self.slots:
             return rows
         busy = self.busy[rows]
         if not busy.any():
@@ -152,6 +155,10 @@ class BusyRanks:
         if isinstance(rows, slice):
             return np.flatnonzero(~busy)
         return rows[~busy]
+
+    def lowest_limits(self) -> tuple[float, float]:
+        """Return the prefill tokens and blocks of which every slot may have so many."""
+        return min(self._prefill_limit, default=math.inf), min(self._decode_limit, default=math.inf)
 
     def exceeded(self, slot: int) -> tuple[str, float, float] | None:
         """Return (knob, value, limit) of the first check a slot exceeds, for the answer."""
@@ -179,15 +186,19 @@ class BusyRanks:
             or self._decode[slot] > limit
             or self._used[slot] > limit
         )
-        if busy is not self._bits[slot]:
-            self._bits[slot] = busy
+        if busy != (slot in self.slots):
             self.busy[slot] = busy
-            self.count += 1 if busy else -1
+            (self.slots.add if busy else self.slots.discard)(slot)
+
+    def is_true(self, slot: int, prefill_tokens: float, decode_blocks: float) -> bool:
+        """Tell whether the bit of a slot is right for what it carries now; for tests."""
+        limit = self._decode_limit[slot]
+        over = prefill_tokens > self._prefill_limit[slot] or decode_blocks > limit
+        return (slot in self.slots) == (over or self._used[slot] > limit)
 
     def check(self) -> None:
         """State every promise: bits and their number follow from what is known."""
-        assert self.count == int(self.busy.sum())
-        assert self.busy.tolist() == self._bits
+        assert set(np.flatnonzero(self.busy).tolist()) == self.slots
         for slot, seated in enumerate(self._seated):
             used = self._used[slot]
             load = RankReport(

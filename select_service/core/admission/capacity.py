@@ -7,6 +7,7 @@ a clock nor a queue is kept here; columns by slot let routing skip full workers 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -56,6 +57,11 @@ class WorkerCap:
         return self.inflight >= self.max_inflight
 
     @property
+    def is_capped(self) -> bool:
+        """Whether it can be full at all."""
+        return self.max_inflight != UNLIMITED
+
+    @property
     def room(self) -> int:
         """How many more may wait for it."""
         return self.max_queued - self.queued
@@ -86,10 +92,16 @@ class WorkerCaps:
         self.full: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.room: Slots = np.zeros(0, dtype=np.int64)
         """Waiting places left with the worker of each slot."""
-        self.full_slots = 0
+        self.slots: set[int] = set()
+        """Those of full workers."""
         self.waiting = 0
         self._caps: dict[int, WorkerCap] = {}
         self._owner: list[int] = []  # by slot; meaningless where nobody sits
+
+    @property
+    def full_slots(self) -> int:
+        """Slots of full workers."""
+        return len(self.slots)
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
@@ -136,7 +148,10 @@ class WorkerCaps:
         return cap.queued
 
     def note(self, worker_id: int, inflight: int) -> None:
-        """The ledger changed how many requests a worker carries."""
+        """The ledger changed how many requests a worker carries.
+
+        Must be called when they become more, and when those of a full worker become fewer.
+        """
         cap = self._caps[worker_id]
         most = cap.max_inflight
         was_full = cap.inflight >= most
@@ -145,28 +160,35 @@ class WorkerCaps:
             self._write(cap)
 
     def _clear(self, cap: WorkerCap) -> None:
-        if cap.slots and self.full[cap.slots[0]]:
-            self.full_slots -= len(cap.slots)
+        self.slots.difference_update(cap.slots)
         for slot in cap.slots:
             self.full[slot], self.room[slot] = False, 0
 
     def _write(self, cap: WorkerCap) -> None:
-        if not cap.slots:
-            return
-        self.full_slots += (cap.full - int(self.full[cap.slots[0]])) * len(cap.slots)
+        change = self.slots.update if cap.full else self.slots.difference_update
+        change(cap.slots)
         for slot in cap.slots:
             self.full[slot], self.room[slot] = cap.full, cap.room
+
+    def lowest_limit(self) -> float:
+        """Return the requests on one slot below which no worker is full.
+
+        A worker of several ranks may be full whatever the one carries.
+        """
+        caps = self._caps.values()
+        limits = (cap.max_inflight if len(cap.slots) == 1 else 0 for cap in caps if cap.is_capped)
+        return min(limits, default=math.inf)
 
     def all_full(self, rows: Rows) -> bool:
         """Tell whether every candidate is full; O(1) unless as many are full as there are."""
         candidates = rows.stop if isinstance(rows, slice) else len(rows)
-        if self.full_slots < candidates or not candidates:
+        if len(self.slots) < candidates or not candidates:
             return False
         return bool(self.full[rows].all())
 
     def open_rows(self, rows: Rows) -> Rows:
         """Return the candidates that may take one more request, ascending."""
-        if not self.full_slots:
+        if not self.slots:
             return rows
         full = self.full[rows]
         if not full.any():
@@ -210,7 +232,7 @@ class WorkerCaps:
         assert self.waiting == sum(cap.queued for cap in caps)
         full = {slot for cap in caps if cap.full for slot in cap.slots}
         assert set(np.flatnonzero(self.full).tolist()) == full
-        assert self.full_slots == len(full)
+        assert self.slots == full
         for worker_id, cap in self._caps.items():
             assert cap.inflight >= 0
             assert cap.queued >= 0

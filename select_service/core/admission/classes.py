@@ -63,7 +63,7 @@ class SloClasses:
 
     def known(self, name: str) -> str:
         """Return the name it is counted under: itself, or the standard class."""
-        return name if name in self.priorities else STANDARD
+        return self._places.get(name, self._standard_place)[0]
 
     def priority(self, name: str) -> int:
         """Return the priority of a class name as sent."""

@@ -1,13 +1,18 @@
 """How fast the ledger drains, measured: prefill tokens and ended requests per second.
 
 Only time in which there was something to compute counts, per computing rank: an idle night makes
-nobody slow, and one busy rank of many tells what all of them could do.
+nobody slow, and one busy rank of many tells what all of them could do. Nothing is done per
+request: what a pool has done so far is in `work_done.py`, and is looked at when somebody asks and
+at every housekeeping.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from select_service.core.work_done import WorkDone
 
 MEMORY_S: Final = 30.0
 """Work older than about so many busy seconds is forgotten."""
@@ -19,68 +24,73 @@ TOKENS_PER_S_MIN: Final = 1.0
 
 
 class DrainMeter:
-    """Two exponentially weighted sums, of work and of the rank-seconds it took.
+    """Exponentially weighted sums, of work and of the time it took.
 
     Args:
+        work: what is measured.
         memory_s: busy seconds after which old work weighs 1/e.
         prior_tokens_per_s: what one rank computes, until more is known.
     """
 
     __slots__ = (
-        "_computing",
         "_ended",
-        "_ended_span",
         "_memory_s",
-        "_seconds",
-        "_since",
+        "_rank_seconds",
+        "_seen_busy_seconds",
+        "_seen_computed",
+        "_seen_ended",
+        "_seen_rank_seconds",
+        "_span",
         "_tokens",
+        "work",
     )
 
     def __init__(
-        self, *, memory_s: float = MEMORY_S, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S
+        self,
+        work: WorkDone,
+        *,
+        memory_s: float = MEMORY_S,
+        prior_tokens_per_s: float = PRIOR_TOKENS_PER_S,
     ) -> None:
+        self.work = work
         self._memory_s = memory_s
-        self._seconds = PRIOR_WEIGHT_S  # rank-seconds
+        self._rank_seconds = PRIOR_WEIGHT_S
         self._tokens = PRIOR_WEIGHT_S * prior_tokens_per_s
-        self._computing = 0
-        self._since = 0.0
         self._ended = 0.0
-        self._ended_span = 0.0  # seconds with something computing
+        self._span = 0.0  # seconds with something computing
+        self._seen_computed, self._seen_ended = work.computed, work.ended
+        self._seen_rank_seconds = work.rank_seconds
+        self._seen_busy_seconds = work.busy_seconds
 
-    def computing(self, ranks: int, now: float) -> None:
-        """From now on so many ranks have something to compute."""
-        self._pass(now)
-        self._computing = ranks
+    def follow(self) -> None:
+        """Take in what was done since somebody looked. O(1).
 
-    def computed(self, tokens: int, now: float) -> None:
-        """So many tokens were computed."""
-        self._pass(now)
-        self._tokens += tokens
-
-    def ended(self, now: float, count: int = 1) -> None:
-        """So many requests ended."""
-        self._pass(now)
-        self._ended += count
-
-    def _pass(self, now: float) -> None:
-        passed = now - self._since
-        if passed <= 0.0:
-            return
-        self._since = now
-        if not self._computing:
-            return
-        fade = math.exp(-passed / self._memory_s)
-        self._seconds = self._seconds * fade + passed * self._computing
-        self._tokens *= fade
-        self._ended_span = self._ended_span * fade + passed
-        self._ended *= fade
+        What lies between two looks fades as one: they should not lie further apart than what is
+        remembered, or an old average stays.
+        """
+        work = self.work
+        rank_seconds, busy_seconds = work.rank_seconds, work.busy_seconds
+        passed = busy_seconds - self._seen_busy_seconds
+        if passed > 0.0:
+            fade = math.exp(-passed / self._memory_s)
+            self._rank_seconds *= fade
+            self._tokens *= fade
+            self._ended *= fade
+            self._span = self._span * fade + passed
+            self._rank_seconds += max(0.0, rank_seconds - self._seen_rank_seconds)
+        self._tokens += work.computed - self._seen_computed
+        self._ended += work.ended - self._seen_ended
+        self._seen_computed, self._seen_ended = work.computed, work.ended
+        self._seen_rank_seconds, self._seen_busy_seconds = rank_seconds, busy_seconds
 
     @property
     def tokens_per_s(self) -> float:
         """Prefill tokens per second of one computing rank."""
-        return max(TOKENS_PER_S_MIN, self._tokens / self._seconds)
+        self.follow()
+        return max(TOKENS_PER_S_MIN, self._tokens / self._rank_seconds)
 
     @property
     def requests_per_s(self) -> float:
         """Requests that end per busy second, all ranks together; 0 until one has ended."""
-        return self._ended / self._ended_span if self._ended_span > 0.0 else 0.0
+        self.follow()
+        return self._ended / self._span if self._span > 0.0 else 0.0

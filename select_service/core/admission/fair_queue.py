@@ -95,7 +95,7 @@ class _Band(Generic[T]):
         else:
             self.flows.move_to_end(tenant_id)
         if flow.waiting is None:
-            least = self.active[0].counter if self.active else self.level
+            least = self.active[0].counter if self.size else self.level
             flow.counter = max(flow.counter, least)
         return flow
 
@@ -165,9 +165,11 @@ class FairQueue(Generic[T]):
             key=_by_deadline
         )
         self._arrivals = 0
+        self.waiting = 0
+        """How many wait, of all bands."""
 
     def __len__(self) -> int:
-        return len(self._expiries)
+        return self.waiting
 
     def size(self, band: int) -> int:
         """How many of a band wait."""
@@ -184,7 +186,7 @@ class FairQueue(Generic[T]):
 
     def first_band(self) -> int:
         """Return the most important band of which somebody waits; the number of bands if none."""
-        if self._expiries:
+        if self.waiting:
             for number, band in enumerate(self._bands):
                 if band.size:
                     return number
@@ -192,13 +194,13 @@ class FairQueue(Generic[T]):
 
     def bands_waiting(self) -> list[int]:
         """Return the bands of which somebody waits, most important first."""
-        if not self._expiries:
+        if not self.waiting:
             return []
         return [number for number, band in enumerate(self._bands) if band.size]
 
     def work_ahead(self, band: int) -> int:
         """Return the prefill tokens that wait in this band and those above it."""
-        if not self._expiries:
+        if not self.waiting:
             return 0
         return sum(one.work for one in self._bands[: band + 1])
 
@@ -208,7 +210,7 @@ class FairQueue(Generic[T]):
         All of the bands above; of its own what waits, but of every other tenant no more than of
         its own: who sends little does not stand behind all that somebody else sends.
         """
-        if not self._expiries:
+        if not self.waiting:
             return 0
         one = self._bands[band]
         above = sum(one.work for one in self._bands[:band])
@@ -227,7 +229,12 @@ class FairQueue(Generic[T]):
     def serve_directly(self, band: int, tenant_id: str, cost: int) -> None:
         """Charge a tenant whose request did not have to wait."""
         one = self._bands[band]
-        one.charge(one.flow_of(tenant_id), cost)
+        flow = one.flow_of(tenant_id)
+        if flow.waiting is None:
+            one.level = flow.counter
+            flow.counter += cost
+        else:
+            one.charge(flow, cost)
 
     def push(self, one: Waiting[T]) -> None:
         """Let a request wait. Whether the quota has room is for the caller to ask."""
@@ -238,6 +245,7 @@ class FairQueue(Generic[T]):
         one.flow = flow
         band.add(flow, one)
         self._expiries.add(one)
+        self.waiting += 1
 
     def in_order(self, band: int) -> Iterator[Waiting[T]]:
         """Yield who of a band is next: tenants by what they got, each one's by deadline.
@@ -271,6 +279,7 @@ class FairQueue(Generic[T]):
         one.flow = None
         self._bands[one.band].remove(flow, one)
         self._expiries.remove(one)
+        self.waiting -= 1
         return True
 
     def next_expiry(self) -> float:
@@ -303,4 +312,4 @@ class FairQueue(Generic[T]):
             for flow in band.flows.values():
                 assert flow.work == sum(one.work for one in flow.waiting or ())
             total += band.size
-        assert total == len(self._expiries)
+        assert total == len(self._expiries) == self.waiting

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DEFAULT_QUEUE_DEPTH: Final = 5.0
 DEFAULT_KV_UTILIZATION: Final = 0.8
 CONCURRENCY_PER_INSTANCE: Final = 64
+_SURELY_BELOW: Final = 1.0 - 1e-6
+"""A bound below that leaves no doubt, in whatever order the sum is taken."""
 
 
 def utilization(
@@ -62,6 +64,8 @@ class GaieLegacy:
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
         """Refuse sheddable requests of a saturated pool."""
         if self._classes.priority(ask.slo_class) >= 0:
+            return ADMIT
+        if pool.utilization_most(self._queue_depth, self._kv_utilization) < _SURELY_BELOW:
             return ADMIT
         saturation = utilization(pool, self._queue_depth, self._kv_utilization)
         if saturation < 1.0:

@@ -17,6 +17,7 @@ import math
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
 from select_service.core.admission.asks import ADMIT, Outcome, Verdict
+from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.returns import NO_ROOM, ReturnBook, Room
 from select_service.core.admission.tallies import Tallies
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
@@ -101,10 +102,17 @@ class Gate(Generic[T]):
         self.caps = caps
         self.returns = returns or ReturnBook(len(classes.bands))
         self.tallies = Tallies(classes.names)
+        self._know_classes()
         self._traffic = Traffic(len(classes.bands))
         self.admitted = Decision("admit", "", "", policy.name, "")
         """What everybody is told who may go on."""
         self._promised: Ask | None = None  # settled last, and held a promise
+
+    def _know_classes(self) -> None:
+        """By class: where it is counted, its band, and the name it is counted under."""
+        classes, of = self.classes, self.tallies.of
+        self._lines = {name: (of[name], classes.band(name), name) for name in classes.names}
+        self._standard_line = self._lines[STANDARD]
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -217,12 +225,16 @@ class Gate(Generic[T]):
 
     def settle(self, decision: Decision, ask: Ask, now: float) -> None:
         """Charge and count what was decided; in the same step as the booking."""
-        name, band = self.classes.place(ask.slo_class)
-        tally = self.tallies.of[name]
+        tally, band, name = self._lines.get(ask.slo_class, self._standard_line)
         tally.offered += 1
         if decision.outcome == "admit":
             self.policy.charge(ask, now)
-            self._admit(ask, tally, band, now)
+            tally.admitted += 1
+            self.tallies.admitted_by_tenant.add(ask.tenant_id)
+            work = ask.prefill_tokens
+            self._traffic.add(band, ask.tokens if work < 0 else work, now)
+            if self.returns.size:
+                self._redeem(ask)
             return
         self.tallies.note(decision.policy, decision.gate, decision.outcome, decision.code, name)
         if decision.outcome == "wait":
@@ -329,6 +341,7 @@ class Gate(Generic[T]):
             self._traffic = Traffic(len(built.classes.bands))
         self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
         self.tallies.know(built.classes.names)
+        self._know_classes()
         self.admitted = Decision("admit", "", "", built.policy.name, "")
         return waiting
 

@@ -1,13 +1,14 @@
-"""The load of a partition's ranks as policies see it, kept up in O(1) with every ledger change.
+"""The load of a partition's ranks as policies see it: columns, read when somebody asks.
 
-Saturation, backlog and busy ranks are sums that follow each change of one slot; they are kept in
-whole numbers, so that no rounding adds up over days. Knows no classes and decides nothing.
+Whoever books keeps the columns (`ledger.py`; in simulations `simulator/told_loads.py`). Nothing
+follows their changes here: one expression over all ranks costs less than following the three
+changes of each request, and no sum can drift. Knows no classes and decides nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,14 +17,13 @@ from select_service.core.admission.drain import DrainMeter
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.columns import Floats
+    from numpy.typing import NDArray
 
-_UNIT: Final = 1 << 32
-"""Saturations are summed in units of 2^-32."""
-_SATURATION_MAX: Final = 1e6
-"""Of one rank; beyond it, more means nothing more."""
-_RATE_CHANGED: Final = 0.05
-"""So much must the measured rate move before all ranks are judged anew."""
+    from select_service.core.columns import Floats
+    from select_service.core.work_done import WorkDone
+
+_RATE_STEP_S: Final = 0.01
+"""The measured rate is taken anew after so long: it is an average over half a minute."""
 
 
 class SaturationLimits(NamedTuple):
@@ -36,183 +36,213 @@ class SaturationLimits(NamedTuple):
     """Requests that wait inside the engine, where it tells; 0: not looked at."""
 
 
-class RankLoad(NamedTuple):
-    """What the ledger and the engine say of one rank."""
+class Loads(Protocol):
+    """What is booked, by slot. Columns may be replaced by longer ones; slots of nobody hold 0."""
 
-    prefill_tokens: float = 0.0
-    decode_blocks: float = 0.0
-    requests: int = 0
-    prefilling: int = 0  # of them, those whose prefill is not complete
-    waiting: int | None = None  # inside the engine, if it tells
+    @property
+    def prefill(self) -> Floats:
+        """Booked prefill tokens that are not computed."""
+        ...
 
+    @property
+    def decode(self) -> Floats:
+        """Active blocks."""
+        ...
 
-Carried: TypeAlias = tuple[float, float, int, int, int | None]
-"""A `RankLoad`, which need not be built for it."""
+    @property
+    def requests(self) -> NDArray[np.int64]:
+        """Requests in flight."""
+        ...
+
+    @property
+    def computing(self) -> NDArray[np.int64]:
+        """Of them, those whose prefill is not complete."""
+        ...
+
+    @property
+    def prefilling(self) -> int:
+        """The sum of `computing`."""
+        ...
+
+    @property
+    def prefill_backlog(self) -> int:
+        """The sum of `prefill`."""
+        ...
+
+    @property
+    def work(self) -> WorkDone:
+        """What has been done so far."""
+        ...
 
 
 class PoolLoad:
-    """A `Pool` over slots; unseated slots hold zeros and count nowhere."""
+    """A `Pool` over slots; unseated slots count nowhere."""
 
     def __init__(
-        self, limits: SaturationLimits | None = None, meter: DrainMeter | None = None
+        self,
+        loads: Loads,
+        limits: SaturationLimits | None = None,
+        meter: DrainMeter | None = None,
     ) -> None:
+        self.loads = loads
         self.limits = limits or SaturationLimits()
-        self.meter = meter or DrainMeter()
-        self.queue_depth: Floats = np.zeros(0)
-        self.batch_size: Floats = np.zeros(0)
-        self.in_flight: Floats = np.zeros(0)
-        self.kv_utilization: Floats = np.zeros(0)
-        self._keeps_columns = True
+        self.meter = meter or DrainMeter(loads.work)
         self.instances = 0
-        self.prefill_backlog = 0.0
-        self._computing = 0  # ranks with something to prefill
-        self._loads: list[Carried | None] = []  # None: nobody
-        self._share: list[float] = []  # 1 / total blocks; 0: not known
-        self._units: list[int] = []
-        self._sum = 0
+        self._seated: set[int] = set()
+        self._waiting: dict[int, int] = {}  # inside the engine, by slot, where it tells
         self._stale: set[int] = set()
-        self._behind: set[int] = set()  # slots whose saturation nobody has asked for since
-        self._per_token = 0.0  # saturation of one booked token
-        self._rate_used = 0.0
+        self._share: Floats = np.zeros(0)
+        """1 / total blocks; 0: not known."""
+        self._floor: Floats = np.zeros(0)
+        """The saturation a rank has whatever it carries: by what it tells, or tells no more."""
+        self._has_floor = False
+        self._rate = 0.0
+        self._rate_at = -math.inf
+        self._room = 1.0  # the prefill tokens of a full rank
+        self._block_tokens: Floats = np.zeros(0)
+        """The prefill tokens that fill a rank as much as one block does."""
+        self._filled: Floats = np.zeros(0)  # scratch
+        self._ones: Floats = np.zeros(0)
         self._tenants: dict[str, int] = {}
-        self._follow_rate()
 
     # -- who is here ---------------------------------------------------------------------------
 
-    def ensure(self, capacity: int) -> None:
-        """Make room for slots below `capacity`; never shrinks."""
-        missing = capacity - len(self._loads)
+    def _ensure(self, capacity: int) -> None:
+        missing = capacity - len(self._share)
         if missing <= 0:
             return
         more = np.zeros(missing)
-        self.queue_depth = np.concatenate([self.queue_depth, more])
-        self.batch_size = np.concatenate([self.batch_size, more])
-        self.in_flight = np.concatenate([self.in_flight, more])
-        self.kv_utilization = np.concatenate([self.kv_utilization, more])
-        self._loads += [None] * missing
-        self._share += [0.0] * missing
-        self._units += [0] * missing
+        self._share = np.concatenate([self._share, more])
+        self._floor = np.concatenate([self._floor, more])
+        self._filled = np.zeros(capacity)
+        self._ones = np.ones(capacity)
+        self._rate_at = -math.inf
 
     def seat(self, slot: int, total_kv_blocks: int | None) -> None:
         """A schedulable rank takes the slot, or its record changed; its load stays."""
-        self.ensure(slot + 1)
-        if self._loads[slot] is None:
-            self._loads[slot] = RankLoad()
-            self.instances += 1
+        self._ensure(max(slot + 1, len(self.loads.prefill)))
+        self._seated.add(slot)
+        self.instances = len(self._seated)
         self._share[slot] = 1.0 / total_kv_blocks if total_kv_blocks else 0.0
-        self._write(slot)
+        self._rate_at = -math.inf
 
-    def unseat(self, slot: int, now: float) -> None:
-        """The rank is gone, its load with it."""
-        if slot >= len(self._loads) or self._loads[slot] is None:
+    def unseat(self, slot: int) -> None:
+        """The rank is gone; whoever books takes its load away."""
+        if slot not in self._seated:
             return
-        self.note(slot, RankLoad(), now)
-        self._write(slot)
+        self._seated.discard(slot)
+        self.instances = len(self._seated)
+        self._share[slot] = 0.0
+        self._waiting.pop(slot, None)
         self._stale.discard(slot)
-        self._behind.discard(slot)
-        self._loads[slot] = None
-        self._sum -= self._units[slot]
-        self._units[slot] = 0
-        self.instances -= 1
+        self._write_floor(slot)
+        self._rate_at = -math.inf
 
-    def keep_columns(self, *, keep: bool) -> None:
-        """Whether some policy looks at the columns; where none does they are not kept up."""
-        if keep and not self._keeps_columns:
-            self._keeps_columns = True
-            for column in (
-                *(self.queue_depth, self.batch_size),
-                *(self.in_flight, self.kv_utilization),
-            ):
-                column.fill(0.0)  # who has gone meanwhile has left something behind
-            for slot, load in enumerate(self._loads):
-                if load is not None:
-                    self._write(slot)
-        self._keeps_columns = keep
+    # -- what ranks tell -----------------------------------------------------------------------
 
-    # -- what it carries -----------------------------------------------------------------------
-
-    def note(self, slot: int, load: Carried, now: float) -> None:
-        """The ledger, or the engine, says what a seated slot carries now. O(1).
-
-        What that does to the saturation is found out when somebody asks for it.
-        """
-        before = self._loads[slot]
-        assert before is not None, "nobody sits there"
-        if load == before:
-            return  # as it was when somebody looked last
-        self._loads[slot] = load
-        tokens, were = load[0], before[0]
-        if tokens != were:
-            self.prefill_backlog += tokens - were
-            computing = (tokens > 0) - (were > 0)
-            if computing:
-                self._computing += computing
-                self.meter.computing(self._computing, now)
-        if self._keeps_columns:
-            self._write(slot)
+    def tell_waiting(self, slot: int, waiting: int | None) -> None:
+        """So many requests wait inside the engine of a seated slot; None: it does not tell."""
+        if waiting is None:
+            self._waiting.pop(slot, None)
         else:
-            self._behind.add(slot)
+            self._waiting[slot] = waiting
+        self._write_floor(slot)
 
     def mark_stale(self, slot: int, *, stale: bool) -> None:
         """Whether what a rank says of itself is too old to be believed; then it counts as full."""
         (self._stale.add if stale else self._stale.discard)(slot)
-        self._write(slot)
+        self._write_floor(slot)
 
-    def prefilled(self, tokens: int, now: float) -> None:
-        """So many booked tokens were computed (not: given up)."""
-        self.meter.computed(tokens, now)
-        rate = self.meter.tokens_per_s
-        if abs(rate - self._rate_used) > _RATE_CHANGED * self._rate_used:
-            self._follow_rate()
-
-    def _follow_rate(self) -> None:
-        self._rate_used = self.meter.tokens_per_s
-        room = self._rate_used * self.limits.target_ttft_s
-        self._per_token = 1.0 / room if room > 0.0 else 0.0
-        self._behind.update(slot for slot, load in enumerate(self._loads) if load is not None)
-
-    def _catch_up(self) -> None:
-        while self._behind:
-            self._write(self._behind.pop())
-
-    def _write(self, slot: int) -> None:
-        load = self._loads[slot]
-        assert load is not None, "nobody sits there"
-        prefill_tokens, decode_blocks, requests, prefilling, waiting = load
-        used = decode_blocks * self._share[slot]
-        saturation = prefill_tokens * self._per_token
-        if used > saturation * self.limits.kv_utilization:
-            saturation = used / self.limits.kv_utilization
-        if waiting is None:
-            waiting = max(0, prefilling - 1)
-        elif self.limits.waiting:
-            saturation = max(saturation, waiting / self.limits.waiting)
-        if slot in self._stale:
-            saturation = max(saturation, 1.0)
-        units = int(min(saturation, _SATURATION_MAX) * _UNIT)
-        self._sum += units - self._units[slot]
-        self._units[slot] = units
-        if self._keeps_columns:
-            self.queue_depth[slot] = waiting
-            self.batch_size[slot] = max(0, requests - waiting)
-            self.in_flight[slot] = requests
-            self.kv_utilization[slot] = used
+    def _write_floor(self, slot: int) -> None:
+        limit = self.limits.waiting
+        floor = self._waiting.get(slot, 0) / limit if limit else 0.0
+        self._floor[slot] = max(floor, 1.0) if slot in self._stale else floor
+        self._has_floor = bool(self._waiting or self._stale)
 
     # -- what policies ask ---------------------------------------------------------------------
+
+    @property
+    def prefill_backlog(self) -> float:
+        """Prefill tokens booked and not computed yet."""
+        return self.loads.prefill_backlog
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prefill tokens per second of one rank that has something to compute; 0: not known."""
+        if self.meter.work.at - self._rate_at > _RATE_STEP_S:
+            self._follow_rate()
+        return self._rate
+
+    def _follow_rate(self) -> None:
+        self._rate_at = self.meter.work.at
+        self._rate = self.meter.tokens_per_s
+        self._room = self._rate * self.limits.target_ttft_s
+        self._block_tokens = self._share * (self._room / self.limits.kv_utilization)
 
     @property
     def saturation(self) -> float:
         """Mean over ranks of max(prefill/P*, blocks/(limit·K), waiting/limit); 1 without ranks."""
         if not self.instances:
             return 1.0
-        if self._behind:
-            self._catch_up()
-        return self._sum / (_UNIT * self.instances)
+        loads = self.loads
+        if self.meter.work.at - self._rate_at > _RATE_STEP_S:
+            self._follow_rate()
+        prefill, filled = loads.prefill, self._filled
+        if len(prefill) != len(filled):
+            self._ensure(len(prefill))
+            self._follow_rate()
+            filled = self._filled
+        np.multiply(loads.decode, self._block_tokens, out=filled)
+        np.maximum(filled, prefill, out=filled)
+        if self._has_floor:
+            np.maximum(filled, self._floor * self._room, out=filled)
+        return float(filled.dot(self._ones)) / (self._room * self.instances)
 
     @property
-    def prefill_rate(self) -> float:
-        """Prefill tokens per second of one rank that has something to compute; 0: not known."""
-        return self.meter.tokens_per_s
+    def queue_depth(self) -> Floats:
+        """Requests that wait inside each rank: as told, else all that compute but one."""
+        waiting: Floats = np.maximum(self.loads.computing - 1.0, 0.0)
+        for slot, told in self._waiting.items():
+            waiting[slot] = told
+        return waiting
+
+    @property
+    def batch_size(self) -> Floats:
+        """Requests that do not wait."""
+        running: Floats = np.maximum(self.loads.requests - self.queue_depth, 0.0)
+        return running
+
+    @property
+    def in_flight(self) -> Floats:
+        """Requests sent and not ended."""
+        return self.loads.requests.astype(np.float64)
+
+    @property
+    def kv_utilization(self) -> Floats:
+        """Share of the blocks in use."""
+        decode = self.loads.decode
+        self._ensure(len(decode))
+        return decode * self._share
+
+    @property
+    def heaviest(self) -> int:
+        """The most that waits, runs and is in flight on one rank, added up."""
+        if self._waiting:
+            return int((self.queue_depth + self.batch_size + self.in_flight).max())
+        return 2 * int(self.loads.requests.max())  # who does not wait runs
+
+    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
+        """Return what the utilization of the pool is at most; infinity: no quick answer.
+
+        The greater of two is at most their sum, and of those that compute not all wait.
+        """
+        decode = self.loads.decode
+        if self._waiting or not self.instances or len(decode) != len(self._share):
+            return math.inf
+        used = float(decode.dot(self._share)) / kv_utilization
+        return (self.loads.prefilling / queue_depth + used) / self.instances
+
+    # -- whose requests ------------------------------------------------------------------------
 
     def tenant_in_flight(self, tenant_id: str) -> int:
         """Requests of the tenant that began and have not ended."""
@@ -222,33 +252,34 @@ class PoolLoad:
         """A request of the tenant was booked."""
         self._tenants[tenant_id] = self._tenants.get(tenant_id, 0) + 1
 
-    def ended(self, tenant_id: str, now: float) -> None:
-        """A request of the tenant ended; as many names are kept as have requests."""
-        self.meter.ended(now)
-        self.left(tenant_id)
-
-    def recount(self, in_flight: Mapping[str, int]) -> None:
-        """Begin to count tenants anew."""
-        self._tenants = {name: count for name, count in in_flight.items() if count}
-
     def left(self, tenant_id: str) -> None:
-        """One request fewer of the tenant; the meter knows already."""
+        """A request of the tenant ended; as many names are kept as have requests."""
         left = self._tenants.get(tenant_id, 0) - 1
         if left > 0:
             self._tenants[tenant_id] = left
         else:
             self._tenants.pop(tenant_id, None)
 
+    def recount(self, in_flight: Mapping[str, int]) -> None:
+        """Begin to count tenants anew."""
+        self._tenants = {name: count for name, count in in_flight.items() if count}
+
     def check(self) -> None:
-        """State every promise: sums are sums, nobody carries nothing."""
-        self._catch_up()
-        seated = [load for load in self._loads if load is not None]
-        assert self.instances == len(seated)
-        assert self._sum == sum(self._units)
-        assert math.isclose(self.prefill_backlog, sum(load[0] for load in seated), abs_tol=1e-6)
-        assert self._computing == sum(load[0] > 0 for load in seated)
-        for slot, load in enumerate(self._loads):
-            if load is None:
-                assert self._units[slot] == 0
-                assert not (self._keeps_columns and self.in_flight[slot])
+        """State every promise: the sum is that of the ranks, nobody carries nothing."""
+        assert self.instances == len(self._seated)
+        loads, limits = self.loads, self.limits
+        assert self.prefill_backlog == loads.prefill.sum()
+        assert loads.prefilling == loads.computing.sum()
+        if self.instances:
+            most = self.queue_depth + self.batch_size + self.in_flight
+            assert self.heaviest == most.max()
+        total = 0.0
+        for slot in self._seated:
+            filled = float(loads.prefill[slot]) / (self.prefill_rate * limits.target_ttft_s)
+            used = float(loads.decode[slot]) * float(self._share[slot]) / limits.kv_utilization
+            waits = self._waiting.get(slot, 0) / limits.waiting if limits.waiting else 0.0
+            total += max(filled, used, waits, float(slot in self._stale))
+        if self.instances:
+            assert math.isclose(self.saturation, total / self.instances, rel_tol=1e-9)
+        assert self._waiting.keys() | self._stale <= self._seated
         assert all(self._tenants.values()), "only who has requests is counted"

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from select_service.core.admission.asks import ADMIT, Verdict
+from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
 from select_service.core.admission.flow_queue import ceilings
 from select_service.core.admission.token_bucket import TenantBuckets
@@ -32,7 +33,7 @@ from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from select_service.core.admission.asks import Ask, Pool
+    from select_service.core.admission.asks import Ask, Facts, Pool
     from select_service.core.admission.classes import SloClasses
 
 T = TypeVar("T")
@@ -122,7 +123,13 @@ class SloShed(Generic[T]):
             name: self.settings.targets_s.get(name, self.settings.default_target_s)
             for name in classes.names
         }
+        self._standard_target_s = self._targets_s[STANDARD]
         self._judged: tuple[Ask | None, int] = (None, 0)
+        self._slack = self.settings.feasibility_slack
+        is_held = bool(self._slack)
+        self._is_refused_early = [is_held and self.settings.feasibility_critical]
+        """By line: whether requests that would be late are refused at once."""
+        self._is_refused_early += [is_held] * (len(limits) - 1)
         capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
         self._budgets = (
             None
@@ -153,14 +160,20 @@ class SloShed(Generic[T]):
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Let it in, let it wait, or refuse it; nothing is charged."""
-        band = self._band(ask, now)
-        line = self.line_of(band)
+        classes = self._classes
+        band = classes.band(ask.slo_class) if self._budgets is None else self._band(ask, now)
+        line = band if band < self._promised else band + 1
         self._judged = (ask, line)
-        hopeless = self._hopeless(ask, line, pool, now)
-        if hopeless is not None:
-            return hopeless
-        saturation = pool.saturation
-        if self._opens(line, saturation) and self.queue.first_band() > line:
+        if self._is_refused_early[line]:
+            target_s = ask.target_s
+            if target_s == math.inf:
+                target_s = self._targets_s.get(ask.slo_class, self._standard_target_s)
+            predicted_s = self.predicted_s(ask, line, pool, now)
+            if predicted_s > target_s * self._slack:
+                alone_s = ask.work / pool.prefill_rate
+                return _hopeless(predicted_s, target_s * self._slack, alone_s)
+        saturation, queue = pool.saturation, self.queue
+        if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):
             return ADMIT
         if self.queue.has_room(line):
             return _WAIT
@@ -191,9 +204,10 @@ class SloShed(Generic[T]):
 
     def target_s(self, ask: Ask) -> float:
         """Return the time to first token a request is held to: its own, else its class's."""
-        if ask.target_s != math.inf:
-            return ask.target_s
-        return self._targets_s[self._classes.known(ask.slo_class)]
+        own = ask.target_s
+        if own != math.inf:
+            return own
+        return self._targets_s.get(ask.slo_class, self._standard_target_s)
 
     def predicted_s(self, ask: Ask, line: int, pool: Pool, now: float) -> float:
         """Return the predicted time to first token; 0 while nobody knows how fast the pool is.
@@ -201,44 +215,26 @@ class SloShed(Generic[T]):
         All that is booked goes first. What waits in its line and above drains at the rate that
         those above leave over, for they will go on coming.
         """
-        rate = pool.prefill_rate
-        if not (rate and pool.instances):
+        rate, instances = pool.prefill_rate, pool.instances
+        if not (rate and instances):
             return 0.0
-        drains = rate * pool.instances
-        self._in_pool_s = in_pool_s = pool.prefill_backlog / drains + ask.work / rate
-        ahead = self.queue.work_before(line, ask.tenant_id, ask.work)
+        drains, work = rate * instances, ask.work
+        self._in_pool_s = in_pool_s = pool.prefill_backlog / drains + work / rate
+        if not self.queue.waiting:
+            return in_pool_s
+        ahead = self.queue.work_before(line, ask.tenant_id, work)
         if not ahead:
             return in_pool_s
         left = max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
         return in_pool_s + ahead / left
 
-    def _hopeless(self, ask: Ask, line: int, pool: Pool, now: float) -> Verdict | None:
-        if not self._is_refused_early(line):
-            return None
-        limit_s = self.target_s(ask) * self.settings.feasibility_slack
-        predicted_s = self.predicted_s(ask, line, pool, now)
-        if predicted_s <= limit_s:
-            return None
-        return Verdict(
-            "refuse",
-            HOPELESS,
-            HOPELESS,
-            retry_in_s=predicted_s - limit_s,
-            facts={"predicted_ttft_s": predicted_s, "limit": limit_s},
-        )
-
-    def _is_refused_early(self, line: int) -> bool:
-        """Tell whether requests that would be late are refused at once."""
-        if not self.settings.feasibility_slack:
-            return False
-        return line > 0 or self.settings.feasibility_critical
-
     def _opens(self, line: int, saturation: float) -> bool:
         """Tell whether a line is open, following the saturation with hysteresis."""
         if self._is_open[line]:
-            if saturation >= self._closes_at[line]:
-                self._is_open[line] = False
-                self._closed[line] += 1
+            if saturation < self._closes_at[line]:
+                return True
+            self._is_open[line] = False
+            self._closed[line] += 1
         elif saturation < self._reopen_below[line]:
             self._is_open[line] = True
         return self._is_open[line]
@@ -250,10 +246,13 @@ class SloShed(Generic[T]):
             line = self.line_of(self._band(ask, now))
         self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
         self._traffic.add(line, ask.work, now)
-        self._pay(ask, now)
+        if self._budgets is not None:
+            self._pay(ask, now)
 
     def cost(self, ask: Ask) -> int:
         """Return what a request counts for in its tenant's fairness."""
+        if not ask.output_tokens:
+            return ask.work
         return ask.work + int(self.settings.output_weight * ask.output_tokens)
 
     def _pay(self, ask: Ask, now: float) -> None:
@@ -280,7 +279,7 @@ class SloShed(Generic[T]):
         band = self._band(ask, now)
         target_s = self.target_s(ask)
         line = self.line_of(band)
-        if self._is_refused_early(line):
+        if self._is_refused_early[line]:
             target_s = max(target_s / 2, target_s - self._in_pool_s)
         if is_promised and self._classes.is_sheddable(band):
             line = self._promised
@@ -352,3 +351,10 @@ class SloShed(Generic[T]):
     def check(self) -> None:
         """State every promise of the queue."""
         self.queue.check()
+
+
+def _hopeless(predicted_s: float, limit_s: float, alone_s: float) -> Verdict:
+    """Refuse it until what is booked has gone; for good where its own prefill takes too long."""
+    again_s = predicted_s - limit_s if alone_s <= limit_s else math.inf
+    facts: Facts = {"predicted_ttft_s": predicted_s, "limit": limit_s}
+    return Verdict("refuse", HOPELESS, HOPELESS, again_s, facts)

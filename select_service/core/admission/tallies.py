@@ -35,8 +35,9 @@ class TenantTally:
     def add(self, tenant_id: str) -> None:
         """Count one; O(1), but for one in some of those without a label."""
         counts = self.counts
-        if tenant_id in counts and tenant_id != OTHER:
-            counts[tenant_id] += 1
+        count = counts.get(tenant_id)
+        if count is not None and tenant_id != OTHER:
+            counts[tenant_id] = count + 1
             return
         if len(counts) <= self._labels_max:  # "other" is one of them
             counts[tenant_id] = counts.get(tenant_id, 0) + 1

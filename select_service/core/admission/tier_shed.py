@@ -40,7 +40,7 @@ class TierShed:
             return ADMIT
         if not pool.instances:
             return ADMIT
-        load = int((pool.queue_depth + pool.batch_size + pool.in_flight).max())
+        load = pool.heaviest
         if load <= self._threshold:
             return ADMIT
         reason = (

@@ -55,17 +55,21 @@ class TokenBucket:
         self.tokens = self.capacity
         self.last_us = 0
 
-    def refill(self, t_us: int) -> None:
-        """Credit the time since the last decision; time that goes backwards changes nothing."""
+    def holds(self, tokens: int, t_us: int) -> bool:
+        """Tell whether so many are there now; takes none.
+
+        Credits the time since the last decision; time that goes backwards changes nothing.
+        """
         if t_us > self.last_us:
             grown = self.tokens + float(t_us - self.last_us) * self.refill_rate / 1e6
-            self.tokens = min(self.capacity, grown)
+            full = self.capacity
+            self.tokens = grown if grown < full else full  # noqa: FURB136 - min() is slow
             self.last_us = t_us
-
-    def holds(self, tokens: int, t_us: int) -> bool:
-        """Tell whether so many are there now; takes none."""
-        self.refill(t_us)
         return self.tokens >= tokens
+
+    def refill(self, t_us: int) -> None:
+        """Credit the time since the last decision."""
+        self.holds(0, t_us)
 
     def take(self, tokens: int) -> None:
         """Take them; below zero if they were promised without being there."""
@@ -138,11 +142,13 @@ class TokenBucketPolicy:
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
         """Refuse what the bucket does not hold; nothing is charged yet."""
+        if self._tenants is None and self._only.holds(ask.tokens, round(now * 1e6)):
+            return ADMIT
         return self.judge_at(ask, round(now * 1e6))
 
     def judge_at(self, ask: Ask, t_us: int) -> Verdict:
         """Judge at an exact time in microseconds."""
-        bucket = self.bucket_of(ask.tenant_id, t_us)
+        bucket = self._only if self._tenants is None else self._tenants.of(ask.tenant_id, t_us)
         if bucket.holds(ask.tokens, t_us):
             return ADMIT
         facts: Facts = {"tokens": ask.tokens, "limit": math.floor(bucket.tokens)}
@@ -150,6 +156,9 @@ class TokenBucketPolicy:
 
     def charge(self, ask: Ask, now: float) -> None:
         """Take a request's input tokens."""
+        if self._tenants is None:
+            self._only.tokens -= ask.tokens
+            return
         self.charge_at(ask, round(now * 1e6))
 
     def charge_at(self, ask: Ask, t_us: int) -> None:

@@ -27,17 +27,17 @@ class Traffic:
 
     def add(self, line: int, work: float, now: float) -> None:
         """So much work of a line was let in."""
-        self._fade(now)
+        if now - self._at > _STEP_S:
+            self._fade(now)
         self._sums[line] += work
 
     def _fade(self, now: float) -> None:
-        passed = now - self._at
-        if passed > _STEP_S:
-            fade = math.exp(-passed / MEMORY_S)
-            self._sums = [one * fade for one in self._sums]
-            self._at = now
+        fade = math.exp((self._at - now) / MEMORY_S)
+        self._sums = [one * fade for one in self._sums]
+        self._at = now
 
     def above(self, line: int, now: float) -> float:
         """Return the work per second let in of the lines above one."""
-        self._fade(now)
+        if now - self._at > _STEP_S:
+            self._fade(now)
         return sum(self._sums[:line]) / MEMORY_S

@@ -532,6 +532,27 @@ def test_slo_shed_lets_wait_in_its_own_queue() -> None:
     assert tally(some, "batch").admitted == 1
 
 
+def test_slo_shed_tells_at_once_who_waits_for_a_worker_that_is_gone() -> None:
+    some = saturated()
+    tickets = [ticket_of(some.take(f"r{n}", n + 1, slo_class="batch")) for n in range(3)]
+    some.delete(1)
+    assert some.effects.answered == tickets
+    assert {type(one.answer) for one in tickets} == {NoEligibleWorker}
+    counts = tally(some, "batch")
+    assert (counts.refused, counts.waiting) == (3, 0)
+    assert some.core.partitions[DEFAULT].pending_count == 0
+
+
+def test_who_cannot_be_in_time_is_promised_no_place() -> None:
+    some = saturated()
+    late = refused(some, 1, isl=1000, slo_class="batch", slo_ttft_ms=1500)
+    assert (late.code, late.promised) == ("infeasible-deadline", True), "once the load has gone"
+    never = refused(some, 2, isl=1000, slo_class="batch", slo_ttft_ms=500)
+    assert (never.code, never.promised) == ("infeasible-deadline", False), "not even alone"
+    assert keeper_of(some).gate.returns.size == 1
+    assert retry_after(never) is not None
+
+
 def test_slo_shed_expires_at_the_target() -> None:
     some = saturated()
     ticket = ticket_of(some.take("c", 2, slo_class="critical", slo_ttft_ms=500))
@@ -655,8 +676,12 @@ def test_the_cache_hit_threshold_as_recorded(case: dict[str, Any]) -> None:
     blocks = list(range(1, tokens // size + 1))
     if cached:
         some.hold(1, blocks[:cached])
-    if not tokens:
-        return  # no prompt is empty over HTTP
+    if not tokens:  # the contract refuses it before anybody judges what is cached
+        with pytest.raises(InvalidRequest, match="isl_tokens must be greater than 0"):
+            some.take("a", isl=0, cache_hit_threshold=case["request_threshold"])
+        assert not case["reject"]
+        assert sum(some.core.partitions[DEFAULT].hit_tally.rates) == 0, "nothing was measured"
+        return
     answer = some.take("a", *blocks, isl=tokens, cache_hit_threshold=case["request_threshold"])
     if not case["reject"]:
         selection_of(answer)
@@ -795,7 +820,8 @@ def test_limits_of_promises_outlive_a_change_of_classes() -> None:
     some = fleet(policy="slo-shed", return_slots_max=1)
     config = {"slo_priorities": {"gold": 7}}
     some.core.change_admission(AdmissionChange(policy="slo-shed", config=config), some.now)
-    hopeless = [refused(some, i, isl=16_000, slo_ttft_ms=1) for i in (1, 2)]
+    some.book("load", 1, *range(10), isl=16_000)
+    hopeless = [refused(some, i, slo_ttft_ms=10) for i in (1, 2)]
     assert [one.promised for one in hopeless] == [True, False]
 
 

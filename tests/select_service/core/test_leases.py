@@ -293,6 +293,8 @@ def test_limits() -> None:
     with pytest.raises(TooManyLeases) as caught:
         opened(fleet, "c")
     assert (caught.value.status, fleet.core.desk.leases.refused) == (503, 1)
+    ends_s = fleet.core.desk.leases.next_expiry() - fleet.now
+    assert caught.value.retry_after_s == ends_s > 1.0, "then the first ends, if nobody renews it"
     for name, owner in (("", "o"), ("abcd", "o"), ("a", ""), ("a", "abcd")):
         with pytest.raises(InvalidField) as wrong:
             opened(fleet, name, owner=owner)

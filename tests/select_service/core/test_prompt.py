@@ -120,6 +120,19 @@ def test_a_caller_in_this_process_may_be_wrong_too(name: str) -> None:
         assert refused.value.field == name
 
 
+@pytest.mark.parametrize("name", ["token_ids", "block_hashes", "sequence_hashes"])
+@pytest.mark.parametrize("tokens", [{}, {"token_ids": bytes(128)}])
+def test_packed_numbers_come_whole(name: str, tokens: dict[str, bytes]) -> None:
+    fields: dict[str, Any] = {"block_hashes": bytes(16), "sequence_hashes": bytes(16)}
+    fields |= {"isl_tokens": 32, **tokens, name: bytes(17)}
+    with pytest.raises(InvalidField) as refused:
+        read(**fields)
+    assert refused.value.field == name
+    with pytest.raises(InvalidField) as refused:
+        read_booking(ReservationRequest(**BOOKING, **fields), block_size=16, is_eagle=False)
+    assert refused.value.field == name
+
+
 # -- fingerprints --------------------------------------------------------------------------------
 
 

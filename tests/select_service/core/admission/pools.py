@@ -20,6 +20,8 @@ def told(snapshots: Iterable[dict[str, Any]]) -> SnapshotPool:
 class FixedPool(SnapshotPool):
     """A pool with the saturation, backlog and rate a test wants."""
 
+    prefill_backlog: float = 0.0
+
     def __init__(self, saturation: float = 0.0, backlog: float = 0.0, rate: float = 0.0) -> None:
         super().__init__()
         self.level = saturation

@@ -12,21 +12,20 @@ from select_service.core.admission.asks import Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.cache_hit import Threshold, filter_rows
 from select_service.core.admission.capacity import WorkerCaps
-from select_service.core.admission.drain import DrainMeter
 from select_service.core.admission.fair_queue import Waiting
 from select_service.core.admission.gate import RETURN_SHARE, Gate
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.pool_load import PoolLoad, RankLoad, SaturationLimits
 from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy
+from select_service.simulator.told_loads import RankLoad, ToldPool
 
 RANKS = slice(0, 2)
 
 
 def gate_of(policy: str = "always-admit", ranks: int = 2, **config: Any) -> Gate[str]:
     built: Built[str] = build(policy, config)
-    pool = PoolLoad(SaturationLimits(), DrainMeter(prior_tokens_per_s=1000))
+    pool = ToldPool(prior_tokens_per_s=1000)
     busy, caps = BusyRanks(), WorkerCaps()
     busy.set_thresholds(Thresholds(active_prefill_tokens_threshold=5000))
     for slot in range(ranks):
@@ -39,6 +38,7 @@ def gate_of(policy: str = "always-admit", ranks: int = 2, **config: Any) -> Gate
 def carry(gate: Gate[str], slot: int, tokens: int = 0, inflight: int = 0, now: float = 0.0) -> None:
     assert gate.busy is not None
     assert gate.caps is not None
+    assert isinstance(gate.pool, ToldPool)
     gate.pool.note(slot, RankLoad(tokens, 0, inflight, inflight), now)
     gate.busy.note(slot, tokens, 0)
     gate.caps.note(slot, inflight)
@@ -60,7 +60,7 @@ def test_the_order_is_fixed_and_the_first_refusal_is_named() -> None:
         gates.append(gate.judge(ask_of(), RANKS, 0.0).gate)
     assert gates == ["busy", "capacity", "policy"]
     for slot in (0, 1):
-        gate.pool.unseat(slot, 0.0)
+        gate.pool.unseat(slot)
     decision = gate.judge(ask_of(), RANKS, 0.0)
     assert (decision.gate, decision.code) == ("unavailable", "unavailable")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -111,6 +112,12 @@ def test_the_hopeless_are_refused_early_but_not_the_critical() -> None:
     strict = policy_of(feasibility_critical=True)
     assert outcomes(strict, pool, ["critical"]) == ["refuse"]
     assert outcomes(policy_of(feasibility_slack=0.0), pool, ["standard"]) == ["admit"]
+
+
+def test_who_would_be_late_alone_is_told_that_time_does_not_help() -> None:
+    policy, pool = policy_of(), FixedPool(0.0, backlog=6_500, rate=1_000)
+    assert policy.judge(Ask(6_000, "standard"), pool, 0.0).retry_in_s == pytest.approx(6.5)
+    assert policy.judge(Ask(6_001, "standard"), pool, 0.0).retry_in_s == math.inf
 
 
 def test_only_equal_or_more_important_work_makes_hopeless() -> None:

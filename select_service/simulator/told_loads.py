@@ -1,0 +1,103 @@
+"""Loads as somebody tells them, slot by slot: what the ledger is to the live service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from select_service.core.admission.drain import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
+from select_service.core.work_done import WorkDone
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from select_service.core.columns import Floats
+
+__all__ = ["RankLoad", "ToldLoads", "ToldPool"]
+
+
+class RankLoad(NamedTuple):
+    """What one rank carries, and what its engine says."""
+
+    prefill_tokens: float = 0.0
+    decode_blocks: float = 0.0
+    requests: int = 0
+    prefilling: int = 0  # of them, those whose prefill is not complete
+    waiting: int | None = None  # inside the engine, if it tells
+
+
+class ToldLoads:
+    """The columns of a pool; see `Loads`."""
+
+    def __init__(self) -> None:
+        self.prefill: Floats = np.zeros(0)
+        self.decode: Floats = np.zeros(0)
+        self.requests: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.prefilling = 0
+        self.prefill_backlog = 0
+        self.work = WorkDone()
+
+    def ensure(self, capacity: int) -> None:
+        """Make room for slots below `capacity`; never shrinks."""
+        missing = capacity - len(self.prefill)
+        if missing > 0:
+            for name in ("prefill", "decode", "requests", "computing"):
+                column = getattr(self, name)
+                more = np.zeros(missing, dtype=column.dtype)
+                setattr(self, name, np.concatenate([column, more]))
+
+    def note(self, slot: int, load: RankLoad, now: float) -> None:
+        """A slot carries this from now on."""
+        self.work.at = max(self.work.at, now)
+        before, tokens = int(self.prefill[slot]), int(load.prefill_tokens)
+        self.prefill_backlog += tokens - before
+        if tokens and not before:
+            self.work.starts()
+        elif before and not tokens:
+            self.work.stops()
+        self.prefilling += load.prefilling - int(self.computing[slot])
+        self.prefill[slot], self.decode[slot] = tokens, load.decode_blocks
+        self.requests[slot], self.computing[slot] = load.requests, load.prefilling
+
+
+class ToldPool(PoolLoad):
+    """A pool over loads of its own."""
+
+    def __init__(
+        self,
+        limits: SaturationLimits | None = None,
+        *,
+        prior_tokens_per_s: float = PRIOR_TOKENS_PER_S,
+    ) -> None:
+        self.told = ToldLoads()
+        meter = DrainMeter(self.told.work, prior_tokens_per_s=prior_tokens_per_s)
+        super().__init__(self.told, limits, meter)
+
+    def seat(self, slot: int, total_kv_blocks: int | None) -> None:
+        """A rank takes the slot, or its record changed; its load stays."""
+        self.told.ensure(slot + 1)
+        super().seat(slot, total_kv_blocks)
+
+    def unseat(self, slot: int) -> None:
+        """The rank is gone, its load with it."""
+        if slot < len(self.told.prefill):
+            self.told.note(slot, RankLoad(), self.told.work.at)
+        super().unseat(slot)
+
+    def note(self, slot: int, load: RankLoad, now: float) -> None:
+        """A seated slot carries this from now on."""
+        self.told.note(slot, load, now)
+        self.tell_waiting(slot, load.waiting)
+
+    def prefilled(self, tokens: int, now: float) -> None:
+        """So many booked tokens were computed (not: given up)."""
+        self.told.work.at = max(self.told.work.at, now)
+        self.told.work.computed += tokens
+
+    def ended(self, tenant_id: str) -> None:
+        """A request of the tenant ended."""
+        self.told.work.ended += 1
+        self.left(tenant_id)

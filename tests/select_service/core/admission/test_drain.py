@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from select_service.core.admission.drain import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.work_done import WorkDone
+
+
+def test_the_prior_holds_until_something_is_measured() -> None:
+    meter = DrainMeter(WorkDone())
+    assert meter.tokens_per_s == PRIOR_TOKENS_PER_S
+    assert meter.requests_per_s == 0.0
+
+
+def run(
+    meter: DrainMeter, start: float, seconds: int, *, ranks: int, rate: float, every_s: int = 1
+) -> float:
+    """So many ranks compute for so long; the meter looks now and then."""
+    work = meter.work
+    work.at = start
+    for _ in range(ranks):
+        work.starts()
+    for second in range(1, seconds + 1):
+        work.at = start + second
+        work.computed += int(rate * ranks)
+        work.ended += 1
+        if second % every_s == 0:
+            meter.follow()
+    for _ in range(ranks):
+        work.stops()
+    return start + seconds
+
+
+@pytest.mark.parametrize("every_s", [1, 10])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_the_rate_is_that_of_one_computing_rank(ranks: int, every_s: int) -> None:
+    meter = DrainMeter(WorkDone(), prior_tokens_per_s=1.0)
+    run(meter, 0.0, 100, ranks=ranks, rate=500.0, every_s=every_s)
+    assert meter.tokens_per_s == pytest.approx(500, rel=0.03)
+    assert meter.requests_per_s == pytest.approx(1.0, rel=0.03)
+
+
+def test_an_idle_night_changes_nothing() -> None:
+    meter = DrainMeter(WorkDone())
+    end = run(meter, 0.0, 60, ranks=4, rate=900.0)
+    before = meter.tokens_per_s, meter.requests_per_s
+    meter.work.at = end + 40_000.0
+    meter.work.starts()
+    assert (meter.tokens_per_s, meter.requests_per_s) == before
+
+
+def test_old_times_are_forgotten() -> None:
+    meter = DrainMeter(WorkDone(), memory_s=10.0)
+    end = run(meter, 0.0, 100, ranks=1, rate=5000.0)
+    run(meter, end, 50, ranks=1, rate=100.0)
+    assert 100 <= meter.tokens_per_s < 180
+
+
+def test_what_was_done_before_it_began_to_look_is_not_its_affair() -> None:
+    work = WorkDone()
+    run(DrainMeter(work), 0.0, 100, ranks=2, rate=1.0)
+    meter = DrainMeter(work)
+    assert meter.tokens_per_s == PRIOR_TOKENS_PER_S
+    run(meter, 500.0, 100, ranks=2, rate=700.0)
+    assert meter.tokens_per_s == pytest.approx(700, rel=0.1)
+
+
+def test_looking_often_or_seldom_measures_the_same() -> None:
+    often, seldom = DrainMeter(WorkDone()), DrainMeter(WorkDone())
+    for number in range(6):
+        start = 100.0 * number
+        run(often, start, 15, ranks=1 + number % 3, rate=400.0)
+        run(seldom, start, 15, ranks=1 + number % 3, rate=400.0, every_s=15)
+    assert seldom.tokens_per_s == pytest.approx(often.tokens_per_s, rel=0.05)
+    assert seldom.requests_per_s == pytest.approx(often.requests_per_s, rel=0.05)
+
+
+def test_each_rank_counts_for_as_long_as_it_computed() -> None:
+    work = WorkDone()
+    for at, change in ((1.0, work.starts), (2.0, work.starts), (4.0, work.stops)):
+        work.at = at
+        change()
+    assert (work.rank_seconds, work.busy_seconds) == (3.0 + 2.0, 3.0)
+    work.at = 7.0
+    work.stops()
+    work.at = 100.0
+    assert (work.rank_seconds, work.busy_seconds) == (6.0 + 2.0, 6.0)
