@@ -35,14 +35,12 @@ if usable("select_service._speed", 2):
     Scanner: type[_Scanner] | None = _Scanner
 
     def _in_json(shown: object) -> object:
-        assert isinstance(shown, ShownHashes)
-        return msgspec.Raw(signed_json(shown.packed))
+        return msgspec.Raw(signed_json(_packed_in(shown)))
 else:
     Scanner = None
 
     def _in_json(shown: object) -> object:
-        assert isinstance(shown, ShownHashes)
-        return unpack_i64(shown.packed)
+        return unpack_i64(_packed_in(shown))
 
 
 if TYPE_CHECKING:
@@ -83,13 +81,15 @@ def show_hashes(packed: PackedHashes) -> list[int]:
     return cast("list[int]", ShownHashes(packed))
 
 
-def _in_msgpack(shown: object) -> object:
-    assert isinstance(shown, ShownHashes)
-    return shown.packed
+def _packed_in(shown: object) -> PackedHashes:
+    """Return what the encoders cannot know; anything else is a bug, or odd news for the log."""
+    if isinstance(shown, ShownHashes):
+        return shown.packed
+    raise TypeError(f"no form for {type(shown).__name__}")
 
 
 encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
-encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_in_msgpack).encode
+encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
