@@ -2,13 +2,15 @@
 
 The types are derived from those of the JSON: only where that has a long list of numbers this may
 have a binary, the numbers packed little-endian, which is what the core wants of either. What the
-typed decoder leaves open (members twice, members nobody knows, what is no text) is asked of the
-maps themselves: msgspec splits them without reading what is inside.
+typed decoder leaves open (members twice, members nobody knows, what is no text or no JSON) is asked
+of the maps themselves: msgspec splits them without reading what is inside.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -27,7 +29,7 @@ from select_service.edge.codec import (
 )
 from select_service.edge.forms import Form
 from select_service.edge.members import DuplicateMemberError
-from select_service.errors import InvalidField
+from select_service.errors import InvalidField, InvalidMsgpack
 from select_service.types import U32, AnyHash, PromptFields
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from select_service.config import FieldValidation
 
-    Shape: TypeAlias = "_MapOf | _ListOf | None"
+    Shape: TypeAlias = "_MapOf | _ListOf | _Loose | None"
 
 __all__ = ["MsgpackDecoder"]
 
@@ -88,6 +90,8 @@ class MsgpackDecoder(Generic[T]):
             unknown = [] if plain else _look_into(_unique_members(body, ""), self._shape, "")
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
+        except TypeError as error:  # of keys that cannot be hashed, from msgspec 0.21.0
+            raise InvalidMsgpack(f"not msgpack: {error}") from None
         except (ValueError, RecursionError) as error:
             raise refusal_of(error, Form.MSGPACK) from None
         warning = judge_unknown(unknown, self._validation) if unknown else None
@@ -144,16 +148,32 @@ def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:
 
 
 class _MapOf(NamedTuple):
-    """An object that is read; of a member that is read and holds objects, their shape."""
+    """An object that is read: the shapes of its members."""
 
     members: Mapping[str, Shape]
-    is_open: bool  # every name is known
+    others: Shape | _Unknown  # of every other member
 
 
 class _ListOf(NamedTuple):
-    """An array whose elements hold objects that are read."""
+    """An array whose elements have to be looked at."""
 
     items: Shape
+
+
+class _Loose(Enum):
+    """A float, or whatever a client likes: MessagePack can say more there than JSON."""
+
+    LOOSE = 0
+
+
+class _Unknown(Enum):
+    """What lies below a name nobody knows."""
+
+    UNKNOWN = 0
+
+
+_LOOSE: Final = _Loose.LOOSE
+_UNKNOWN: Final = _Unknown.UNKNOWN
 
 
 def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str) -> list[str]:
@@ -164,13 +184,12 @@ def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str) -> list[str
     """
     unknown = []
     for name, value in members.items():
-        if name in shape.members:
-            inner = shape.members[name]
-            if inner is not None:
-                _look_at(value, inner, f"{path}.{name}")
-        elif not shape.is_open:
+        inner = shape.members.get(name, shape.others)
+        if isinstance(inner, _Unknown):
             _decode_any(value)
             unknown.append(name)
+        elif inner is not None:
+            _look_at(value, inner, f"{path}.{name}".removeprefix("."))
     return unknown
 
 
@@ -182,6 +201,18 @@ def _look_at(value: Raw, shape: Shape, path: str) -> None:
     elif isinstance(shape, _ListOf):
         for index, item in enumerate(_items_of(value)):
             _look_at(item, shape.items, f"{path}[{index}]")
+    elif shape is _LOOSE and not _is_in_json(_decode_any(value)):
+        raise InvalidField(f"{path}: not a value that JSON has", field=path)
+
+
+def _is_in_json(value: object) -> bool:
+    if isinstance(value, float):
+        return isfinite(value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_in_json(one) for key, one in value.items())
+    if isinstance(value, list):
+        return all(map(_is_in_json, value))
+    return value is None or isinstance(value, str | int)
 
 
 def _unique_members(text: bytes | Raw, path: str) -> dict[str, Raw]:
@@ -212,14 +243,16 @@ def _map_head(view: memoryview) -> tuple[int, int]:
 
 
 def _shape_of(node: inspect.Type) -> Shape:
-    """Return where objects are read below a type; None: nowhere."""
+    """Return what has to be looked at below a type; None: nothing."""
     if isinstance(node, inspect.StructType):
         members = {field.encode_name: _shape_of(field.type) for field in node.fields}
         if node.tag_field is not None:
             members[node.tag_field] = None
-        return _MapOf(members, is_open=False)
+        return _MapOf(members, _UNKNOWN)
     if isinstance(node, inspect.DictType):
-        return _MapOf({}, is_open=True)
+        return _MapOf({}, _shape_of(node.value_type))
+    if isinstance(node, inspect.FloatType | inspect.AnyType):
+        return _LOOSE
     if isinstance(node, inspect.ListType):
         items = _shape_of(node.item_type)
         return None if items is None else _ListOf(items)
@@ -228,13 +261,13 @@ def _shape_of(node: inspect.Type) -> Shape:
     return None
 
 
-def _shape_of_any(shapes: list[_MapOf | _ListOf]) -> Shape:
+def _shape_of_any(shapes: list[_MapOf | _ListOf | _Loose]) -> Shape:
     """Join what a value may be: one of some objects, told apart by a member."""
     if len(shapes) < 2:  # noqa: PLR2004 - nothing to join
         return shapes[0] if shapes else None
     members: dict[str, Shape] = {}
     for shape in shapes:
-        assert isinstance(shape, _MapOf), "an object and an array in one union"
-        assert not shape.is_open
+        assert isinstance(shape, _MapOf), "an object and something else in one union"
+        assert shape.others is _UNKNOWN
         members |= shape.members
-    return _MapOf(members, is_open=False)
+    return _MapOf(members, _UNKNOWN)

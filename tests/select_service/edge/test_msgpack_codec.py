@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -289,6 +290,77 @@ def test_what_json_cannot_say_is_no_reason_to_refuse_what_nobody_reads(value: by
     decoded = MsgpackDecoder(SelectRequest, FieldValidation.WARN).decode(body)
     assert decoded.warning == '299 - "unknown field: x"'
     assert decoded.unknown
+
+
+@pytest.mark.parametrize("key", [b"\x91\xc0", b"\xd4\x05\x01", b"\x81\x01\x01", b"\x91\x91\x80"])
+def test_keys_that_cannot_be_hashed(key: bytes) -> None:
+    value = b"\x81" + key + b"\x01"
+    named = b"\x81" + pack("worker_id") + value  # may be anything that JSON has
+    assert refusal(WorkerPatch, named).status in {400, 422}
+    unknown = b"\x81\xa1x" + value
+    if key == b"\x91\xc0":  # read as a tuple
+        decoded = MsgpackDecoder(SelectRequest, FieldValidation.IGNORE).decode(unknown)
+        assert fingerprint_of(decoded.request, decoded.unknown)
+    else:
+        assert isinstance(refusal(SelectRequest, unknown), InvalidMsgpack)
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "field"),
+    [
+        (SelectRequest, {"priority_jump": NAN}, "priority_jump"),
+        (SelectRequest, {"priority_jump": -INFINITY}, "priority_jump"),
+        (SelectRequest, {"slo_ttft_ms": INFINITY}, "slo_ttft_ms"),
+        (SelectAndReserveRequest, {"ttl_s": NAN}, "ttl_s"),
+        (
+            SelectRequest,
+            {"router_config_override": {"router_temperature": NAN}},
+            "router_config_override.router_temperature",
+        ),
+        (
+            SelectRequest,
+            {"routing_constraints": {"preferred_taints": {"a": 1.0, "b": INFINITY}}},
+            "routing_constraints.preferred_taints.b",
+        ),
+        (
+            BatchRequest,
+            {
+                "operations": [
+                    {"op": "free", "reservation_id": "r"},
+                    {"op": "output_block", "reservation_id": "r", "decay_fraction": NAN},
+                ]
+            },
+            "operations[1].decay_fraction",
+        ),
+        (WorkerSpec, {"worker_id": 1, "kv_transfer_preferred_weight": NAN}, None),
+        (WorkerPatch, {"worker_id": [{"a": NAN}]}, "worker_id"),
+        (WorkerPatch, {"worker_id": {1: 2}}, "worker_id"),
+        (WorkerPatch, {"worker_id": b"1"}, "worker_id"),
+        (WorkerPatch, {"worker_id": msgspec.msgpack.Ext(5, b"")}, "worker_id"),
+        (WorkerPatch, {"worker_id": datetime.now(UTC)}, "worker_id"),
+    ],
+)
+def test_what_json_cannot_say_is_refused_where_it_is_read(
+    kind: type[Any], members: dict[str, Any], field: str | None
+) -> None:
+    error = refusal(kind, pack(members))
+    assert isinstance(error, InvalidField)
+    assert error.field == (field or "kv_transfer_preferred_weight")
+
+
+def test_every_float_is_looked_at() -> None:
+    """Of the types of all routes, found by their schemas and not as the decoder does."""
+    for kind in KINDS:
+        for field in msgspec.structs.fields(kind):
+            if "float" in str(field.type):
+                for value in (NAN, [NAN], {"x": NAN}):
+                    with pytest.raises(ServiceError):
+                        MsgpackDecoder(kind, FieldValidation.WARN).decode(
+                            pack({field.encode_name: value})
+                        )
 
 
 def test_names_of_another_type_are_refused() -> None:
