@@ -9,11 +9,11 @@ import argparse
 import gc
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from select_service.config import FLAGS, Flag, Settings, read_environment
-from select_service.core.admitting import check_admission
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from select_service.demo import cli as demo  # noqa: PLC0415 - the service needs none of it
 
         return demo.main(arguments[1:])
-    settings = parse(arguments, os.environ)
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
+    # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
+    # processor time beside our start, for products of matrices that nobody here asks for
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    settings = parse(arguments, os.environ)
     from select_service.edge.app import serve  # noqa: PLC0415 - --help need not load a server
 
     return serve(settings)
@@ -46,6 +49,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     _check_entrances(parser, argv, values)
     router = read_environment(environ)
     settings = Settings(router=router, **values)
+    from select_service.core.admitting import check_admission  # noqa: PLC0415 - numpy; see `main`
+
     try:
         has_idle_thresholds = check_admission(settings.admission)
     except ValueError as error:

@@ -83,6 +83,7 @@ class KvIndex:
         self._ranks: dict[WorkerRank, Holder] = {}
         self._rank_of: dict[int, WorkerRank] = {}
         self._table = SlotTable()
+        self._no_matches = Matches(self._table, [], [], [])
         self._free_slots: list[int] = []
         self._free_ids: list[int] = []
         self._spent_ids: list[int] = []  # swept; in no mask any more, unless a dump keeps one
@@ -349,6 +350,8 @@ class KvIndex:
 
         O(nodes on the path) while all is on the device; ranks with lower tiers go on in groups.
         """
+        if hashes[:HASH_BYTES] not in self.tree.root.children:
+            return self._no_matches
         groups, path, matched = self.tree.find(hashes, self.tree.live)
         below = self._below & self.tree.live
         if not below or not path:

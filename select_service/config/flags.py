@@ -6,12 +6,12 @@ A flag sets the field of Settings with its name. The README's table is compared 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from indexer.config import EventLossPolicy
 from select_service.config.environment import parse_float
@@ -35,13 +35,11 @@ _NO_LIMITS: Final = frozenset(
         "prefill_tokens_per_s",
     }
 )
-
-
+_DEFAULTS: Final = Settings()
 _BODILESS: Final = frozenset({204, 205, 304})
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """One command-line flag; its default is that of the field of Settings with its name."""
 
     name: str  # as typed, "--port"
@@ -64,7 +62,7 @@ class Flag:
     @property
     def default(self) -> object:
         """What holds without the flag."""
-        return getattr(Settings(), self.field)
+        return getattr(_DEFAULTS, self.field)
 
     @property
     def default_text(self) -> str:

@@ -195,11 +195,12 @@ class Selecting:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _measured(ticket: Ticket, ask: Ask, rows: Rows) -> tuple[Ask, Projection]:
+def _measured(ticket: Ticket, ask: Ask, rows: Rows) -> tuple[Ask, Projection | None]:
     """Say what the best candidate would still have to compute."""
-    projection = ticket.partition.project(ticket.prompt, rows, ticket.weights)
-    if projection.overlap is None:
-        return ask, projection  # all of it
+    partition, prompt = ticket.partition, ticket.prompt
+    if partition.index.find_matches(prompt.block_hashes).empty:
+        return ask, None  # all of it
+    projection = partition.project(prompt, rows, ticket.weights)
     cached = int(projection.cached_tokens.max(initial=0.0))
     return ask._replace(prefill_tokens=max(0, ask.tokens - cached)), projection
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
-from starlette.applications import Starlette
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -27,15 +26,12 @@ from select_service.edge import logs
 from select_service.edge.asgi import Door
 from select_service.edge.codec import show_hashes
 from select_service.edge.descriptors import raise_limit
-from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
-from select_service.edge.keeper import Keeper
+from select_service.edge.late import load, load_in_turns
 from select_service.edge.listening import CannotListenError, Entrances
-from select_service.edge.metrics import Metrics
-from select_service.edge.openapi import describe
 from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.traffic import Traffic
 from select_service.errors import InvalidReplicaPeer, ServiceError, StateDirUnusable
@@ -45,7 +41,12 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Generator, Sequence
 
+    from starlette.applications import Starlette
+
     from select_service.config import PolicyFile, Settings
+    from select_service.edge.discovery.followers import Discovery
+    from select_service.edge.keeper import Keeper
+    from select_service.edge.metrics import Metrics
     from select_service.edge.protocol import GuardedProtocol
 
 __all__ = ["Server", "create_app", "create_door", "create_driver", "serve"]
@@ -74,16 +75,32 @@ def create_driver(settings: Settings) -> Driver:
         ready_timeout_s=settings.ready_timeout_s,
         admission=settings.admission,
     )
-    service.discovery = create_discovery(settings, service)
+    service.discovery = _discovery(settings, service)
     return service
 
 
 def _keeper(settings: Settings) -> Keeper | None:
     if settings.state_dir is None:
         return None
+    from select_service.edge.keeper import Keeper  # noqa: PLC0415 - SQLite, for who keeps state
+
     strict = settings.durability is Durability.STRICT
     directory = Path(settings.state_dir)
     return Keeper(directory, strict=strict, interval_s=settings.durability_window_s)
+
+
+def _discovery(settings: Settings, service: Driver) -> Discovery | None:
+    asked_for = (
+        settings.workers_file,
+        settings.kubernetes_workers,
+        settings.kubernetes_replicas,
+        settings.replica_sync_dns,
+    )
+    if all(source is None for source in asked_for):
+        return None
+    from select_service.edge.discovery.setup import create_discovery  # noqa: PLC0415 - as above
+
+    return create_discovery(settings, service)
 
 
 def create_app(service: Driver, settings: Settings) -> Starlette:
@@ -91,6 +108,9 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 
     Routes and middleware may be added to it; `serve` does without this layer.
     """
+    from starlette.applications import Starlette  # noqa: PLC0415 - 20 ms that `serve` needs not
+
+    load()
     app = Starlette()
     # Its own matching decodes paths and folds slashes; ours must do neither (contract 0.1).
     app.router.redirect_slashes = False
@@ -102,12 +122,18 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
     """Return the bare ASGI application, and what it counts."""
     traffic = Traffic()
     service.answer_doors(show_hashes)
-    metrics = Metrics(service, traffic, settings)
+
+    @functools.cache
+    def metrics() -> Metrics:
+        from select_service.edge.metrics import Metrics  # noqa: PLC0415 - see `late`
+
+        return Metrics(service, traffic, settings)
+
     api = Api(
         service,
         settings.field_validation,
-        metrics=metrics.render,
-        openapi=functools.cache(describe),
+        metrics=lambda: metrics().render(),
+        openapi=_describe,
     )
     door = Door(
         api,
@@ -116,6 +142,13 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
         access_log=settings.access_log,
     )
     return door, traffic
+
+
+@functools.cache
+def _describe() -> bytes:
+    from select_service.edge.openapi import describe  # noqa: PLC0415 - see `late`
+
+    return describe()
 
 
 def serve(settings: Settings) -> int:
@@ -230,6 +263,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._entrances.appear()
+        self._loading = asyncio.get_running_loop().create_task(load_in_turns())
 
     @override
     async def on_tick(self, counter: int) -> bool:

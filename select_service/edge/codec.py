@@ -8,6 +8,7 @@ pack them before msgspec sees the rest; whatever it is not sure of goes the plai
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
@@ -113,16 +114,15 @@ class RequestDecoder(Generic[T]):
 
     nothing: Final = b"{}"
 
-    __slots__ = ("_decode", "_known", "_known_bytes", "_readable", "_scan", "_type", "_validation")
+    __slots__ = ("_decode", "_known", "_known_bytes", "_scan", "_type", "_validation")
 
     def __init__(self, kind: type[T], validation: FieldValidation) -> None:
         self._type = kind
         self._validation = validation
         self._decode = msgspec.json.Decoder(kind).decode
-        names = [field.encode_name for field in msgspec.structs.fields(kind)]
+        names = kind.__struct_encode_fields__
         self._known = frozenset(names)
         self._known_bytes = frozenset(name.encode() for name in names)
-        self._readable = _names_of_objects(kind)
         self._scan = _scan_for(kind, self._known_bytes)
 
     def decode(self, body: bytes) -> Decoded[T]:
@@ -167,7 +167,7 @@ class RequestDecoder(Generic[T]):
 
     def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
         try:
-            names = top_level_names(body, self._readable)
+            names = top_level_names(body, _names_of_objects(self._type))
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
         unknown = [name for name in names if name not in self._known]
@@ -313,6 +313,7 @@ def _canonical(body: bytes, unknown: list[str]) -> bytes:
         raise refusal_of(error) from None
 
 
+@functools.cache
 def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Return the names of all members, at any depth, under which objects are read."""
     names: set[str] = set()

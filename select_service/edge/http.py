@@ -34,7 +34,6 @@ from select_service.edge.answers import (
 )
 from select_service.edge.codec import Decoded, RequestDecoder
 from select_service.edge.forms import Form
-from select_service.edge.msgpack_codec import MsgpackDecoder
 from select_service.edge.routing import Route, read_count, read_query, read_u64
 from select_service.errors import InvalidField, InvalidQuery, ServiceError
 from select_service.types import Answer as Decided
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
     from select_service.core.leases import Lease
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
+    from select_service.edge.msgpack_codec import MsgpackDecoder
 
 __all__ = ["ROUTES", "Api", "Handler", "Request"]
 
@@ -134,8 +134,11 @@ class Api:
         self.writer = writer
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
-            maker = RequestDecoder if reads is Form.JSON else MsgpackDecoder
-            return maker(kind, validation)
+            if reads is Form.JSON:
+                return RequestDecoder(kind, validation)
+            from select_service.edge.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
+
+            return MsgpackDecoder(kind, validation)
 
         self._worker_spec = read(WorkerSpec)
         self._worker_patch = read(WorkerPatch)

@@ -33,7 +33,7 @@ from select_service.errors import InvalidField, InvalidMsgpack
 from select_service.types import U32, AnyHash, PromptFields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
     from select_service.config import FieldValidation
@@ -61,18 +61,14 @@ _ARRAY_32: Final = b"\xdd"
 class MsgpackDecoder(Generic[T]):
     """Decodes one type of request. Thread-safe; make one per route and keep it."""
 
-    __slots__ = ("_decode", "_flat", "_has_lists", "_shape", "_validation")
-
     nothing: Final = b"\x80"
 
+    __slots__ = ("_kind", "_tools", "_validation")
+
     def __init__(self, kind: type[T], validation: FieldValidation) -> None:
+        self._kind = kind
         self._validation = validation
-        self._decode = msgspec.msgpack.Decoder(_packed_kind(kind)).decode
-        self._has_lists = issubclass(kind, PromptFields)
-        shape = _shape_of(inspect.type_info(kind))
-        assert isinstance(shape, _MapOf)
-        self._shape = shape
-        self._flat = frozenset(name for name, inner in shape.members.items() if inner is None)
+        self._tools: _Tools[T] | None = None  # made with the first request: half a millisecond
 
     def decode(self, body: bytes) -> Decoded[T]:
         """Decode and check one body; linear in its length, and hardly that where it is packed.
@@ -82,12 +78,15 @@ class MsgpackDecoder(Generic[T]):
             InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
             UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
         """
+        tools = self._tools
+        if tools is None:
+            tools = self._tools = _tools_for(self._kind)
         try:
-            request = self._decode(body)
+            request = tools.decode(body)
             check_values(request)
             members = _members_of(body)
-            plain = len(members) == body[0] ^ _FIXMAP and self._flat.issuperset(members)
-            unknown = [] if plain else _look_into(_unique_members(body, ""), self._shape, "")
+            plain = len(members) == body[0] ^ _FIXMAP and tools.flat.issuperset(members)
+            unknown = [] if plain else _look_into(_unique_members(body, ""), tools.shape, "")
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
         except TypeError as error:  # of keys that cannot be hashed, from msgspec 0.21.0
@@ -95,12 +94,20 @@ class MsgpackDecoder(Generic[T]):
         except (ValueError, RecursionError) as error:
             raise refusal_of(error, Form.MSGPACK) from None
         warning = judge_unknown(unknown, self._validation) if unknown else None
-        if self._has_lists:
+        if tools.has_lists:
             _pack_unless_packed(cast("PromptFields", request), members)
         return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
 
 
 @cache
+def _tools_for(kind: type[T]) -> _Tools[T]:
+    shape = _shape_of(inspect.type_info(kind))
+    assert isinstance(shape, _MapOf)
+    flat = frozenset(name for name, inner in shape.members.items() if inner is None)
+    decode = msgspec.msgpack.Decoder(_packed_kind(kind)).decode
+    return _Tools(decode, shape, flat, issubclass(kind, PromptFields))
+
+
 def _packed_kind(kind: type[T]) -> type[T]:
     """Return a type of the same name and order of fields whose long lists may be binaries.
 
@@ -142,6 +149,15 @@ def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:
     except (TypeError, ValueError, RecursionError):
         raws = {name: bytes(members[name]) for name in unknown}
         return msgspec.json.encode(raws, order="deterministic")
+
+
+class _Tools(NamedTuple, Generic[T]):
+    """What decoding one type of request takes."""
+
+    decode: Callable[[bytes], T]
+    shape: _MapOf
+    flat: frozenset[str]  # names of members that need not be looked into
+    has_lists: bool
 
 
 # -- which members there are -------------------------------------------------------------------

@@ -7,9 +7,10 @@ Knows nothing of ASGI, so that whatever carries requests can use it. The table i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
 
 from indexer.types import U64_MASK
 from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, RouteNotFound
@@ -24,8 +25,7 @@ H = TypeVar("H")
 _NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
 
 
-@dataclass(frozen=True, slots=True)
-class Route(Generic[H]):
+class Route(Struct, Generic[H], frozen=True):
     """One line of the API. `{x}` in the pattern stands for one non-empty path segment."""
 
     method: str

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import gc
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from select_service import cli
@@ -20,7 +22,7 @@ def test_no_flags_give_the_defaults() -> None:
 
 
 def test_every_setting_has_a_flag_and_every_flag_a_setting() -> None:
-    fields = {field.name for field in dataclasses.fields(Settings)} - {"router"}
+    fields = {field.name for field in msgspec.structs.fields(Settings)} - {"router"}
     assert {flag.field for flag in FLAGS} == fields
     assert len({flag.name for flag in FLAGS}) == len(FLAGS)
 
@@ -72,6 +74,15 @@ def test_wrong_usage(args: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     assert "usage: select-service" in capsys.readouterr().err
 
 
+@pytest.fixture
+def _as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main` prepares its process for serving; this one goes on with other tests."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
 def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
@@ -83,6 +94,7 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no effect" in text  # --threads says so
 
 
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -90,6 +102,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"select-service {__version__}\n"
 
 
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
 def test_main_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 

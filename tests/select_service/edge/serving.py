@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from select_service.config import Settings
 from select_service.edge.app import Server, create_app, create_door, create_driver
