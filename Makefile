@@ -55,7 +55,7 @@ test-light: $(VENV)/.installed-test
 PURE := tests/contract tests/indexer/core tests/indexer/test_compiled.py tests/properties \
 	tests/select_service/core/test_prompt.py tests/select_service/core/test_service.py \
 	tests/select_service/edge/test_codec.py tests/select_service/edge/test_fast_lane.py \
-	tests/select_service/edge/test_http.py
+	tests/select_service/edge/test_http.py tests/select_service/edge/test_msgpack.py
 
 test-pure: $(VENV)/.installed-test
 	SELECT_SERVICE_PURE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(PURE)

@@ -46,6 +46,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     values = vars(parser.parse_args(argv))
     if values["replica_sync_peers"] and values["replica_sync_port"] is None:
         parser.error("--replica-sync-peers needs --replica-sync-port")
+    _check_entrances(parser, argv, values)
     router = read_environment(environ)
     settings = Settings(router=router, **values)
     from select_service.core.admitting import check_admission  # noqa: PLC0415 - numpy; see `main`
@@ -59,6 +60,23 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if not warnings:
         return settings
     return replace(settings, router=replace(router, warnings=(*router.warnings, *warnings)))
+
+
+def _check_entrances(
+    parser: argparse.ArgumentParser, argv: Sequence[str], values: dict[str, Any]
+) -> None:
+    """With a Unix socket there is TCP only if it is asked for."""
+    if values["uds"] is None or _has(argv, "--port"):
+        return
+    values["port"] = None
+    if _has(argv, "--host"):
+        parser.error("--host with --uds needs --port")
+    if values["replica_sync_port"] is not None and values["advertise_url"] is None:
+        parser.error("--replica-sync-port with --uds needs --port: replicas fetch over TCP")
+
+
+def _has(argv: Sequence[str], flag: str) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in argv)
 
 
 def _parser(environ: Mapping[str, str], warnings: list[str]) -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ A flag sets the field of Settings with its name. The README's table is compared 
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FLAGS", "Flag"]
 
 PORT_MAX: Final = 65535
+_FILE_MODE: Final = re.compile("0?[0-7]{3}")
 _NO_LIMITS: Final = frozenset(
     {
         "port",
@@ -153,6 +155,18 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
+def _path(text: str) -> str:
+    if not text:
+        raise ValueError("an empty path")
+    return text
+
+
+def _file_mode(text: str) -> str:
+    if not _FILE_MODE.fullmatch(text):
+        raise ValueError(f"{text!r} is not an octal file mode")
+    return text
+
+
 def _http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not an http:// or https:// URL")
@@ -176,6 +190,21 @@ _BYTES: Final = (1 << 62) - 1
 FLAGS: Final = (
     Flag("--host", str, "ADDRESS", "address to listen on"),
     Flag("--port", _whole(0, PORT_MAX), "N", "port to listen on; 0 picks a free one"),
+    Flag(
+        "--uds",
+        _path,
+        "PATH",
+        "listen on a Unix domain socket at this path: besides TCP if --port is given, else alone",
+        watch="http_connections",
+        env="SELECT_SERVICE_UDS",
+    ),
+    Flag(
+        "--uds-mode",
+        _file_mode,
+        "OCTAL",
+        "permissions of that file: who may write it may connect",
+        env="SELECT_SERVICE_UDS_MODE",
+    ),
     Flag(
         "--threads",
         _whole(0, _COUNT),

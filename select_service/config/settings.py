@@ -49,7 +49,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Everything the process is told at its start; the defaults are those of the flags."""
 
     host: str = "0.0.0.0"  # noqa: S104 - the contract's default; the README says how to narrow it
-    port: int = 8092
+    port: int | None = 8092  # None: no TCP
+    uds: str | None = None
+    uds_mode: str = "0660"  # who may connect: those who may write the file
     threads: int = 4
     field_validation: FieldValidation = FieldValidation.WARN
     on_event_loss: EventLossPolicy = EventLossPolicy.KEEP

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import signal
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -32,12 +31,14 @@ from select_service.edge.fast_lane import fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
 from select_service.edge.late import load, load_in_turns
+from select_service.edge.listening import CannotListenError, Entrances
 from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.traffic import Traffic
 from select_service.errors import InvalidReplicaPeer, ServiceError, StateDirUnusable
 from select_service.version import __version__
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Generator, Sequence
 
     from starlette.applications import Starlette
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from select_service.edge.metrics import Metrics
     from select_service.edge.protocol import GuardedProtocol
 
-__all__ = ["Server", "bind", "create_app", "create_door", "create_driver", "serve"]
+__all__ = ["Server", "create_app", "create_door", "create_driver", "serve"]
 
 _log = logging.getLogger("select_service")
 
@@ -158,36 +159,39 @@ def serve(settings: Settings) -> int:
     for complaint in complaints():
         _log.warning(complaint)
     raise_limit()
+    address = None if settings.port is None else (settings.host, settings.port)
     try:
-        listener = bind(settings.host, settings.port)
-    except OSError as error:
-        _log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error)
+        entrances = Entrances.bound(address, settings.uds, int(settings.uds_mode, 8))
+    except CannotListenError as error:
+        _log.error("cannot listen on %s", error)
         return 1
-    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, listener))
+    with entrances, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, entrances))
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> int:
+async def _serve(settings: Settings, entrances: Entrances) -> int:
     try:
         service = create_driver(settings)
     except StateDirUnusable as error:
         _log.error("cannot start: %s", error)
         return 1
     door, traffic = create_door(service, settings)
-    server = Server(settings, door, traffic)
+    server = Server(settings, door, traffic, entrances)
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
     for number in _SIGNALS:
         loop.add_signal_handler(number, server.handle_exit, number, None)
     try:
-        host, port = listener.getsockname()[:2]
-        await service.start(port, settings.advertise_url)
+        await service.start(entrances.port, settings.advertise_url)
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()
-        told = {"host": host, "port": port, "version": __version__, "kernels": kernels_in_use()}
-        _log.info("listening", extra=told)
-        await server.serve(sockets=[listener])
+        told = {"version": __version__, "kernels": kernels_in_use()}
+        _log.info("listening", extra=entrances.describe() | told)
+        await server.serve(sockets=entrances.sockets)
+    except CannotListenError as error:
+        _log.error("cannot listen on %s", error)
+        return 1
     except (IndexerError, InvalidReplicaPeer) as error:
         _log.error("cannot start: %s", error)
         return 1
@@ -223,7 +227,9 @@ def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
 class Server(uvicorn.Server):
     """Uvicorn with our deadlines on connections and our way of leaving."""
 
-    def __init__(self, settings: Settings, door: Door, traffic: Traffic) -> None:
+    def __init__(
+        self, settings: Settings, door: Door, traffic: Traffic, entrances: Entrances
+    ) -> None:
         limits = ConnectionLimits(
             header_timeout_s=settings.header_timeout_s,
             body_timeout_s=settings.body_timeout_s,
@@ -248,6 +254,7 @@ class Server(uvicorn.Server):
             )
         )
         self._door = door
+        self._entrances = entrances
         self._counts = traffic.connections
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s)
         self._sweep_every = max(1, min(_TICKS_PER_S // 2, int(shortest_s * _TICKS_PER_S / 4)))
@@ -255,6 +262,7 @@ class Server(uvicorn.Server):
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._entrances.appear()
         self._loading = asyncio.get_running_loop().create_task(load_in_turns())
 
     @override
@@ -270,6 +278,7 @@ class Server(uvicorn.Server):
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._door.leave()
+        self._entrances.vanish()
         await super().shutdown(sockets)
 
     @override
@@ -290,22 +299,6 @@ def _policies(file: PolicyFile | None, queue_threshold: float) -> PolicyBook | P
     except PolicyError as error:
         _log.error("%s", error)
         return error
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind, and not yet listen: nobody is let in before the service has started."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
-    return listener
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -1,8 +1,9 @@
 """What can wait a moment: loaded once the port is open, or with who asks for it before.
 
 A start lasts as long as its imports. Nobody scrapes in the first half second, so what renders
-/metrics and /openapi.json is not loaded before the port opens (`app.py` imports it when it is
-called for), but then one module at a time: no request waits for more than one of them.
+/metrics and /openapi.json is not loaded before the port opens, nor what reads MessagePack (`app.py`
+and `http.py` import it when it is called for), but then one module at a time: no request waits for
+more than one of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LATE: Final = (
     "prometheus_client",
     "select_service.edge.metrics",
     "select_service.edge.openapi",
+    "select_service.edge.msgpack_codec",
 )
 """In this order each takes one to three milliseconds, prometheus_client six."""
 

@@ -18,14 +18,11 @@ from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, R
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Match", "Route", "Router", "is_json", "read_count", "read_query", "read_u64"]
+__all__ = ["Match", "Route", "Router", "read_count", "read_query", "read_u64"]
 
 H = TypeVar("H")
 
 _NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
-_JSON: Final = re.compile(
-    rb"application/(?:json|[a-z0-9!#$&^_.+-]+\+json)[ \t]*(?:;.*)?", re.IGNORECASE | re.DOTALL
-)
 
 
 class Route(Struct, Generic[H], frozen=True):
@@ -204,10 +201,3 @@ def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:
 
 def _decode_form(text: bytes) -> str:
     return unquote_to_bytes(text.replace(b"+", b" ")).decode(errors="replace")
-
-
-def is_json(content_type: bytes | None) -> bool:
-    """Whether a Content-Type header announces JSON: application/json or application/<x>+json."""
-    if content_type == b"application/json":
-        return True
-    return content_type is not None and _JSON.fullmatch(content_type.strip()) is not None

@@ -190,3 +190,44 @@ def test_admission_that_makes_no_sense_is_wrong_usage(flags: tuple[str, ...]) ->
     with pytest.raises(SystemExit) as ended:
         cli.parse([*flags], {})
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "port"),
+    [
+        ([], {}, 8092),
+        (["--uds", "s"], {}, None),
+        (["--uds=s", "--port=0"], {}, 0),
+        (["--uds", "s", "--port", "8092", "--host", "::1"], {}, 8092),
+        ([], {"SELECT_SERVICE_UDS": "s"}, None),
+        (["--port", "1"], {"SELECT_SERVICE_UDS": "s"}, 1),
+        (["--uds", "s", "--replica-sync-port", "7", "--port", "1"], {}, 1),
+    ],
+)
+def test_with_a_unix_socket_there_is_tcp_when_it_is_asked_for(
+    args: list[str], environ: dict[str, str], port: int | None
+) -> None:
+    settings = cli.parse(args, environ)
+    assert settings.port == port
+    assert (settings.uds is None) == (not args and not environ)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--uds", ""],
+        ["--uds", "s", "--uds-mode", "999"],
+        ["--uds", "s", "--uds-mode", "0o660"],
+        ["--uds", "s", "--host", "::1"],
+        ["--uds", "s", "--replica-sync-port", "7"],
+    ],
+)
+def test_what_a_unix_socket_cannot_be(args: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.parse(args, {})
+    assert caught.value.code == 2
+
+
+def test_replicas_may_reach_it_through_a_proxy() -> None:
+    args = ["--uds", "s", "--replica-sync-port", "7", "--advertise-url", "http://proxy"]
+    assert cli.parse(args, {}).port is None

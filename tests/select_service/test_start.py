@@ -47,6 +47,7 @@ LATE = (
     "http.client",
     "prometheus_client",
     "select_service.edge.metrics",
+    "select_service.edge.msgpack_codec",
     "select_service.edge.openapi",
     "urllib.request",
 )
