@@ -15,11 +15,14 @@ from indexer.core.cursor import Verdict
 from indexer.core.progress import END_MARKER, read_sequence
 from indexer.core.repair import Repair
 from indexer.core.replay import Mode
+from indexer.native import native
 from indexer.types import EventLossPolicy, StreamLimits
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Sequence
 
+    from indexer.core.events import EventBatch
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
@@ -56,11 +59,22 @@ class EventStream(Repair):
         self.scope = scope
         self.closed = False
         self.last_event_at: float | None = None
+        self._feeder = native.Feeder(self) if native and native.Feeder.suits(self) else None
 
     @property
     def is_busy(self) -> bool:
         """Whether `resume` has work; no message should be fed until it has none."""
         return self._writer.is_busy or (self._replay is None and bool(self.backlog))
+
+    def take(self, inbox: deque[list[bytes]], now: float) -> None:
+        """Take messages from the left of `inbox`, one at least, as long as a turn may last.
+
+        The same as `on_live` with each of them, one after another; plain ones go the compiled way.
+        """
+        if self._feeder is not None:
+            self._feeder.take(inbox, now)
+        else:
+            self.on_live(inbox.popleft(), now)
 
     def on_live(self, frames: Sequence[bytes], now: float) -> None:
         """Take one message from the publisher, whatever it is."""
@@ -162,6 +176,16 @@ class EventStream(Repair):
         self._accept(batch, seq, digest, live=True)
         if verdict is Verdict.RESTARTED:
             self._ask_whose_voice(now)  # a late word of an engine that is gone would look the same
+
+    def _begin(self, batch: EventBatch) -> None:
+        """Have the rest of a batch written, whose beginning went the compiled way."""
+        self._writer.begin(batch, self.worker_ranks)
+
+    def _write(self, batch: EventBatch) -> None:
+        """Write events that the compiled way leaves to us, at once."""
+        self._begin(batch)
+        while self._writer.is_busy:
+            self._work(self._limits.blocks_per_turn)
 
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""

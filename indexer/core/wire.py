@@ -34,6 +34,7 @@ from indexer.core.dialects import (
     WireEvent,
 )
 from indexer.core.events import (
+    JOINED_BLOCKS_MAX,
     AllBlocksCleared,
     BadEvent,
     BlockRemoved,
@@ -42,6 +43,7 @@ from indexer.core.events import (
     EventBatch,
     Ignored,
 )
+from indexer.native import native
 from indexer.types import U64_MASK, Tier
 
 if TYPE_CHECKING:
@@ -73,9 +75,6 @@ _TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ig
 _REMOVALS: Final = (MapRemoved, ArrayRemoved)
 _CLEARS: Final = (MapCleared, ArrayCleared)
 
-JOINED_BLOCKS_MAX: Final = 512
-"""Removals in a row are one up to here: as long as the longest store written in one go."""
-
 # What msgspec raises on hostile bytes: DecodeError and UnicodeDecodeError are ValueErrors, ten
 # thousand nested arrays are a RecursionError, a 64-bit overflow an OverflowError.
 UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, MemoryError)
@@ -95,6 +94,10 @@ class BatchDecoder:
         if not payload:
             return None
         form = self._form
+        if native is not None and not self._bigram:
+            read: EventBatch | None = native.decode(payload, form)
+            if read is not None:
+                return read
         try:
             batch = TYPED[form, self._bigram].decode(payload)
             events = _normal_all(batch.events)

@@ -37,6 +37,7 @@ class _Feed:
     __slots__ = (
         "connected_at",
         "dealer",
+        "inbox",
         "is_connected",
         "is_held",
         "is_queued",
@@ -55,6 +56,7 @@ class _Feed:
         self.stream = stream
         self.subscriber = subscriber
         self.replay_endpoint = replay_endpoint
+        self.inbox: deque[list[bytes]] = deque()  # read and not yet taken
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
@@ -231,13 +233,21 @@ class Listeners:
         if reply is not None:
             stream.on_replay(reply, now)
         # live messages are read beside the replies: a long replay must not fill the other queue
-        message = feed.subscriber.receive()
-        if message is not None:
-            if self._on_load is not None and message[0] == LOAD_TOPIC:
-                self._on_load(stream, message)
-            else:
-                stream.on_live(message, now)
-        return reply is None and message is None
+        if feed.inbox or self._read(feed):
+            if feed.inbox:
+                stream.take(feed.inbox, now)
+            return False
+        return reply is None
+
+    def _read(self, feed: _Feed) -> bool:
+        """Read some live messages; False if there were none. News of the load go their own way."""
+        messages = feed.subscriber.receive_some(self._limits.messages_per_turn, LOAD_TOPIC)
+        if not messages:
+            return False
+        if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
+            self._on_load(feed.stream, messages.pop())
+        feed.inbox.extend(messages)
+        return True
 
     def _tick(self) -> None:
         """Let every stream notice silence, as many per turn of the loop as there is time for."""
