@@ -309,7 +309,7 @@ cdef class Feeder:
         cdef long budget = self.turn, cost = 1
         stream, pop = self.stream, inbox.popleft
         if scratch_in_use or not self._load():
-            stream.on_live(pop(), now)
+            stream.hear(pop(), now)
             return
         scratch_in_use = True
         try:
@@ -321,7 +321,7 @@ cdef class Feeder:
             scratch_in_use = False
             self._flush(now)
         if cost < 0:
-            stream.on_live(frames, now)
+            stream.hear(frames, now)
 
     cdef bint _load(self) except -1:
         """Note what a run builds on; False if the stream is not at rest."""
@@ -449,7 +449,8 @@ cdef class Feeder:
     cdef bint _is_own_leaf(self, PyObject *node) except -1:
         """Whether the rank alone holds a leaf, entirely, and on the device only."""
         return (
-            PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
+            SLOT(node, N_ORPHANED) == Py_False
+            and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
             and SLOT(node, N_LOWER) == <PyObject *>None
             and SLOT(node, N_ALIASES) == <PyObject *>None
             and _same(SLOT(node, N_FULL), self.bit)

@@ -7,6 +7,7 @@ here; `repair` mends holes, `progress` knows what was applied and lost.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_64_intdigest
@@ -19,7 +20,6 @@ from indexer.native import native
 from indexer.types import EventLossPolicy, StreamLimits
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Sequence
 
     from indexer.core.events import EventBatch
@@ -66,18 +66,23 @@ class EventStream(Repair):
         """Whether `resume` has work; no message should be fed until it has none."""
         return self._writer.is_busy or (self._replay is None and bool(self.backlog))
 
-    def take(self, inbox: deque[list[bytes]], now: float) -> None:
-        """Take messages from the left of `inbox`, one at least, as long as a turn may last.
+    def on_live(self, frames: list[bytes], now: float) -> None:
+        """Take one message from the publisher, whatever it is."""
+        self.take(deque((frames,)), now)
+        self.resume(now)
 
-        The same as `on_live` with each of them, one after another; plain ones go the compiled way.
+    def take(self, inbox: deque[list[bytes]], now: float) -> None:
+        """Take messages from the left of `inbox`, one at least, for about the time of a turn.
+
+        What they begin, `resume` ends.
         """
         if self._feeder is not None:
-            self._feeder.take(inbox, now)
+            self._feeder.take(inbox, now)  # plain messages, and the first that is not by `hear`
         else:
-            self.on_live(inbox.popleft(), now)
+            self.hear(inbox.popleft(), now)
 
-    def on_live(self, frames: Sequence[bytes], now: float) -> None:
-        """Take one message from the publisher, whatever it is."""
+    def hear(self, frames: Sequence[bytes], now: float) -> None:
+        """Take one message, the way that can take all."""
         if self.closed:
             return
         self.tallies.messages += 1
@@ -93,7 +98,6 @@ class EventStream(Repair):
             self._take(seq, frames[2], now)
         else:
             self._hold(seq, frames[2], now)
-        self.resume(now)
 
     def on_replay(self, frames: Sequence[bytes], now: float) -> None:
         """Take one reply of the replay that `request` asked for."""

@@ -236,6 +236,8 @@ class Listeners:
         if feed.inbox or self._read(feed):
             if feed.inbox:
                 stream.take(feed.inbox, now)
+                if stream.is_busy:
+                    stream.resume(now)
             return False
         return reply is None
 

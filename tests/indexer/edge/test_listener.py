@@ -380,7 +380,7 @@ def test_a_bug_costs_one_message(context: Any, monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.undo()
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(stream, "on_live", broken)
+        monkeypatch.setattr(stream, "hear", broken)
         engine.publish(batch(0))
         engine.publish(batch(1))
         await house.until(lambda: house.holds(stream, 1))
