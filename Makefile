@@ -15,6 +15,9 @@ BIN := $(VENV)/bin
 FLOORS := .venv-floors
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist loadfile
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# What the compiled kernels are built from; without a C compiler they are left out.
+KERNELS := $(wildcard indexer/_*.pyx indexer/_*.h select_service/_*.pyx select_service/_*.h)
+COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
 .PHONY: run demo bench test lint test-light test-full test-floors test-heavy peer readme clean
 
@@ -36,7 +39,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 test-light: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(COVERAGE)
+	KERNELS_EXPECTED=$(COMPILER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(COVERAGE)
 
 # What `make test` leaves out: the lowest supported versions of every dependency, long property
 # runs, engines' own publishers, the reference service as an opponent.
@@ -62,6 +65,7 @@ readme: $(VENV)/.installed-test
 
 clean:
 	rm -rf $(VENV) .venv-* .engines build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -f indexer/_*.c indexer/*.so select_service/_*.c select_service/*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -72,22 +76,22 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-demo: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service and its demo into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo]'
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-test: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service and its test tools into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo,test]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-demo
 
-$(FLOORS)/.installed: pyproject.toml .ci/floors.py
+$(FLOORS)/.installed: pyproject.toml $(KERNELS) .ci/floors.py
 	@echo "installing the lowest supported version of every dependency into $(FLOORS)"
 	@rm -rf $(FLOORS)
 	@$(PYTHON) -m venv $(FLOORS)

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from indexer.compiled import complaints, kernels_in_use
 from indexer.errors import IndexerError
 from select_service.config import Durability
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
@@ -119,6 +120,8 @@ def serve(settings: Settings) -> int:
     logs.configure(settings.log_format, settings.log_level, access_log=settings.access_log)
     for warning in settings.router.warnings:
         _log.warning(warning)
+    for complaint in complaints():
+        _log.warning(complaint)
     raise_limit()
     try:
         listener = bind(settings.host, settings.port)
@@ -147,7 +150,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()
-        _log.info("listening", extra={"host": host, "port": port, "version": __version__})
+        told = {"host": host, "port": port, "version": __version__, "kernels": kernels_in_use()}
+        _log.info("listening", extra=told)
         await server.serve(sockets=[listener])
     except (IndexerError, InvalidReplicaPeer) as error:
         _log.error("cannot start: %s", error)

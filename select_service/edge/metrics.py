@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from indexer.compiled import kernels_in_use
 from indexer.types import Tier
 from select_service.edge.admission_metrics import AdmissionMetrics
 from select_service.edge.limits import limit_hits, limit_values
@@ -179,6 +180,10 @@ class _Service(Collector):
         build = _gauge("build_info", "Which build this is.", ("version",))
         build.add_metric([__version__], 1)
         yield build
+        compiled = _gauge("compiled", "Kernels: 1 compiled, 0 their plain twin.", ("module",))
+        for kernel, taken in kernels_in_use().items():
+            compiled.add_metric([kernel], taken)
+        yield compiled
         faults = _counter("housekeeping_faults", "Turns of housekeeping that failed by our error.")
         faults.add_metric((), self._service.housekeeping_faults)
         yield faults

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.core import hashing, plain_hashing
 from indexer.core.hashing import (
     block_hashes,
     namespace_seed,
+    pack_tokens,
     pack_u64,
-    sequence_hashes,
     unpack_i64,
     unpack_u64,
 )
 from indexer.types import U64_MASK, Namespace
 from tests.indexer.golden import golden
+from tests.indexer.kernels import twins
 
 EVENT_VECTORS = golden("events/block_hashes.json")["vectors"]
 CONTRACT_VECTORS = golden("contract/hash_vectors.json")
+
+
+@pytest.fixture(scope="module", autouse=True, params=twins("indexer._speed", plain_hashing))
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("window_hashes", "sequence_hashes"):
+            patch.setattr(hashing, name, getattr(request.param, name))
+        yield
 
 
 def _mm(infos: list[dict[str, Any] | None] | None) -> list[list[int]] | None:
@@ -39,7 +50,7 @@ def _check(vector: dict[str, Any], kwargs: dict[str, Any], expected: list[int]) 
         mm_hashes=_mm(kwargs.get("mm") or kwargs.get("block_mm_infos")),
     )
     assert unpack_u64(packed) == expected
-    assert unpack_u64(sequence_hashes(packed)) == vector["sequence_hashes"]
+    assert unpack_u64(hashing.sequence_hashes(packed)) == vector["sequence_hashes"]
 
 
 @pytest.mark.parametrize("vector", EVENT_VECTORS, ids=lambda v: v["name"])
@@ -70,6 +81,21 @@ def test_block_size_must_be_positive() -> None:
     assert block_hashes([1, 2], 1 << 62, is_eagle=True) == b""
 
 
+@given(
+    st.lists(st.integers(0, 2**32 - 1), max_size=40),
+    st.integers(1, 9),
+    st.booleans(),
+    st.lists(st.lists(st.integers(0, U64_MASK), max_size=2), max_size=6),
+)
+def test_tokens_may_come_packed(
+    tokens: list[int], block_size: int, is_eagle: bool, media: list[list[int]]
+) -> None:
+    packed = pack_tokens(tokens)
+    assert packed == b"".join(token.to_bytes(4, "little") for token in tokens)
+    listed = block_hashes(tokens, block_size, is_eagle=is_eagle, mm_hashes=media)
+    assert block_hashes(packed, block_size, is_eagle=is_eagle, mm_hashes=media) == listed
+
+
 @given(st.lists(st.integers(-(1 << 63), U64_MASK)))
 def test_hashes_pack_modulo_two_to_the_64(values: list[int]) -> None:
     packed = pack_u64(values)
@@ -98,4 +124,4 @@ def test_a_prefix_has_the_prefix_of_the_hashes(
     cut = len(tokens) // 2
     part = block_hashes(tokens[:cut], block_size, is_eagle=is_eagle, mm_hashes=media)
     assert whole.startswith(part)
-    assert sequence_hashes(whole).startswith(sequence_hashes(part))
+    assert hashing.sequence_hashes(whole).startswith(hashing.sequence_hashes(part))

@@ -1,0 +1,68 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""The compiled twin of `indexer.core.plain_hashing`: same names, same numbers.
+
+Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). Nothing here
+checks what its callers have checked: lengths come out of `bytes`, sizes are at least one token.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
+
+cdef extern from "_xxh3.h" nogil:
+    enum:
+        XXH3_SECRET_BYTES
+        XXH3_MEDIUM_MAX
+    uint64_t read64(const uint8_t *at)
+    void write64(uint8_t *at, uint64_t word)
+    void xxh3_derive(uint8_t *secret, uint64_t seed)
+    uint64_t xxh3(const uint8_t *data, size_t len, uint64_t seed, const uint8_t *derived)
+    uint64_t xxh3_16(uint64_t first, uint64_t last, uint64_t len, uint64_t seed)
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef enum:
+    HASH = 8  # bytes
+    BASE_SEED = 1337
+
+
+def xxh3_64(bytes data not None, uint64_t seed):
+    """XXH3, 64 bits."""
+    cdef uint8_t derived[XXH3_SECRET_BYTES]
+    xxh3_derive(derived, seed)
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(data)
+    return xxh3(at, PyBytes_GET_SIZE(data), seed, derived)
+
+
+def window_hashes(bytes tokens not None, Py_ssize_t stride, Py_ssize_t width, uint64_t seed):
+    """Hash of every whole window of `width` bytes, one each `stride` bytes."""
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(tokens)
+    if stride < 1 or width < 1 or width > length:
+        return b""
+    cdef Py_ssize_t count = (length - width) // stride + 1
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * HASH)
+    cdef const uint8_t *window = <const uint8_t *>PyBytes_AS_STRING(tokens)
+    cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(packed)
+    cdef uint8_t derived[XXH3_SECRET_BYTES]
+    cdef Py_ssize_t i
+    if width > XXH3_MEDIUM_MAX:
+        xxh3_derive(derived, seed)
+    for i in range(count):
+        write64(out + i * HASH, xxh3(window + i * stride, width, seed, derived))
+    return packed
+
+
+def sequence_hashes(bytes local not None):
+    """Chain local hashes: entry i stands for the whole prefix up to block i."""
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(local) // HASH
+    if count < 2:
+        return local[: count * HASH]
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * HASH)
+    cdef const uint8_t *block = <const uint8_t *>PyBytes_AS_STRING(local)
+    cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(packed)
+    cdef uint64_t previous = read64(block)
+    cdef Py_ssize_t i
+    write64(out, previous)
+    for i in range(1, count):
+        previous = xxh3_16(previous, read64(block + i * HASH), 2 * HASH, BASE_SEED)
+        write64(out + i * HASH, previous)
+    return packed

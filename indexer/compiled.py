@@ -1,0 +1,65 @@
+"""Which of the optional compiled kernels are in use, and if not, why.
+
+A kernel (`_speed.pyx`) does what a plain twin beside it does, only faster. It is taken when it was
+built, was built from this source (`ABI`), and `SELECT_SERVICE_PURE` is not set. This is decided
+once, when the code that uses it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Final
+
+__all__ = ["PURE_VARIABLE", "complaints", "kernels_in_use", "objections", "usable"]
+
+PURE_VARIABLE: Final = "SELECT_SERVICE_PURE"
+"""Environment variable that forces the plain twins, unless it is empty or 0."""
+
+_NOT_BUILT: Final = "not built"
+_PURE: Final = f"{PURE_VARIABLE} is set"
+_OBJECTIONS: Final[dict[str, str]] = {}
+
+
+def usable(kernel: str, abi: int) -> bool:
+    """Whether to take a compiled kernel rather than its plain twin; and note it.
+
+    Args:
+        kernel: name of the compiled module.
+        abi: what `ABI` must say in it. A build left over from other source says something else.
+    """
+    _OBJECTIONS[kernel] = _objection(kernel, abi)
+    return not _OBJECTIONS[kernel]
+
+
+def kernels_in_use() -> dict[str, bool]:
+    """Return the kernels that were asked for, and whether each one is in use."""
+    return {kernel: not objection for kernel, objection in _OBJECTIONS.items()}
+
+
+def objections() -> dict[str, str]:
+    """Return why the others are not."""
+    return {kernel: objection for kernel, objection in _OBJECTIONS.items() if objection}
+
+
+def complaints() -> list[str]:
+    """Return the objections that are nobody's intention."""
+    return [
+        f"{kernel}: {objection}; plain Python is used instead"
+        for kernel, objection in objections().items()
+        if objection not in (_NOT_BUILT, _PURE)
+    ]
+
+
+def _objection(kernel: str, abi: int) -> str:
+    if os.environ.get(PURE_VARIABLE, "0") not in ("", "0"):
+        return _PURE
+    try:
+        built = importlib.import_module(kernel)
+    except ModuleNotFoundError:
+        return _NOT_BUILT
+    except ImportError as error:
+        return f"cannot be loaded: {error}"
+    if getattr(built, "ABI", None) != abi:
+        return "stale: built from other source; install again"
+    return ""
