@@ -1,8 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The compiled way of plain KV events: off the socket, out of the bytes, into the tree.
+"""The compiled way of plain KV events: out of the bytes, into the tree.
 
-Optional. `core/wire.py`, `core/stream.py` and `edge/sockets.py` are its twins and say what is
-right; this module only does what is plain (see `_events.h` for messages, `Feeder` for streams) and
+Optional. `core/wire.py` and `core/stream.py` are its twins and say what is right; this module only does what is plain (see `_events.h` for messages, `Feeder` for streams) and
 hands everything else, a message or one event of it, to them before anything has happened.
 """
 
@@ -16,7 +15,7 @@ from libc.string cimport memcmp, memcpy
 from cpython cimport array
 import array as _array
 
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from indexer.core import removal
 from indexer.core.events import (
@@ -26,12 +25,14 @@ from indexer.core.events import (
     BlockStored,
     EventBatch,
 )
-from indexer.core.hashing import BASE_SEED, block_hashes
+from indexer.core.hashing import BASE_SEED, namespace_seed
 from indexer.core.index import KvIndex
 from indexer.core.node import EDGE_BYTES_MAX, Coverage, Node
 from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import APPLIED, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Tier
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
@@ -40,6 +41,11 @@ cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xffffffffffffffff
     object PyNumber_And(object a, object b)
     PyObject *Py_False
+
+cdef extern from "_xxh3.h" nogil:
+    enum: XXH3_SECRET_BYTES, XXH3_MEDIUM_MAX
+    void xxh3_derive(uint8_t *secret, uint64_t seed)
+    uint64_t xxh3(const uint8_t *data, size_t len, uint64_t seed, const uint8_t *derived)
 
 cdef extern from "_events.h" nogil:
     enum: KV_READ, KV_STORED, KV_REMOVED, KV_CLEARED, KV_MAP, KV_ARRAY
@@ -90,33 +96,6 @@ cdef extern from *:
         Py_XDECREF(old);
     }
 
-    /* XXH3-64 of 64 bytes, the commonest block (16 tokens), after the specification of xxHash. */
-    static const unsigned long long secret_64[8] = {
-        0xbe4ba423396cfeb8ULL, 0x1cad21f72c81017cULL, 0xdb979083e96dd4deULL, 0x1f67b3b7a4a44072ULL,
-        0x78e5c0cc4ee679cbULL, 0x2172ffcc7dd05a82ULL, 0x8e2443f7744608b8ULL, 0x4c263a81e69035e0ULL};
-
-    static inline unsigned long long mix_16(const unsigned char *data, int at,
-                                            unsigned long long seed) {
-        unsigned long long low, high;
-        memcpy(&low, data, 8);
-        memcpy(&high, data + 8, 8);
-        __uint128_t product = (__uint128_t)(low ^ (secret_64[at] + seed))
-            * (high ^ (secret_64[at + 1] - seed));
-        return (unsigned long long)product ^ (unsigned long long)(product >> 64);
-    }
-
-    static inline unsigned long long xxh3_of_64_bytes(const unsigned char *data,
-                                                      unsigned long long seed) {
-        unsigned long long h = 64 * 0x9E3779B185EBCA87ULL;
-        h += mix_16(data + 16, 4, seed);
-        h += mix_16(data + 32, 6, seed);
-        h += mix_16(data, 0, seed);
-        h += mix_16(data + 48, 2, seed);
-        h ^= h >> 37;
-        h *= 0x165667919E3779F9ULL;
-        return h ^ (h >> 32);
-    }
-
     static unsigned long long read_u64_big(const char *p) {
         unsigned long long value = 0;
         for (int i = 0; i < 8; i++) value = value << 8 | (unsigned char)p[i];
@@ -126,11 +105,11 @@ cdef extern from *:
     Py_ssize_t slot_of(PyObject *type, const char *name)
     PyObject *SLOT(PyObject *object, Py_ssize_t offset)
     void slot_put(PyObject *object, Py_ssize_t offset, PyObject *value)
-    uint64_t xxh3_of_64_bytes(const uint8_t *data, uint64_t seed) nogil
     uint64_t read_u64_big(const char *data) nogil
 
-DEF HASH = 8
-DEF SLICE = 512  # SLICE_BLOCKS, checked below
+cdef enum:
+    HASH = 8  # bytes
+    SLICE = 512  # SLICE_BLOCKS, checked below
 
 cdef kv_batch scratch
 cdef bint scratch_in_use = False
@@ -217,7 +196,7 @@ cdef object _batch(size_t start, size_t end):
     return EventBatch(events, scratch.ts, rank, "map" if scratch.form == KV_MAP else "array")
 
 
-def decode(bytes payload, str form):
+def decode_plain(bytes payload, str form):
     """The batch in `payload`, or None if that is for `core/wire.py` to say.
 
     Token ids are an array of unsigned 32-bit numbers instead of a list.
@@ -502,8 +481,6 @@ cdef class Feeder:
         if SLOT(node, N_ORPHANED) != Py_False:
             return False
         namespace = <object>SLOT(node, N_NAMESPACE)
-        if namespace is not BASE_NAMESPACE and namespace != BASE_NAMESPACE:
-            return False
         grows = run != NULL and self._is_own_leaf(node)
         if grows and edge_bytes + count * HASH > edge_bytes_max:
             if <size_t>edge_bytes != edge_bytes_max:
@@ -516,7 +493,7 @@ cdef class Feeder:
             and _same(SLOT(node, N_MEMBERS), self.bit)
         ):
             return False
-        self._hash(e, hashes)
+        self._hash(e, namespace, hashes)
         if not grows:
             first = PyBytes_FromStringAndSize(<char *>hashes, HASH)
             if PyDict_Contains(<object>SLOT(node, N_CHILDREN), first):
@@ -552,18 +529,17 @@ cdef class Feeder:
         self.stored_blocks += count
         return True
 
-    cdef int _hash(self, kv_event *e, uint64_t *hashes) except -1:
-        cdef size_t i
-        cdef uint32_t *tokens = scratch.tokens + e.tokens_at
-        cdef array.array listed
-        if self.block_size == 16:
-            for i in range(e.names):
-                hashes[i] = xxh3_of_64_bytes(<uint8_t *>(tokens + 16 * i), base_seed)
-            return 0
-        listed = array.clone(u32_array, e.tokens, False)
-        memcpy(listed.data.as_voidptr, tokens, e.tokens * 4)
-        packed = block_hashes(listed, self.block_size)
-        memcpy(hashes, PyBytes_AS_STRING(packed), e.names * HASH)
+    cdef int _hash(self, kv_event *e, object namespace, uint64_t *hashes) except -1:
+        cdef uint8_t secret[XXH3_SECRET_BYTES]
+        cdef uint64_t seed = base_seed
+        cdef size_t i, width = 4 * self.block_size
+        cdef uint8_t *tokens = <uint8_t *>(scratch.tokens + e.tokens_at)
+        if namespace is not BASE_NAMESPACE:
+            seed = PyLong_AsUnsignedLongLong(namespace_seed(namespace))
+        if width > XXH3_MEDIUM_MAX:
+            xxh3_derive(secret, seed)
+        for i in range(e.names):
+            hashes[i] = xxh3(tokens + width * i, width, seed, secret)
         return 0
 
     cdef bint _remove(self, kv_event *e) except -1:
@@ -629,83 +605,3 @@ cdef class Feeder:
         self.removed_events += e.joined
         self.removed_blocks += total
         return True
-
-
-# -- receiving -------------------------------------------------------------------------------------
-
-
-cdef extern from *:
-    """
-    #include <dlfcn.h>
-    #include <errno.h>
-
-    /* zmq_msg_t: 64 bytes since libzmq 4.0, aligned like a pointer. */
-    typedef union { unsigned char bytes[64]; void *aligned; } message_t;
-
-    static int (*msg_init)(message_t *);
-    static int (*msg_recv)(message_t *, void *, int);
-    static int (*msg_close)(message_t *);
-    static int (*msg_more)(const message_t *);
-    static void *(*msg_data)(message_t *);
-    static size_t (*msg_size)(const message_t *);
-    static int (*last_errno)(void);
-
-    /* The libzmq that pyzmq has loaded, whichever it is. */
-    static int find_libzmq(const char *pyzmq) {
-        void *library = dlopen(pyzmq, RTLD_LAZY | RTLD_NOLOAD);
-        if (!library) return 0;
-        *(void **)&msg_init = dlsym(library, "zmq_msg_init");
-        *(void **)&msg_recv = dlsym(library, "zmq_msg_recv");
-        *(void **)&msg_close = dlsym(library, "zmq_msg_close");
-        *(void **)&msg_more = dlsym(library, "zmq_msg_more");
-        *(void **)&msg_data = dlsym(library, "zmq_msg_data");
-        *(void **)&msg_size = dlsym(library, "zmq_msg_size");
-        *(void **)&last_errno = dlsym(library, "zmq_errno");
-        return msg_init && msg_recv && msg_close && msg_more && msg_data && msg_size && last_errno;
-    }
-
-    /* The next frame: 1, and whether another follows, or 0 for none. */
-    static int next_frame(void *socket, PyObject **frame, int *more) {
-        message_t message;
-        msg_init(&message);
-        while (msg_recv(&message, socket, 1 /* ZMQ_DONTWAIT */) < 0)
-            if (last_errno() != EINTR) { msg_close(&message); return 0; }
-        *frame = PyBytes_FromStringAndSize((const char *)msg_data(&message), msg_size(&message));
-        *more = msg_more(&message);
-        msg_close(&message);
-        return *frame ? 1 : -1;
-    }
-    """
-    bint find_libzmq(const char *pyzmq)
-    int next_frame(void *socket, PyObject **frame, int *more) except -1
-
-
-def can_receive(str pyzmq):
-    """Make `receive` ready; False if the libzmq of that extension module cannot be found."""
-    return find_libzmq(pyzmq.encode())
-
-
-def receive(size_t socket, Py_ssize_t messages_max, Py_ssize_t bytes_max, bytes apart):
-    """Messages of an open socket of the calling thread, each a list of frames, without waiting.
-
-    Ends where there is none, after so many or so many bytes, or behind one whose first frame
-    is `apart`.
-    """
-    cdef list messages = [], frames
-    cdef PyObject *frame = NULL
-    cdef int more = 0
-    cdef Py_ssize_t size = 0
-    while PyList_GET_SIZE(messages) < messages_max and size < bytes_max:
-        frames = []
-        more = 1
-        while more and next_frame(<void *>socket, &frame, &more):
-            data = <object>frame
-            Py_DECREF(data)  # the list's reference is the one that stays
-            frames.append(data)
-            size += PyBytes_GET_SIZE(data)
-        if not frames:
-            break
-        messages.append(frames)
-        if <bytes>frames[0] == apart:
-            break
-    return messages

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_64_intdigest
 
+from indexer.compiled import usable
 from indexer.core.cursor import Verdict
 from indexer.core.progress import END_MARKER, read_sequence
 from indexer.core.repair import Repair
 from indexer.core.replay import Mode
-from indexer.native import native
 from indexer.types import EventLossPolicy, StreamLimits
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from indexer.core.events import EventBatch
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
+
+if usable("indexer._ingest", 1):
+    from indexer._ingest import Feeder
+else:
+    Feeder = None  # type: ignore[assignment,misc]
 
 LIVE_FRAMES: Final = 3  # topic, sequence, payload
 
@@ -59,7 +64,7 @@ class EventStream(Repair):
         self.scope = scope
         self.closed = False
         self.last_event_at: float | None = None
-        self._feeder = native.Feeder(self) if native and native.Feeder.suits(self) else None
+        self._feeder = Feeder(self) if Feeder is not None and Feeder.suits(self) else None
 
     @property
     def is_busy(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
+from indexer.compiled import usable
 from indexer.core.colours import Colours
 from indexer.core.dialects import (
     ANY,
@@ -43,11 +44,22 @@ from indexer.core.events import (
     EventBatch,
     Ignored,
 )
-from indexer.native import native
 from indexer.types import U64_MASK, Tier
+
+if usable("indexer._ingest", 1):
+    from indexer._ingest import decode_plain
+else:
+
+    def decode_plain(payload: bytes, form: str) -> EventBatch | None:
+        """Leave it to the decoders below: the twin of a reader of what is plain."""
+        del payload, form
+        return None
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+__all__ = ["MEDIA", "UNREADABLE", "BatchDecoder", "decode_plain"]
 
 MEDIA: Final = {
     "GPU": Tier.DEVICE,
@@ -94,10 +106,10 @@ class BatchDecoder:
         if not payload:
             return None
         form = self._form
-        if native is not None and not self._bigram:
-            read: EventBatch | None = native.decode(payload, form)
-            if read is not None:
-                return read
+        if not self._bigram:
+            plain = decode_plain(payload, form)
+            if plain is not None:
+                return plain
         try:
             batch = TYPED[form, self._bigram].decode(payload)
             events = _normal_all(batch.events)

@@ -236,8 +236,7 @@ class Listeners:
         if feed.inbox or self._read(feed):
             if feed.inbox:
                 stream.take(feed.inbox, now)
-                if stream.is_busy:
-                    stream.resume(now)
+                stream.resume(now)
             return False
         return reply is None
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from indexer.compiled import usable
 from indexer.errors import EndpointRefused
-from indexer.native import native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from indexer.types import StreamLimits
 
@@ -64,16 +64,18 @@ _RETRYING: Final = frozenset({zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECT_DELAY
 _WATCHED: Final = sum(_CONNECTED | _BROKEN | _RETRYING)
 
 
-def _compiled_receive() -> Callable[[int, int, int, bytes], list[list[bytes]]] | None:
-    """The compiled way off a socket; None without the module, or where libzmq hides from it."""
-    path = getattr(sys.modules.get("zmq.backend.cython._zmq"), "__file__", None)
-    if native is None or path is None or not native.can_receive(path):
-        return None
-    receive: Callable[[int, int, int, bytes], list[list[bytes]]] = native.receive
-    return receive
+_IS_COMPILED: Final = usable("indexer._frames", 1)
+if _IS_COMPILED:
+    from indexer import _frames
 
 
-_RECEIVE: Final = _compiled_receive()
+def _finds_libzmq() -> bool:
+    """Whether messages can be taken the compiled way: pyzmq may hide its libzmq, or have none."""
+    path: str | None = getattr(sys.modules.get("zmq.backend.cython._zmq"), "__file__", None)
+    return _IS_COMPILED and path is not None and _frames.find(path)
+
+
+_FINDS_LIBZMQ: Final = _finds_libzmq()
 
 
 class Receiver:
@@ -108,8 +110,8 @@ class Receiver:
         """
         if self._socket.closed:
             return []
-        if _RECEIVE is not None:
-            return _RECEIVE(self._address, messages_max, READ_BYTES_MAX, apart)
+        if _FINDS_LIBZMQ:
+            return _frames.receive(self._address, messages_max, READ_BYTES_MAX, apart)
         messages: list[list[bytes]] = []
         size = 0
         while len(messages) < messages_max and size < READ_BYTES_MAX:

@@ -16,17 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.compiled import kernels_in_use
 from indexer.core import wire
 from indexer.core.events import EventBatch
 from indexer.core.index import KvIndex
 from indexer.core.registry import Registry
 from indexer.core.stream import EventStream
-from indexer.core.wire import BatchDecoder
-from indexer.native import native
+from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests.indexer.encoding import ARRAY_FIELDS, encode_batch, message, removed, stored
 
-pytestmark = pytest.mark.skipif(native is None, reason="nothing compiled here, or not wanted")
+pytestmark = pytest.mark.skipif(
+    not kernels_in_use().get("indexer._ingest"), reason="not built, or not wanted"
+)
 
 BLOCK_SIZE = 4
 SCOPE = Scope("m", "t")
@@ -37,7 +39,7 @@ def plainly(payload: bytes, form: str) -> EventBatch | None:
     """What the twin reads."""
     decoder = BatchDecoder()
     decoder._form = form
-    with mock.patch.object(wire, "native", None):
+    with mock.patch.object(wire, "decode_plain", return_value=None):
         return decoder.decode(payload)
 
 
@@ -158,7 +160,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @settings(max_examples=600)
 @given(st.one_of(payloads(), damaged(), st.binary(max_size=60)), st.sampled_from(["map", "array"]))
 def test_the_reader_says_what_the_twin_says_or_nothing(payload: bytes, form: str) -> None:
-    read = native.decode(payload, form)
+    read = decode_plain(payload, form)
     if read is not None:
         assert comparable(read) == comparable(plainly(payload, form))
 
@@ -175,7 +177,7 @@ def test_what_engines_mostly_send_is_read(form: str) -> None:
         {"type": "AllBlocksCleared"},
     ]
     payload = encode_batch(told, f"{form}-int", rank=0)
-    read = native.decode(payload, form)
+    read = decode_plain(payload, form)
     assert read is not None
     assert comparable(read) == comparable(plainly(payload, form))
     assert len(read.events) == 6, "two removals are one"
@@ -200,7 +202,7 @@ def test_what_engines_mostly_send_is_read(form: str) -> None:
     ],
 )
 def test_what_is_not_plain_is_left_to_the_twin(payload: bytes) -> None:
-    assert native.decode(payload, "map") is None
+    assert decode_plain(payload, "map") is None
 
 
 # -- the feeder ------------------------------------------------------------------------------------
