@@ -41,6 +41,7 @@ class _Feed:
         "is_connected",
         "is_held",
         "is_queued",
+        "is_watched",
         "reconnect_after_s",
         "reconnect_at",
         "replay_endpoint",
@@ -60,6 +61,7 @@ class _Feed:
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
+        self.is_watched = False
         self.is_held = False
         self.is_connected = False
         self.was_connected = False
@@ -91,6 +93,9 @@ class Listeners:
         self._feeds: dict[int, _Feed] = {}  # by identity of the stream
         self._ready: deque[_Feed] = deque()
         self._turn_handle: asyncio.Handle | None = None
+        self._turned_at = float("-inf")
+        self._put_off: list[_Feed] = []  # until the pause is over
+        self._pause_handle: asyncio.Handle | None = None
         self._round: deque[_Feed] = deque()  # who has still to be looked at in this tick
         self._tick_handle: asyncio.Handle | None = None
         self._dealers = 0
@@ -132,7 +137,7 @@ class Listeners:
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         loop = asyncio.get_running_loop()
-        loop.add_reader(feed.subscriber.fd, self._queue, feed)
+        self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
         self._queue(feed)  # the descriptors tell of changes only, and one may be over already
         self._hear_news(feed)
@@ -152,6 +157,7 @@ class Listeners:
             feed.is_held = False
             if stream.request is not feed.request:
                 self._sync(feed)
+            self._watch_socket(feed)
             self._queue(feed)
 
     def stop(self, stream: EventStream) -> None:
@@ -168,13 +174,44 @@ class Listeners:
         """Close everything. Idempotent."""
         for feed in list(self._feeds.values()):
             self.stop(feed.stream)
-        for handle in (self._turn_handle, self._tick_handle):
+        for handle in (self._turn_handle, self._pause_handle, self._tick_handle):
             if handle is not None:
                 handle.cancel()
-        self._turn_handle = self._tick_handle = None
+        self._turn_handle = self._pause_handle = self._tick_handle = None
         self._ready.clear()
+        self._put_off.clear()
         self._round.clear()
         self._sockets.close()
+
+    # -- sockets -----------------------------------------------------------------------------------
+
+    def _watch_socket(self, feed: _Feed) -> None:
+        """Have the loop tell when messages come."""
+        if not feed.is_watched:
+            feed.is_watched = True
+            loop = asyncio.get_running_loop()
+            loop.add_reader(feed.subscriber.fd, self._on_readable, feed)
+
+    def _on_readable(self, feed: _Feed) -> None:
+        """Read at once, or let more messages come, from anybody, where some were read just now."""
+        is_soon = self._clock() < self._turned_at + self._limits.pause_s
+        if is_soon or feed.is_held:
+            # the descriptor stays readable until the socket is read: the loop would not rest
+            feed.is_watched = False
+            asyncio.get_running_loop().remove_reader(feed.subscriber.fd)
+        if not is_soon:
+            self._queue(feed)
+        elif not feed.is_held:
+            self._put_off.append(feed)
+            if self._pause_handle is None:
+                loop = asyncio.get_running_loop()
+                self._pause_handle = loop.call_later(self._limits.pause_s, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._pause_handle = None
+        feeds, self._put_off = self._put_off, []
+        for feed in feeds:
+            self._queue(feed)
 
     # -- turns -------------------------------------------------------------------------------------
 
@@ -196,9 +233,12 @@ class Listeners:
                 self._ready.append(feed)
             else:
                 feed.is_queued = False
+                if not feed.is_held:
+                    self._watch_socket(feed)
             if self._clock() >= end:
                 break
         self._turn_handle = None
+        self._turned_at = self._clock()
         if self._ready:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
