@@ -299,6 +299,7 @@ cdef class Feeder:
         finally:
             scratch_in_use = False
             self._flush(now)
+            self.holder = self.where = self.runs = self.blocks = None  # it may leave meanwhile
         if cost < 0:
             stream.hear(frames, now)
 

@@ -6,6 +6,7 @@ messages are, a stream that is fed the compiled way stands where one that is not
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from random import Random
 from typing import Any
@@ -346,3 +347,14 @@ def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, f
         budget = random.choice([0, 0, 0, 3, 1000])
         for index, _ in (fast, slow):
             index.sweep(budget)
+
+
+def test_a_stream_at_rest_keeps_nothing_of_its_rank() -> None:
+    """A rank that is cleared has millions of names to give back, and its stream may be silent."""
+    index, (stream, _) = streams(compiled=True, limits=StreamLimits())
+    told = [encode_batch([stored([n], [n] * 4, block_size=BLOCK_SIZE)]) for n in range(3)]
+    feed(stream, [message(seq, payload) for seq, payload in enumerate(told)], 0.0)
+    holder = index._ranks[stream.rank]
+    assert len(holder.where) == 3
+    for kept in (holder, holder.where, holder.runs, holder.blocks):
+        assert stream._feeder not in gc.get_referrers(kept)
