@@ -6,13 +6,15 @@ hands everything else, a message or one event of it, to them before anything has
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_Contains, PyDict_DelItem, PyDict_Size
+from cpython.dict cimport PyDict_Contains, PyDict_Size
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from cpython cimport array
+from indexer._names cimport NameMap
+
 import array as _array
 
 from xxhash import xxh3_64_intdigest
@@ -36,7 +38,6 @@ ABI = 1  # change it with every change of what is offered here: see `indexer/com
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
-    PyObject *PyDict_SetDefault(object p, object key, object value) except NULL
     object PyLong_FromUnsignedLongLong(unsigned long long value)
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xffffffffffffffff
     object PyNumber_And(object a, object b)
@@ -240,7 +241,8 @@ cdef class Feeder:
     """
 
     cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
-    cdef object holder, bit, where, runs, counts
+    cdef object holder, bit, runs
+    cdef NameMap where
     cdef list blocks
     cdef array.array digests
     cdef size_t block_size
@@ -330,6 +332,8 @@ cdef class Feeder:
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
         holder = self.holder
         self.bit = holder.bit
+        if type(holder.where) is not NameMap:
+            return False
         self.where = holder.where
         self.runs = holder.runs
         self.blocks = holder.blocks
@@ -442,7 +446,7 @@ cdef class Feeder:
         cdef uint64_t hashes[SLICE]
         cdef uint64_t key
         cdef size_t i, count = e.names
-        cdef Py_ssize_t edge_bytes, known
+        cdef Py_ssize_t edge_bytes
         cdef uint64_t *names = scratch.names + e.names_at
         cdef PyObject *node
         cdef PyObject *run
@@ -457,7 +461,7 @@ cdef class Feeder:
         ):
             return False
         if e.has_parent:
-            node = PyDict_GetItemWithError(self.where, PyLong_FromUnsignedLongLong(e.parent))
+            node = self.where.find(e.parent)
             if node == NULL or type(<object>node) is not Node:
                 return False
             run = PyDict_GetItemWithError(self.runs, <object>node)
@@ -506,14 +510,11 @@ cdef class Feeder:
             )
         else:
             leaf = <object>node
-        where = self.where
-        known = PyDict_Size(where)
         for i in range(count):
-            PyDict_SetDefault(where, PyLong_FromUnsignedLongLong(names[i]), leaf)
-            if PyDict_Size(where) != known + <Py_ssize_t>i + 1:  # it stands for a block already
+            if not self.where.put_new(names[i], <PyObject *>leaf):  # stands for a block already
                 while i:
                     i -= 1
-                    PyDict_DelItem(where, PyLong_FromUnsignedLongLong(names[i]))
+                    self.where.drop(names[i])
                 return False
         if grows:
             edge = _joined(SLOT(node, N_EDGE), hashes, count * HASH)
@@ -551,7 +552,8 @@ cdef class Feeder:
         cdef Py_ssize_t held
         cdef PyObject *node
         cdef PyObject *filed
-        holder, where = self.holder, self.where
+        cdef NameMap where = self.where
+        holder = self.holder
         if not self._is_plain(e):
             return False
         counts = (<list>holder.counts)[0]
@@ -565,8 +567,7 @@ cdef class Feeder:
         if hearsay is not None and hearsay[0]:
             hearsay[0].difference_update(_names(e))
         while done < total:
-            name = PyLong_FromUnsignedLongLong(names[done])
-            node = PyDict_GetItemWithError(where, name)
+            node = where.find(names[done])
             if node == NULL:
                 done += 1
                 continue
@@ -588,13 +589,13 @@ cdef class Feeder:
                 same += 1
             if not same or <Py_ssize_t>same == held:
                 break  # from the middle, or all of the leaf: more than its tail changes
+            leaf = <object>node
             for i in range(done, done + same):
-                PyDict_DelItem(where, PyLong_FromUnsignedLongLong(names[i]))
+                where.drop(names[i])
             held -= same
             edge = PyBytes_FromStringAndSize(
                 PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), held * HASH
             )
-            leaf = <object>node
             self.runs[leaf] = PyBytes_FromStringAndSize(<char *>run, held * HASH)
             slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
             self.more_blocks -= same
