@@ -19,7 +19,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 KERNELS := $(wildcard indexer/_*.pyx indexer/_*.h select_service/_*.pyx select_service/_*.h)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
-.PHONY: run demo bench test lint test-light test-full test-floors test-heavy peer readme clean
+.PHONY: run demo bench test lint test-light test-pure test-full test-floors test-heavy peer readme clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -40,6 +40,15 @@ lint: $(VENV)/.installed-test
 
 test-light: $(VENV)/.installed-test
 	KERNELS_EXPECTED=$(COMPILER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(COVERAGE)
+
+# Once more without the compiled kernels, as on a machine without a compiler: what they take part in.
+PURE := tests/contract tests/indexer/core tests/indexer/test_compiled.py tests/properties \
+	tests/select_service/core/test_prompt.py tests/select_service/core/test_service.py \
+	tests/select_service/edge/test_codec.py tests/select_service/edge/test_fast_lane.py \
+	tests/select_service/edge/test_http.py
+
+test-pure: $(VENV)/.installed-test
+	SELECT_SERVICE_PURE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(PURE)
 
 # What `make test` leaves out: the lowest supported versions of every dependency, long property
 # runs, engines' own publishers, the reference service as an opponent.

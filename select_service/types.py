@@ -7,7 +7,7 @@ Nothing here decides; `edge/codec.py` stands before it, `core/service.py` after 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -82,6 +82,14 @@ CacheBasis = Literal["prompt", "cacheable"]
 Role = Literal["prefill", "decode", "aggregated"]
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
+# What the core takes and what JSON may hold: callers in the same process may pass lists, or packed
+# little-endian numbers as the codec does; a JSON decoder must not read a string as the latter.
+if TYPE_CHECKING:
+    HashList: TypeAlias = list[int] | bytes
+    TokenList: TypeAlias = list[int] | bytes
+else:
+    HashList = list[AnyHash]
+    TokenList = list[U32]
 
 
 def _u64(name: str, value: int | None) -> None:
@@ -290,16 +298,19 @@ def _one_scope_name(tenant_id: str | UnsetType, routing_group: str | UnsetType) 
 
 
 class PromptFields(Struct, kw_only=True):
-    """What every prompt route takes (contract 2): tokens, or hashes with their length."""
+    """What every prompt route takes (contract 2): tokens, or hashes with their length.
+
+    Once decoded, or `packed`, the long lists are little-endian numbers of 4 and 8 bytes each.
+    """
 
     model_name: str = "default"
     tenant_id: str | UnsetType = UNSET
     routing_group: str | UnsetType = UNSET
-    token_ids: list[U32] | None = None
+    token_ids: TokenList | None = None
     mm_routing_info: MmRoutingInfo | None = None
     block_mm_infos: list[BlockMmInfo | None] | None = None
-    block_hashes: list[AnyHash] | None = None
-    sequence_hashes: list[AnyHash] | None = None
+    block_hashes: HashList | None = None
+    sequence_hashes: HashList | None = None
     isl_tokens: U64 | None = None
     lora_name: str | None = None
     cache_salt: str | None = None

@@ -141,13 +141,19 @@ def pack_u64(values: Sequence[int]) -> PackedHashes:
         ValueError: A value is not an integer in [-2^63, 2^64).
     """
     # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon
-    for form in ("Q", "q"):
-        try:
-            return _pack_array(form, values)
-        except OverflowError:
-            continue
-        except TypeError as error:
-            raise ValueError(str(error)) from None
+    try:
+        return _pack_array("Q", values)
+    except OverflowError:
+        pass
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    try:
+        return struct.pack(f"<{len(values)}q", *values)  # `array` takes half as long again
+    except struct.error:
+        pass
+    if not all(isinstance(value, int) for value in values):
+        msg = "a hash must be an integer"
+        raise ValueError(msg)
     if min(values) < _I64_MIN or max(values) > U64_MASK:
         msg = "hash does not fit 64 bits"
         raise ValueError(msg)

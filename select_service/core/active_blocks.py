@@ -108,6 +108,10 @@ class ActiveBlocks:
         edges.reverse()
         return b"".join(edges)
 
+    def begins(self, first: bytes) -> bool:
+        """Whether any active chain begins with this hash."""
+        return first in self.root.children
+
     def shared_prefix(self, chain: PackedHashes) -> list[tuple[int, int]]:
         """Longest common prefix with any active chain, for every slot that has one.
 

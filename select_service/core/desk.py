@@ -18,9 +18,10 @@ from select_service.core.deadlines import rounded_up
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.leases import Leases
 from select_service.core.ledger import BLOCKS_PER_STEP
+from select_service.core.prompt import packed
 from select_service.core.replica_messages import Renewed
 from select_service.errors import InvalidField, ReservationConflict, ReservationNotFound
-from select_service.types import PairSelection, ReservationAnswer, Selection
+from select_service.types import PairSelection, PromptFields, ReservationAnswer, Selection
 
 if TYPE_CHECKING:
     from indexer.types import PackedHashes
@@ -50,11 +51,15 @@ _BOOKING_FAILED = "failed to book scheduler state: "
 def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
     """Return 16 bytes that two requests share iff they are the same body on the same route.
 
+    Two spellings of one hash, signed and unsigned, are the same. 1 µs for 128 blocks.
+
     Args:
-        request: as decoded.
+        request: as decoded, or by a caller in this process: its lists have been found right.
         unknown: canonical bytes of the members that nobody knows.
     """
     route = type(request).__name__.encode()
+    if isinstance(request, PromptFields):
+        request = packed(request)
     body = msgspec.msgpack.encode(request, order="deterministic")  # members have no order
     return xxhash.xxh3_128_digest(route + body + unknown)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from select_service.core.partition import blocks_of
 from select_service.types import OverlapScores, ScopeLoads, SharedCache
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Inspecting:
         partition, prompt, weights = self._reader.prompt(request)
         return OverlapScores(
             partition.index.block_size,
-            blocks_of(prompt),
+            prompt.blocks,
             partition.overlap_rows(prompt, weights),
             SharedCache(),
         )

@@ -14,6 +14,7 @@ from msgspec import UNSET
 from select_service.core.bookings import leg_ids
 from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.prompt import Prompt
 from select_service.core.replica_messages import Ended
 from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
@@ -60,7 +61,7 @@ class Pairs:
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
         computing = Order(
-            *(ids[0], ticket.fingerprint, prompt._replace(sequence_hashes=b"")),
+            *(ids[0], ticket.fingerprint, Prompt(prompt.block_hashes, b"", prompt.isl_tokens)),
             tokens if track else 0,
             track,
             *terms,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
-from indexer.types import HASH_BYTES
 from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
 from select_service.core.eligibility import eligible_slots, wants_everyone
@@ -466,11 +465,6 @@ class Partition:
             self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
-
-
-def blocks_of(prompt: Prompt) -> int:
-    """Return the whole blocks of a prompt, as the ledger counts them."""
-    return len(prompt.sequence_hashes) // HASH_BYTES
 
 
 def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from indexer.types import HASH_BYTES
-
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from select_service.core.columns import Floats, Rows
@@ -69,10 +67,11 @@ def project(
     weights: Weights,
 ) -> Projection:
     """Project the prompt on the given rows (slots)."""
-    decode = ledger.decode[rows] + (len(prompt.sequence_hashes) // HASH_BYTES)
-    shared = ledger.shared_blocks(prompt.sequence_hashes)
-    if shared is not None:
-        decode = decode - shared[rows]
+    decode = ledger.decode[rows] + prompt.blocks
+    if ledger.blocks.begins(prompt.first_hash):
+        shared = ledger.shared_blocks(prompt.sequence_hashes)
+        if shared is not None:
+            decode = decode - shared[rows]
     overlap, has_lower = matched(index, prompt)
     prefill = ledger.prefill[rows]
     if overlap is None:

@@ -6,25 +6,61 @@ sees only `Prompt`. The refusals here are part of the contract, text and order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeVar
 
-from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes
-from indexer.types import U64_MASK, Namespace
+import msgspec
+
+from indexer.core.hashing import (
+    TOKEN_BYTES,
+    block_hashes,
+    pack_tokens,
+    pack_u64,
+    sequence_hashes,
+)
+from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.errors import InvalidField, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from indexer.types import PackedHashes
-    from select_service.types import BlockMmInfo, PromptFields
+    from select_service.types import BlockMmInfo, HashList, PromptFields
+
+    P = TypeVar("P", bound=PromptFields)
 
 
-class Prompt(NamedTuple):
+class Prompt:
     """What selection and ledger need to know of a prompt."""
 
-    block_hashes: PackedHashes  # matched against the index; b"" when only a booking needs it
-    sequence_hashes: PackedHashes  # counted by the ledger
-    isl_tokens: int
+    __slots__ = ("_chain", "block_hashes", "blocks", "isl_tokens")
+
+    def __init__(
+        self, block_hashes: PackedHashes, chain: PackedHashes | None, isl_tokens: int
+    ) -> None:
+        """Bring the parts together.
+
+        Args:
+            block_hashes: matched against the index; b"" when only a booking needs it.
+            chain: the sequence hashes, as many; None: those of the block hashes.
+            isl_tokens: length of the prompt.
+        """
+        self.block_hashes = block_hashes
+        self.isl_tokens = isl_tokens
+        self.blocks = len(block_hashes if chain is None else chain) // HASH_BYTES
+        self._chain = chain
+
+    @property
+    def first_hash(self) -> bytes:
+        """The first sequence hash, b"" when there is none: whether a chain is known at all."""
+        chain = self.block_hashes if self._chain is None else self._chain  # they begin alike
+        return chain[:HASH_BYTES]
+
+    @property
+    def sequence_hashes(self) -> PackedHashes:
+        """Counted by the ledger; made when first asked for, which most selections never do."""
+        if self._chain is None:
+            self._chain = sequence_hashes(self.block_hashes)
+        return self._chain
 
 
 def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Prompt:
@@ -45,7 +81,8 @@ def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Pr
         raise _missing("isl_tokens")
     if request.isl_tokens == 0:
         raise _empty()
-    blocks, sequence = len(request.block_hashes), len(request.sequence_hashes)
+    blocks = _count(request.block_hashes, HASH_BYTES, "block_hashes")
+    sequence = _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes")
     if blocks != sequence:
         raise InvalidRequest(
             f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
@@ -73,13 +110,38 @@ def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> P
     if request.isl_tokens is None:
         raise _missing("isl_tokens")
     _check_unread(request.block_hashes, "block_hashes")
+    _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes")
     return Prompt(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
+
+
+def packed(request: P) -> P:
+    """Return the request with its long lists packed, as the codec has them: one form for all.
+
+    The lists must have been found right, as `read_prompt` does.
+    """
+    for value in (request.block_hashes, request.sequence_hashes, request.token_ids):
+        if value is not None and not isinstance(value, bytes):
+            break
+    else:
+        return request
+    return msgspec.structs.replace(
+        request,
+        token_ids=_pack_unless(request.token_ids, pack_tokens),
+        block_hashes=_pack_unless(request.block_hashes, pack_u64),
+        sequence_hashes=_pack_unless(request.sequence_hashes, pack_u64),
+    )
+
+
+def _pack_unless(
+    values: list[int] | bytes | None, pack: Callable[[list[int]], bytes]
+) -> bytes | None:
+    return values if values is None or isinstance(values, bytes) else pack(values)
 
 
 def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> Prompt | None:
     media = request.mm_routing_info
     if media is not None and media.routing_token_ids:
-        token_ids: list[int] | None = media.routing_token_ids
+        token_ids: list[int] | bytes | None = media.routing_token_ids
         infos: Sequence[BlockMmInfo | None] | None = media.block_mm_infos
     else:
         token_ids, infos = request.token_ids, request.block_mm_infos
@@ -89,6 +151,7 @@ def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> P
         raise _empty()
     _check_unread(request.block_hashes, "block_hashes")
     _check_unread(request.sequence_hashes, "sequence_hashes")
+    tokens = _count(token_ids, TOKEN_BYTES, "token_ids")
     local = block_hashes(
         token_ids,
         block_size,
@@ -98,23 +161,39 @@ def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> P
         is_eagle=is_eagle if request.is_eagle is None else request.is_eagle,
         mm_hashes=_media_hashes(infos) if infos else None,
     )
-    return Prompt(local, sequence_hashes(local), len(token_ids))
+    return Prompt(local, None, tokens)
 
 
 def _media_hashes(infos: Sequence[BlockMmInfo | None]) -> list[list[int]]:
     return [[] if info is None else [item.mm_hash for item in info.mm_objects] for info in infos]
 
 
-def _pack(hashes: Sequence[int], field: str) -> PackedHashes:
+def _count(numbers: list[int] | bytes, width: int, field: str) -> int:
+    """Return how many numbers there are; packed ones come whole."""
+    if not isinstance(numbers, bytes):
+        return len(numbers)
+    count, rest = divmod(len(numbers), width)
+    if rest:
+        raise InvalidField(f"{field}: packed numbers take {width} bytes each", field=field)
+    return count
+
+
+def _pack(hashes: HashList, field: str) -> PackedHashes:
+    if isinstance(hashes, bytes):
+        return hashes
     try:
         return pack_u64(hashes)
     except ValueError as error:
         raise InvalidField(f"{field}: {error}", field=field) from None
 
 
-def _check_unread(hashes: Sequence[int] | None, field: str) -> None:
+def _check_unread(hashes: HashList | None, field: str) -> None:
     """Hashes that this form of the prompt does not need are 64 bits wide all the same."""
-    if hashes and max(hashes) > U64_MASK:
+    if not hashes:
+        return
+    if isinstance(hashes, bytes):
+        _count(hashes, HASH_BYTES, field)
+    elif max(hashes) > U64_MASK:
         raise InvalidField(f"{field}: must be at most 2^64-1", field=field)
 
 

@@ -2,26 +2,39 @@
 
 msgspec decodes and checks types and ranges; added here is what it leaves open: duplicate and
 unknown members, u64, the path of the field at fault. `edge/http.py` stands before it, the typed
-requests of `types.py` are all that passes.
+requests of `types.py` are all that passes, the long lists of a prompt packed. A compiled kernel may
+pack them before msgspec sees the rest; whatever it is not sure of goes the plain way.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
+from indexer.compiled import usable
+from indexer.core.hashing import pack_tokens, pack_u64
 from indexer.types import U64_MASK
 from select_service.config import FieldValidation
 from select_service.edge.members import DuplicateMemberError, flat_names, top_level_names
 from select_service.errors import InvalidField, InvalidJson, ServiceError, UnknownField
 from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+if usable("select_service._speed", 1):
+    from select_service._speed import Scanner as _Scanner
 
-__all__ = ["Decoded", "RequestDecoder", "check_hashes", "encode"]
+    Scanner: type[_Scanner] | None = _Scanner
+else:
+    Scanner = None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]]]
+
+__all__ = ["Decoded", "RequestDecoder", "encode"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,10 +44,12 @@ _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _U32_MAX: Final = (1 << 32) - 1
+_HASHES: Final = ("block_hashes", "sequence_hashes")
+_TOKENS: Final = "token_ids"
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Decoded(NamedTuple, Generic[T]):
+class Decoded(msgspec.Struct, Generic[T], frozen=True):
     """A request that may be trusted, and what was odd about it."""
 
     request: T
@@ -45,7 +60,7 @@ class Decoded(NamedTuple, Generic[T]):
 class RequestDecoder(Generic[T]):
     """Decodes one type of request. Thread-safe; make one per route and keep it."""
 
-    __slots__ = ("_decode", "_known", "_known_bytes", "_readable", "_type", "_validation")
+    __slots__ = ("_decode", "_known", "_known_bytes", "_readable", "_scan", "_type", "_validation")
 
     def __init__(self, kind: type[T], validation: FieldValidation) -> None:
         self._type = kind
@@ -55,6 +70,7 @@ class RequestDecoder(Generic[T]):
         self._known = frozenset(names)
         self._known_bytes = frozenset(name.encode() for name in names)
         self._readable = _names_of_objects(kind)
+        self._scan = _scan_for(kind, self._known_bytes)
 
     def decode(self, body: bytes) -> Decoded[T]:
         """Decode and check one body; linear in its length.
@@ -64,24 +80,37 @@ class RequestDecoder(Generic[T]):
             InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
             UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
         """
+        if self._scan is not None:
+            scanned = self._scan(body)
+            if scanned is not None:
+                try:
+                    return self._fill_in(scanned)
+                except (ServiceError, ValueError, RecursionError):
+                    pass  # what exactly is wrong has to be said of the body as it came
         try:
             request = self._decode(body)
         except (ValueError, RecursionError) as error:
             raise _refusal(error) from None
-        if not body.isascii():
-            _check_utf8(body)
-        if type(request) in _CHECKS:
-            _CHECKS[type(request)](request)
-        elif isinstance(request, SelectRequest) and request.allowed_worker_ids:
-            _check_u64("allowed_worker_ids", request.allowed_worker_ids)
+        _check(request, body)
         names = flat_names(body)
-        if (
+        plain = (
             names is not None
             and self._known_bytes.issuperset(names)
             and len(frozenset(names)) == len(names)
-        ):
-            return Decoded(request, None, b"")
-        return self._look_closer(body, request)
+        )
+        decoded = Decoded(request, None, b"") if plain else self._look_closer(body, request)
+        if isinstance(request, PromptFields):
+            _pack(request)
+        return decoded
+
+    def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
+        """Decode what the kernel has left of a body, and put in what it has taken out."""
+        skeleton, plain, arrays = scanned
+        request = self._decode(skeleton)
+        _check(request, skeleton)
+        for name, packed in arrays:
+            setattr(request, name, packed)
+        return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
         try:
@@ -98,21 +127,41 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, warning, _canonical(body, unknown))
 
 
-def check_hashes(request: PromptFields) -> None:
-    """Refuse hashes that do not fit 64 bits.
+def _scan_for(
+    kind: type[msgspec.Struct], names: frozenset[bytes]
+) -> Callable[[bytes], _Scanned | None] | None:
+    """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
+    if Scanner is None or not issubclass(kind, PromptFields):
+        return None
+    return Scanner(names, {name.encode() for name in _HASHES}, {_TOKENS.encode()}).scan
 
-    Not part of `decode`: packing the hashes finds the same fault for nothing, except where the
-    request is refused for another reason first.
+
+def _check(request: msgspec.Struct, text: bytes) -> None:
+    if not text.isascii():
+        _check_utf8(text)
+    if type(request) in _CHECKS:
+        _CHECKS[type(request)](request)
+    elif isinstance(request, SelectRequest) and request.allowed_worker_ids:
+        _check_u64("allowed_worker_ids", request.allowed_worker_ids)
+
+
+def _pack(request: PromptFields) -> None:
+    """Pack what msgspec has read as lists.
 
     Raises:
-        InvalidField: `field` is the path of the first hash out of range.
+        InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
     """
-    for name, hashes in (
-        ("block_hashes", request.block_hashes),
-        ("sequence_hashes", request.sequence_hashes),
-    ):
-        if hashes:
-            _check_u64(name, hashes)
+    for name in _HASHES:
+        hashes = getattr(request, name)
+        if hashes is not None:
+            try:
+                packed = pack_u64(hashes)
+            except ValueError:
+                _check_u64(name, hashes)
+                raise
+            setattr(request, name, packed)
+    if request.token_ids is not None and not isinstance(request.token_ids, bytes):
+        request.token_ids = pack_tokens(request.token_ids)
 
 
 def _check_u64(name: str, values: Sequence[int]) -> None:

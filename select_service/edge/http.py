@@ -23,7 +23,7 @@ from select_service.admission_types import (
     WorkerMetricsAnswer,
 )
 from select_service.core.queue import Ticket
-from select_service.edge.codec import Decoded, RequestDecoder, check_hashes, encode
+from select_service.edge.codec import Decoded, RequestDecoder, encode
 from select_service.edge.routing import Route, read_count, read_query, read_u64
 from select_service.errors import (
     InvalidField,
@@ -47,7 +47,6 @@ from select_service.types import (
     OverlapScoresRequest,
     PairSelection,
     PotentialLoadsRequest,
-    PromptFields,
     Ready,
     ReservationAnswer,
     ReservationRequest,
@@ -293,7 +292,7 @@ class Api:
         try:
             answer = verb(decoded.request, decoded.unknown)
         except ServiceError as error:
-            return _refused(decoded, error)
+            return refusal(error, decoded.warning)
         if isinstance(answer, Ticket):
             return self._wait(answer, decoded.warning)
         return reply(answer, 200, decoded.warning)
@@ -337,7 +336,7 @@ class Api:
         try:
             answer = self._service.batch_now(decoded.request)
         except ServiceError as error:
-            return _refused(decoded, error)
+            return refusal(error, decoded.warning)
         if isinstance(answer, BatchAnswer):
             return reply(answer, 200, decoded.warning)
         return self._finish_batch(answer, decoded.warning)
@@ -469,14 +468,8 @@ def _answer(decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int
     try:
         answer = verb(decoded.request, decoded.unknown)
     except (ServiceError, IndexerError) as error:
-        return _refused(decoded, error)
+        return refusal(error, decoded.warning)
     return reply(answer, status, decoded.warning)
-
-
-def _refused(decoded: Decoded[R], error: ServiceError | IndexerError) -> Response:
-    if isinstance(decoded.request, PromptFields):
-        check_hashes(decoded.request)  # wrong everywhere comes before wrong here
-    return refusal(error, decoded.warning)
 
 
 def _read_scope(query: bytes) -> tuple[str | None, str | None]:

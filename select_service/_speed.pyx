@@ -1,0 +1,198 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""Reads the long arrays of a JSON body without making a Python integer of every number.
+
+Optional: without it `edge/codec.py` lets msgspec read the arrays and packs them afterwards, with
+the same result; that is its plain twin. Whatever is unusual is left to it, and every refusal.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+
+cdef extern from "_body.h" nogil:
+    ctypedef const uint8_t *Text
+    Text skip_blanks(Text at, Text end)
+    Text skip_string(Text at, Text end)
+    Text skip_value(Text at, Text end, int *objects)
+    size_t count_numbers(Text at, Text closing)
+    Text read_hashes(Text at, Text end, size_t count, uint8_t *out)
+    Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef enum:
+    NAMES_MAX = 64  # bits of `seen`
+    SLOTS = 256  # of the table of names: mostly empty, so that a probe finds at once
+    ARRAYS_MAX = 8
+    HASH = 8  # bytes
+    TOKEN = 4
+
+
+cdef struct Name:
+    const char *text
+    Py_ssize_t length
+    int number  # -1: nobody's place
+    int width  # bytes of a number, of an array that is to be packed; else 0
+
+
+cdef inline unsigned int place_of(const uint8_t *text, Py_ssize_t length) noexcept nogil:
+    cdef unsigned int mixed = <unsigned int>length
+    if length > 0:
+        mixed = mixed * 31 + text[0] + 7 * text[length - 1] + 13 * text[length >> 1]
+    return mixed % SLOTS
+
+
+cdef class Scanner:
+    """Knows the members of one type of request. Holds no state between calls."""
+
+    cdef Name _table[SLOTS]
+    cdef object _names  # keeps the texts alive
+    cdef list _attributes
+
+    def __init__(self, names, hashes, tokens):
+        """Prepare the table.
+
+        Args:
+            names: of the members that are known, at most 64, as bytes.
+            hashes: of those, which hold 64-bit hashes.
+            tokens: of those, which hold 32-bit tokens.
+        """
+        self._names = tuple(names)
+        if len(self._names) > NAMES_MAX:
+            raise ValueError(f"more than {NAMES_MAX} names")
+        self._attributes = [name.decode() for name in self._names]
+        cdef int i
+        cdef unsigned int place
+        cdef bytes name
+        for i in range(SLOTS):
+            self._table[i].number = -1
+        for i, name in enumerate(self._names):
+            place = place_of(<const uint8_t *>PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+            while self._table[place].number >= 0:
+                place = (place + 1) % SLOTS
+            self._table[place].text = PyBytes_AS_STRING(name)
+            self._table[place].length = PyBytes_GET_SIZE(name)
+            self._table[place].number = i
+            self._table[place].width = (
+                HASH if name in hashes else TOKEN if name in tokens else 0
+            )
+
+    cdef Name *_find(self, const uint8_t *text, Py_ssize_t length) noexcept:
+        cdef unsigned int place = place_of(text, length)
+        cdef Name *name = &self._table[place]
+        while name.number >= 0:
+            if name.length == length and memcmp(name.text, text, length) == 0:
+                return name
+            place = (place + 1) % SLOTS
+            name = &self._table[place]
+        return NULL
+
+    def scan(self, bytes body not None):
+        """Take the long arrays out of a body.
+
+        Returns:
+            None when the body is unusual or wrong, else (skeleton, plain, arrays): the same JSON
+            with `[]` in place of the arrays; whether all its names are known, none comes twice and
+            there are no other objects inside; (name, packed little-endian numbers) of the arrays.
+        """
+        cdef Text start = <Text>PyBytes_AS_STRING(body)
+        cdef Text end = start + PyBytes_GET_SIZE(body)
+        cdef Text at = skip_blanks(start, end)
+        cdef Text text
+        cdef Text cuts[2 * ARRAYS_MAX]  # first byte behind `[`, and the `]`
+        cdef uint64_t seen = 0
+        cdef int objects = 0, plain = 1, cut = 0
+        cdef Name *name
+        cdef bytes packed
+        cdef list arrays = []
+        if at >= end or at[0] != c"{":
+            return None
+        at = skip_blanks(at + 1, end)
+        if at < end and at[0] == c"}":
+            return None  # rare enough
+        while True:
+            if at >= end or at[0] != c'"':
+                return None
+            text = at + 1
+            at = skip_string(at, end)
+            if at == NULL:
+                return None
+            name = self._find(text, at - text - 1)
+            if name == NULL or seen >> name.number & 1:
+                plain = 0
+            else:
+                seen |= <uint64_t>1 << name.number
+            at = skip_blanks(at, end)
+            if at >= end or at[0] != c":":
+                return None
+            at = skip_blanks(at + 1, end)
+            if name != NULL and name.width and at < end and at[0] == c"[":
+                if cut == 2 * ARRAYS_MAX:
+                    return None
+                cuts[cut] = at + 1
+                packed = _read_array(&at, end, name.width)
+                if packed is None:
+                    return None
+                cuts[cut + 1] = at - 1
+                cut += 2
+                arrays.append((self._attributes[name.number], packed))
+            else:
+                at = skip_value(at, end, &objects)
+                if at == NULL:
+                    return None
+            at = skip_blanks(at, end)
+            if at >= end:
+                return None
+            if at[0] == c"}":
+                break
+            if at[0] != c",":
+                return None
+            at = skip_blanks(at + 1, end)
+        if skip_blanks(at + 1, end) != end:
+            return None
+        return _without(body, cuts, cut), plain and not objects, arrays
+
+
+cdef bytes _read_array(Text *at, Text end, int width):
+    """Pack the array that opens here and step behind it; None when that cannot be done."""
+    cdef Text first = skip_blanks(at[0] + 1, end)
+    cdef Text closing = <Text>memchr(first, c"]", end - first)
+    if closing == NULL:
+        return None
+    if closing == first:
+        at[0] = closing + 1
+        return b""
+    cdef size_t count = count_numbers(first, closing)
+    if <size_t>(closing - first) < 2 * count - 1:
+        return None  # no room for so many: no memory is asked for on behalf of mere commas
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * width)
+    cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(packed)
+    cdef Text behind
+    if width == HASH:
+        behind = read_hashes(first, end, count, out)
+    else:
+        behind = read_tokens(first, end, count, out)
+    if behind == NULL:
+        return None
+    at[0] = behind
+    return packed
+
+
+cdef bytes _without(bytes body, Text *cuts, int count):
+    """Copy a body without what lies between each pair of places."""
+    if count == 0:
+        return body
+    cdef Text start = <Text>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(body)
+    cdef Text end = start + length
+    cdef int i
+    for i in range(0, count, 2):
+        length -= cuts[i + 1] - cuts[i]
+    cdef bytes rest = PyBytes_FromStringAndSize(NULL, length)
+    cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(rest)
+    for i in range(0, count, 2):
+        memcpy(out, start, cuts[i] - start)
+        out += cuts[i] - start
+        start = cuts[i + 1]
+    memcpy(out, start, end - start)
+    return rest
