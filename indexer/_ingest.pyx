@@ -241,7 +241,7 @@ cdef class Feeder:
     """
 
     cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
-    cdef object holder, bit, runs
+    cdef object holder, bit, runs, groups
     cdef NameMap where
     cdef list blocks
     cdef array.array digests
@@ -323,7 +323,8 @@ cdef class Feeder:
         self.digests = self.cursor._digests
         self.is_named = self.rank.dp_rank in stream._names
         self.is_map = self.decoder._form == "map"
-        is_main = writer._groups.get(0)
+        self.groups = writer._groups
+        is_main = self.groups.get(0)
         self.group0 = 2 if is_main is None else 1 if is_main else 0
         self.holder = self.index._ranks.get(self.rank)
         if self.holder is None:
@@ -374,12 +375,14 @@ cdef class Feeder:
                 self._flush(now)
                 self.stream._begin(_batch(k, scratch.event_count))
                 return 0
-            if e.kind == KV_STORED:
-                done = self._store(e)
-            elif e.kind == KV_REMOVED:
-                done = self._remove(e)
-            else:
+            if e.kind == KV_CLEARED:
                 done = False
+            elif self._is_elsewhere(e):
+                done = True
+            elif e.kind == KV_STORED:
+                done = self._store(e)
+            else:
+                done = self._remove(e)
             if not done:
                 self._flush(now)
                 self.stream._write(_batch(k, k + 1))
@@ -418,6 +421,22 @@ cdef class Feeder:
             stream.last_event_at = stream._quiet_since = now
             stream.last_batch_ts = self.last_ts
         return 0
+
+    cdef bint _is_elsewhere(self, kv_event *e) except -1:
+        """Count an event of a group whose blocks are known not to count, as hybrid models tell."""
+        if e.group <= 0 and e.attention != KV_ATTENTION_OTHER:
+            return False
+        is_main = self.groups.get(e.group if e.group > 0 else 0)
+        if is_main is None:
+            # never told: main only as the first one, and a store that tells is to be learnt from
+            if e.group <= 0 or (e.kind == KV_STORED and e.attention != KV_ATTENTION_NONE):
+                return False
+        elif is_main or e.attention == KV_ATTENTION_MAIN:
+            return False
+        kind = "stored" if e.kind == KV_STORED else "removed"
+        form = "map" if self.is_map else "array"
+        self.tallies.count_event(kind, form, "other_group", e.joined)
+        return True
 
     cdef bint _is_plain(self, kv_event *e) except -1:
         """Whether an event is about blocks of the main group on the device."""

@@ -243,7 +243,7 @@ class Engines:
     def colour(self, event: dict[str, Any]) -> None:
         random = self.random
         event["medium"] = random.choice(["GPU"] * 12 + [None, "CPU", "DISK"])
-        event["group_idx"] = random.choice([0] * 20 + [None, 1])
+        event["group_idx"] = random.choice([0] * 20 + [None, 1, 1, 2])
         if random.random() < 0.05:
             event["locality"] = random.choice(["LOCAL", "REMOTE"])
         if event["type"] == "BlockStored":
