@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 LOAD_TOPIC: Final = b"kv_metrics"
 """Messages of this topic are no events: they tell the load of a worker."""
+VAIN_LOOKS_MAX: Final = 3
+"""Empty looks in a row after which the loop watches a socket again; to be woken costs more."""
+
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 30.0
 """Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
@@ -48,6 +51,7 @@ class _Feed:
         "request",
         "stream",
         "subscriber",
+        "vain_looks",
         "was_connected",
     )
 
@@ -62,6 +66,7 @@ class _Feed:
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
         self.is_watched = False
+        self.vain_looks = 0  # in a row
         self.is_held = False
         self.is_connected = False
         self.was_connected = False
@@ -202,16 +207,35 @@ class Listeners:
         if not is_soon:
             self._queue(feed)
         elif not feed.is_held:
-            self._put_off.append(feed)
-            if self._pause_handle is None:
-                loop = asyncio.get_running_loop()
-                self._pause_handle = loop.call_later(self._limits.pause_s, self._end_pause)
+            self._look_later(feed)
+
+    def _look_later(self, feed: _Feed) -> None:
+        self._put_off.append(feed)
+        if self._pause_handle is None:
+            loop = asyncio.get_running_loop()
+            self._pause_handle = loop.call_later(self._limits.pause_s, self._end_pause)
 
     def _end_pause(self) -> None:
+        """Look at all that were put off: one wake-up for what several have to say."""
         self._pause_handle = None
         feeds, self._put_off = self._put_off, []
         for feed in feeds:
-            self._queue(feed)
+            if not feed.is_queued:
+                feed.is_queued = True
+                self._ready.append(feed)
+        if self._turn_handle is None:
+            self._turn()
+
+    def _rest(self, feed: _Feed) -> None:
+        """The sockets are empty: look again in a while or, if that was in vain, wait to be told."""
+        feed.is_queued = False
+        if feed.is_watched or feed.is_held:
+            return
+        if feed.vain_looks < VAIN_LOOKS_MAX:
+            feed.vain_looks += 1
+            self._look_later(feed)
+        else:
+            self._watch_socket(feed)
 
     # -- turns -------------------------------------------------------------------------------------
 
@@ -232,9 +256,7 @@ class Listeners:
             if self._serve(feed, end):
                 self._ready.append(feed)
             else:
-                feed.is_queued = False
-                if not feed.is_held:
-                    self._watch_socket(feed)
+                self._rest(feed)
             if self._clock() >= end:
                 break
         self._turn_handle = None
@@ -285,6 +307,7 @@ class Listeners:
         messages = feed.subscriber.receive_some(self._limits.messages_per_turn, LOAD_TOPIC)
         if not messages:
             return False
+        feed.vain_looks = 0
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
             self._on_load(feed.stream, messages.pop())
         feed.inbox.extend(messages)
