@@ -56,15 +56,14 @@ static inline int kv_has(const kv_reader *r, uint64_t bytes) {
     return (uint64_t)(r->end - r->at) >= bytes;
 }
 
-static int kv_room(void **array, size_t *room, size_t wanted, size_t element) {
-    if (wanted <= *room) return 1;
+/* The array with room for more than `count` elements, perhaps elsewhere; NULL: out of memory. */
+static void *kv_room(void *array, size_t *room, size_t count, size_t element) {
+    if (count < *room) return array;
     size_t more = *room ? *room : 64;
-    while (more < wanted) more *= 2;
-    void *moved = realloc(*array, more * element);
-    if (!moved) return 0;
-    *array = moved;
-    *room = more;
-    return 1;
+    while (more <= count) more *= 2;
+    void *moved = realloc(array, more * element);
+    if (moved) *room = more;
+    return moved;
 }
 
 static void kv_trim(kv_batch *b) {
@@ -203,8 +202,9 @@ static inline int kv_name(kv_reader *r, uint64_t *name) {
 static int kv_names(kv_reader *r, kv_batch *b, kv_event *e) {
     size_t count;
     if (!kv_array(r, &count)) return 0;
-    if (!kv_room((void **)&b->names, &b->name_room, b->name_count + count, sizeof *b->names))
-        return 0;
+    void *names = kv_room(b->names, &b->name_room, b->name_count + count, sizeof *b->names);
+    if (!names) return 0;
+    b->names = names;
     e->names_at = b->name_count;
     e->names = count;
     uint64_t *out = b->names + b->name_count;
@@ -217,8 +217,9 @@ static int kv_names(kv_reader *r, kv_batch *b, kv_event *e) {
 static int kv_tokens(kv_reader *r, kv_batch *b, kv_event *e) {
     size_t count;
     if (!kv_array(r, &count)) return 0;
-    if (!kv_room((void **)&b->tokens, &b->token_room, b->token_count + count, sizeof *b->tokens))
-        return 0;
+    void *tokens = kv_room(b->tokens, &b->token_room, b->token_count + count, sizeof *b->tokens);
+    if (!tokens) return 0;
+    b->tokens = tokens;
     e->tokens_at = b->token_count;
     e->tokens = count;
     uint32_t *out = b->tokens + b->token_count;
@@ -455,8 +456,9 @@ static int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_
         int form = (c & 0xf0) == 0x80 || c >= 0xde ? KV_MAP : KV_ARRAY;
         if (b->form >= 0 && form != b->form) return KV_REFUSED;
         b->form = form;
-        if (!kv_room((void **)&b->events, &b->event_room, b->event_count + 1, sizeof *b->events))
-            return KV_REFUSED;
+        void *events = kv_room(b->events, &b->event_room, b->event_count, sizeof *b->events);
+        if (!events) return KV_REFUSED;
+        b->events = events;
         kv_event e;
         memset(&e, 0, sizeof e);
         e.group = -1;
