@@ -5,10 +5,10 @@ Linear probing, no object per name. The table is cut into shards by the name's h
 of a million entries would take tens of milliseconds to grow: a shard takes some tenths of one.
 """
 
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree  # `tracemalloc` sees them
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
 
 ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
 
@@ -34,7 +34,7 @@ cdef inline uint32_t _shard(uint64_t mixed) noexcept nogil:
 
 
 cdef bint _resize(Shard *shard, uint32_t capacity) except -1:
-    cdef Entry *entries = <Entry *>calloc(capacity, sizeof(Entry))
+    cdef Entry *entries = <Entry *>PyMem_RawCalloc(capacity, sizeof(Entry))
     cdef uint32_t i, at
     if entries == NULL:
         raise MemoryError
@@ -44,7 +44,7 @@ cdef bint _resize(Shard *shard, uint32_t capacity) except -1:
             while entries[at].node != NULL:
                 at = at + 1 if at + 1 < capacity else 0
             entries[at] = shard.entries[i]
-    free(shard.entries)
+    PyMem_RawFree(shard.entries)
     shard.entries, shard.capacity = entries, capacity
     return True
 
@@ -58,7 +58,7 @@ cdef class NameMap:
             for i in range(self.shards[k].capacity):
                 if self.shards[k].entries[i].node != NULL:
                     Py_DECREF(<object>self.shards[k].entries[i].node)
-            free(self.shards[k].entries)
+            PyMem_RawFree(self.shards[k].entries)
 
     cdef PyObject *find(self, uint64_t name) noexcept:
         """The node behind a name, borrowed; NULL if there is none."""
@@ -206,7 +206,7 @@ cdef class NameMap:
             shard.capacity -= 1
             node = shard.entries[shard.capacity].node
             if not shard.capacity:
-                free(shard.entries)
+                PyMem_RawFree(shard.entries)
                 shard.entries = NULL
             if node != NULL:
                 count -= 1
