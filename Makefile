@@ -16,7 +16,7 @@ FLOORS := .venv-floors
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist loadfile
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
-KERNELS := $(wildcard indexer/_*.pyx indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)
+KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
 .PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy peer readme clean
@@ -52,10 +52,10 @@ test-light: $(VENV)/.installed-test
 	KERNELS_EXPECTED=$(COMPILER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(COVERAGE)
 
 # Once more without the compiled kernels, as on a machine without a compiler: what they take part in.
-PURE := tests/contract tests/indexer/core tests/indexer/test_compiled.py tests/properties \
+PURE := tests/contract tests/indexer tests/properties \
 	tests/select_service/core/test_prompt.py tests/select_service/core/test_service.py \
 	tests/select_service/edge/test_codec.py tests/select_service/edge/test_fast_lane.py \
-	tests/select_service/edge/test_http.py
+	tests/select_service/edge/test_http.py tests/select_service/edge/test_msgpack.py
 
 test-pure: $(VENV)/.installed-test
 	SELECT_SERVICE_PURE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(PURE)

@@ -109,6 +109,10 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
     turn_s: float = 0.0005
     """Time for all sockets together before the event loop may serve requests again."""
 
+    pause_s: float = 0.002
+    """Time that messages may gather in once some were read. Waking up costs as much as a dozen of
+    them; two milliseconds are nothing beside an engine's step."""
+
     receive_messages_max: int = 200_000
     """Live messages libzmq holds for us (R39); its own default of 1,000 loses bursts. A message of
     one block takes 0.3 KB, so a full queue is some 60 MB, and only of a worker that floods."""

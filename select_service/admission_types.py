@@ -4,8 +4,6 @@ As in `types.py`, one definition decodes the wire, types the core and generates 
 Policies read their own configuration (`core/admission/policies.py`); here it is a plain object.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType

@@ -9,11 +9,11 @@ import argparse
 import gc
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from select_service.config import FLAGS, Flag, Settings, read_environment
-from select_service.core.admitting import check_admission
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from select_service.demo import cli as demo  # noqa: PLC0415 - the service needs none of it
 
         return demo.main(arguments[1:])
-    settings = parse(arguments, os.environ)
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
+    # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
+    # processor time beside our start, for products of matrices that nobody here asks for
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    settings = parse(arguments, os.environ)
     from select_service.edge.app import serve  # noqa: PLC0415 - --help need not load a server
 
     return serve(settings)
@@ -43,8 +46,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     values = vars(parser.parse_args(argv))
     if values["replica_sync_peers"] and values["replica_sync_port"] is None:
         parser.error("--replica-sync-peers needs --replica-sync-port")
+    _check_entrances(parser, argv, values)
     router = read_environment(environ)
     settings = Settings(router=router, **values)
+    from select_service.core.admitting import check_admission  # noqa: PLC0415 - numpy; see `main`
+
     try:
         has_idle_thresholds = check_admission(settings.admission)
     except ValueError as error:
@@ -54,6 +60,23 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if not warnings:
         return settings
     return replace(settings, router=replace(router, warnings=(*router.warnings, *warnings)))
+
+
+def _check_entrances(
+    parser: argparse.ArgumentParser, argv: Sequence[str], values: dict[str, Any]
+) -> None:
+    """With a Unix socket there is TCP only if it is asked for."""
+    if values["uds"] is None or _has(argv, "--port"):
+        return
+    values["port"] = None
+    if _has(argv, "--host"):
+        parser.error("--host with --uds needs --port")
+    if values["replica_sync_port"] is not None and values["advertise_url"] is None:
+        parser.error("--replica-sync-port with --uds needs --port: replicas fetch over TCP")
+
+
+def _has(argv: Sequence[str], flag: str) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in argv)
 
 
 def _parser(environ: Mapping[str, str], warnings: list[str]) -> argparse.ArgumentParser:

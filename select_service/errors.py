@@ -66,6 +66,13 @@ class InvalidJson(ServiceError):
     code = "invalid_json"
 
 
+class InvalidMsgpack(ServiceError):
+    """Said to be MessagePack, and it is not."""
+
+    status = 400
+    code = "invalid_msgpack"
+
+
 class InvalidPath(ServiceError):
     """A number or an id in the path that cannot be read."""
 

@@ -5,8 +5,6 @@ generates /openapi.json. Ranges that JSON cannot express (u64) are checked in `_
 Nothing here decides; `edge/codec.py` stands before it, `core/service.py` after it.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType

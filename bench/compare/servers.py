@@ -84,7 +84,7 @@ class RunningServer:
         started_at = time.perf_counter()
         self._process = subprocess.Popen(
             [*self._contender.command, "--port", str(self.address[1])],
-            env={**os.environ, **self._contender.environment},
+            env=_environment(self._contender),
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -149,6 +149,15 @@ class RunningServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _environment(contender: Contender) -> dict[str, str]:
+    """Return that of a process under test: it may keep bytecode, as an installed package has it.
+
+    Where it is not allowed to (shells of developers forbid it), Python compiles every module of the
+    sources at every start, which nobody does who has run `pip install`.
+    """
+    return {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **contender.environment}
 
 
 def _smaps(pid: int) -> dict[str, int]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SILENCE_MAX_S",
+    "Address",
     "Answer",
     "BadAnswer",
     "Line",
@@ -30,6 +31,9 @@ __all__ = [
 _RECEIVE_BYTES = 1 << 18
 SILENCE_MAX_S = 30.0
 _HEAD_END = b"\r\n\r\n"
+
+Address = tuple[str, int] | str
+"""Host and port, or the path of a Unix socket."""
 
 Operation = tuple[bytes, ...]
 """The requests of one operation, to be sent one after the other on one connection."""
@@ -60,19 +64,21 @@ class Line:
     received: bytearray = field(default_factory=bytearray)
 
 
-def request_bytes(method: str, path: str, body: bytes | None = None) -> bytes:
+def request_bytes(
+    method: str, path: str, body: bytes | None = None, media_type: str = "application/json"
+) -> bytes:
     """One request, ready to send."""
     head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\n"
     if body is None:
         if method == "POST":
             head += "Content-Length: 0\r\n"
         return head.encode() + b"\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head += f"Content-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 def drive(
-    address: tuple[str, int],
+    address: Address,
     operation: Callable[[int], Operation],
     check: Callable[[Answer], None],
     *,
@@ -114,7 +120,7 @@ def drive(
             line.socket.close()
 
 
-def ask(address: tuple[str, int], requests: Sequence[bytes]) -> list[bytes]:
+def ask(address: Address, requests: Sequence[bytes]) -> list[bytes]:
     """Send requests one after the other and return the bodies; for what is not measured.
 
     Raises:
@@ -131,8 +137,13 @@ def ask(address: tuple[str, int], requests: Sequence[bytes]) -> list[bytes]:
     return bodies
 
 
-def connect(address: tuple[str, int]) -> socket.socket:
+def connect(address: Address) -> socket.socket:
     """A connection that sends at once."""
+    if isinstance(address, str):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(SILENCE_MAX_S)
+        connection.connect(address)
+        return connection
     connection = socket.create_connection(address, timeout=SILENCE_MAX_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection

@@ -76,6 +76,12 @@ class Cursor:
         if len(self._digests) > 2 * REMEMBERED:
             self._trim()
 
+    def went_on(self, seq: int) -> None:
+        """Live batches up to `seq` have been applied and their digests noted, one after another."""
+        self.last = self._floor = seq
+        if len(self._digests) > 2 * REMEMBERED:
+            self._trim()
+
     def saw_live(self, seq: int) -> None:
         """A live batch turned out to be a copy: everything up to it is confirmed."""
         self._floor = seq

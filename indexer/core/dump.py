@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from indexer.core.hashing import unpack_u64
 from indexer.core.node import Node, OrphanRoot, bits, leading_run
 from indexer.types import HASH_BYTES, Namespace, Tier
 
@@ -235,6 +236,12 @@ def _before(holder: Holder, node: Node, *, on_device: bool) -> list[int | None]:
 def _device_runs(view: _View) -> Iterator[_Run]:
     """Yield the blocks before the first hole as one run, further names of a block one by one."""
     positions = range(leading_run(view.on_tier))
+    if not view.aliases:  # nearly every node, a few times as fast as block by block
+        for parent in view.before if positions else ():
+            end = len(positions) * HASH_BYTES
+            blocks = zip(unpack_u64(view.run[:end]), unpack_u64(view.edge[:end]), strict=True)
+            yield parent, [DumpBlock(*block) for block in blocks]
+        return
     for parent in view.before if positions else ():
         names = [view.names(position, Tier.DEVICE) for position in positions]
         yield parent, [view.block(position, names[position][0]) for position in positions]

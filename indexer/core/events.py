@@ -7,12 +7,17 @@ in order without costing its neighbours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    from array import array
+
     from indexer.types import Tier
+
+JOINED_BLOCKS_MAX: Final = 512
+"""Removals in a row are one up to here: as long as the longest store written in one go."""
 
 
 class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
@@ -25,7 +30,7 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
 
     block_hashes: list[int]  # the engine's own names of the blocks, unsigned
     parent: int | None  # its name of the block before the first one; None: start of a sequence
-    token_ids: list[int] | list[tuple[int, int]]
+    token_ids: list[int] | list[tuple[int, int]] | array[int]
     block_size: int
     tier: Tier | None  # None: a medium nobody knows, credited nowhere
     lora_name: str = ""

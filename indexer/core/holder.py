@@ -9,6 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from indexer.core.names import NameMap
 from indexer.core.node import all_ones
 from indexer.types import HASH_BYTES, Tier
 
@@ -123,7 +124,7 @@ class Holder:
         self.bit = 1 << holder_id
         self.home: int | None = None  # group whose references are the plain ones
         # engine hash → the node of its one content position, whatever the tier
-        self.where: dict[int, Node] = {}
+        self.where = NameMap()
         # node → this rank's engine hashes of it, aligned with the edge's start. Beyond the held
         # positions it keeps the last name a position had (0: none): a dump needs it to say where
         # a block below a hole belongs.
@@ -196,7 +197,7 @@ class Holder:
 
     def refile(self, names: Iterable[int], node: Node) -> None:
         """The blocks with these names are in `node` now."""
-        self.where.update(dict.fromkeys(names, node))
+        self.where.file(names, node)
 
     def name_at(self, node: Node, position: int) -> int | None:
         """Return what this rank calls a position; for one it lost the last name, None if unknown.

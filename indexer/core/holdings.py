@@ -47,9 +47,9 @@ def cover_run(
     held = node.held_anywhere(holder.holder_id) if node.members & holder.bit else 0
     packed = pack(f"<{count}Q", *names)
     start = position * HASH_BYTES
-    if not held & span and holder.where.keys().isdisjoint(names):
+    if not held & span and holder.where.knows_none(names):
         holder.write(node, position, packed)
-        holder.where.update(dict.fromkeys(names, node))
+        holder.where.file(names, node)
         mark(holder, tier, node, span)
         if group != holder.home:
             counts = holder.counts_for_change(tier)
@@ -164,7 +164,7 @@ def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
     if (
         position * HASH_BYTES != len(edge)
         or hashes[:HASH_BYTES] in node.children
-        or not holder.where.keys().isdisjoint(names)
+        or not holder.where.knows_none(names)
         or node.orphaned
     ):
         return None
@@ -179,12 +179,12 @@ def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
         if not 0 < len(hashes) <= EDGE_BYTES_MAX or tree.is_own_leaf(node, holder):
             return None
         node = Node(hashes, node, node.namespace if edge else namespace)
-    filed = dict.fromkeys(names, node)
-    if len(filed) != len(names):
+    count = len(names)
+    if count > 1 and len(set(names)) != count:
         return None
-    holder.where.update(filed)
-    holder.blocks[tier] += len(filed)
-    packed = pack(f"<{len(filed)}Q", *names)
+    holder.where.file(names, node)
+    holder.blocks[tier] += count
+    packed = pack(f"<{count}Q", *names)
     if grown:
         tree.lengthen(node, hashes)
         holder.runs[node] += packed
@@ -193,7 +193,7 @@ def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
         node.coverage_for_change(tier).full = bit
         node.members = bit
         holder.runs[node] = packed
-    return len(filed)
+    return count
 
 
 def _append_block(

@@ -38,7 +38,6 @@ _NAMES_PER_VISIT: Final = 64
 
 _NODE_BYTES: Final = 420  # node, child dict and key, head of the edge; measured
 _RUN_BYTES: Final = 40  # head of a run of names
-_NAME_BYTES: Final = 48  # an engine hash as a Python int
 
 
 _Stored = tuple[int | None, "Sequence[int]", "PackedHashes", Namespace]
@@ -214,7 +213,7 @@ class KvIndex:
             self._events_refused += 1
             return 0
         origin = self._origin_of_known(holder, event)
-        if not holder.where.keys().isdisjoint(unique):
+        if not holder.where.knows_none(unique):
             self._forget_moved(holder, origin, names, hashes)
             origin = self._origin_of_known(holder, event)
         if origin is None:
@@ -378,8 +377,7 @@ class KvIndex:
             node, _ = holder.runs.popitem()
             self.tree.expel(holder, node)
         elif holder.where:
-            for _ in range(min(_NAMES_PER_VISIT, len(holder.where))):
-                holder.where.popitem()
+            holder.where.pop_some(_NAMES_PER_VISIT)
         else:
             self._retired.popleft()
             self.tree.holders[holder.holder_id] = None
@@ -504,7 +502,7 @@ class KvIndex:
         )
         size = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
         for holder in (*self._ranks.values(), *self._retired):
-            size += getsizeof(holder.where) + len(holder.where) * (_NAME_BYTES + HASH_BYTES)
+            size += holder.where.nbytes + len(holder.where) * HASH_BYTES
             size += getsizeof(holder.runs) + len(holder.runs) * _RUN_BYTES
         return IndexStats(
             nodes=tree.nodes,

@@ -7,10 +7,12 @@ here; `repair` mends holes, `progress` knows what was applied and lost.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_64_intdigest
 
+from indexer.compiled import usable
 from indexer.core.cursor import Verdict
 from indexer.core.progress import END_MARKER, read_sequence
 from indexer.core.repair import Repair
@@ -20,8 +22,14 @@ from indexer.types import EventLossPolicy, StreamLimits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from indexer.core.events import EventBatch
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
+
+if usable("indexer._ingest", 1):
+    from indexer._ingest import Feeder
+else:
+    Feeder = None  # type: ignore[assignment,misc]
 
 LIVE_FRAMES: Final = 3  # topic, sequence, payload
 
@@ -56,14 +64,30 @@ class EventStream(Repair):
         self.scope = scope
         self.closed = False
         self.last_event_at: float | None = None
+        self._feeder = Feeder(self) if Feeder is not None and Feeder.suits(self) else None
 
     @property
     def is_busy(self) -> bool:
         """Whether `resume` has work; no message should be fed until it has none."""
         return self._writer.is_busy or (self._replay is None and bool(self.backlog))
 
-    def on_live(self, frames: Sequence[bytes], now: float) -> None:
+    def on_live(self, frames: list[bytes], now: float) -> None:
         """Take one message from the publisher, whatever it is."""
+        self.take(deque((frames,)), now)
+        self.resume(now)
+
+    def take(self, inbox: deque[list[bytes]], now: float) -> None:
+        """Take messages from the left of `inbox`, one at least, for about the time of a turn.
+
+        What they begin, `resume` ends.
+        """
+        if self._feeder is not None:
+            self._feeder.take(inbox, now)  # plain messages, and the first that is not by `hear`
+        else:
+            self.hear(inbox.popleft(), now)
+
+    def hear(self, frames: Sequence[bytes], now: float) -> None:
+        """Take one message, the way that can take all."""
         if self.closed:
             return
         self.tallies.messages += 1
@@ -79,7 +103,6 @@ class EventStream(Repair):
             self._take(seq, frames[2], now)
         else:
             self._hold(seq, frames[2], now)
-        self.resume(now)
 
     def on_replay(self, frames: Sequence[bytes], now: float) -> None:
         """Take one reply of the replay that `request` asked for."""
@@ -162,6 +185,16 @@ class EventStream(Repair):
         self._accept(batch, seq, digest, live=True)
         if verdict is Verdict.RESTARTED:
             self._ask_whose_voice(now)  # a late word of an engine that is gone would look the same
+
+    def _begin(self, batch: EventBatch) -> None:
+        """Have the rest of a batch written, whose beginning went the compiled way."""
+        self._writer.begin(batch, self.worker_ranks)
+
+    def _write(self, batch: EventBatch) -> None:
+        """Write events that the compiled way leaves to us, at once."""
+        self._begin(batch)
+        while self._writer.is_busy:
+            self._work(self._limits.blocks_per_turn)
 
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
+from indexer.compiled import usable
 from indexer.core.colours import Colours
 from indexer.core.dialects import (
     ANY,
@@ -34,6 +35,7 @@ from indexer.core.dialects import (
     WireEvent,
 )
 from indexer.core.events import (
+    JOINED_BLOCKS_MAX,
     AllBlocksCleared,
     BadEvent,
     BlockRemoved,
@@ -44,8 +46,20 @@ from indexer.core.events import (
 )
 from indexer.types import U64_MASK, Tier
 
+if usable("indexer._ingest", 1):
+    from indexer._ingest import decode_plain
+else:
+
+    def decode_plain(payload: bytes, form: str) -> EventBatch | None:
+        """Leave it to the decoders below: the twin of a reader of what is plain."""
+        del payload, form
+        return None
+
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+__all__ = ["MEDIA", "UNREADABLE", "BatchDecoder", "decode_plain"]
 
 MEDIA: Final = {
     "GPU": Tier.DEVICE,
@@ -73,9 +87,6 @@ _TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ig
 _REMOVALS: Final = (MapRemoved, ArrayRemoved)
 _CLEARS: Final = (MapCleared, ArrayCleared)
 
-JOINED_BLOCKS_MAX: Final = 512
-"""Removals in a row are one up to here: as long as the longest store written in one go."""
-
 # What msgspec raises on hostile bytes: DecodeError and UnicodeDecodeError are ValueErrors, ten
 # thousand nested arrays are a RecursionError, a 64-bit overflow an OverflowError.
 UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, MemoryError)
@@ -95,6 +106,10 @@ class BatchDecoder:
         if not payload:
             return None
         form = self._form
+        if not self._bigram:
+            plain = decode_plain(payload, form)
+            if plain is not None:
+                return plain
         try:
             batch = TYPED[form, self._bigram].decode(payload)
             events = _normal_all(batch.events)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 LOAD_TOPIC: Final = b"kv_metrics"
 """Messages of this topic are no events: they tell the load of a worker."""
+VAIN_LOOKS_MAX: Final = 3
+"""Empty looks in a row after which the loop watches a socket again; to be woken costs more."""
+
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 30.0
 """Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
@@ -37,15 +40,18 @@ class _Feed:
     __slots__ = (
         "connected_at",
         "dealer",
+        "inbox",
         "is_connected",
         "is_held",
         "is_queued",
+        "is_watched",
         "reconnect_after_s",
         "reconnect_at",
         "replay_endpoint",
         "request",
         "stream",
         "subscriber",
+        "vain_looks",
         "was_connected",
     )
 
@@ -55,9 +61,12 @@ class _Feed:
         self.stream = stream
         self.subscriber = subscriber
         self.replay_endpoint = replay_endpoint
+        self.inbox: deque[list[bytes]] = deque()  # read and not yet taken
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
+        self.is_watched = False
+        self.vain_looks = 0  # in a row
         self.is_held = False
         self.is_connected = False
         self.was_connected = False
@@ -89,6 +98,9 @@ class Listeners:
         self._feeds: dict[int, _Feed] = {}  # by identity of the stream
         self._ready: deque[_Feed] = deque()
         self._turn_handle: asyncio.Handle | None = None
+        self._turned_at = float("-inf")
+        self._put_off: list[_Feed] = []  # until the pause is over
+        self._pause_handle: asyncio.Handle | None = None
         self._round: deque[_Feed] = deque()  # who has still to be looked at in this tick
         self._tick_handle: asyncio.Handle | None = None
         self._dealers = 0
@@ -130,7 +142,7 @@ class Listeners:
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         loop = asyncio.get_running_loop()
-        loop.add_reader(feed.subscriber.fd, self._queue, feed)
+        self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
         self._queue(feed)  # the descriptors tell of changes only, and one may be over already
         self._hear_news(feed)
@@ -150,6 +162,7 @@ class Listeners:
             feed.is_held = False
             if stream.request is not feed.request:
                 self._sync(feed)
+            self._watch_socket(feed)
             self._queue(feed)
 
     def stop(self, stream: EventStream) -> None:
@@ -166,13 +179,63 @@ class Listeners:
         """Close everything. Idempotent."""
         for feed in list(self._feeds.values()):
             self.stop(feed.stream)
-        for handle in (self._turn_handle, self._tick_handle):
+        for handle in (self._turn_handle, self._pause_handle, self._tick_handle):
             if handle is not None:
                 handle.cancel()
-        self._turn_handle = self._tick_handle = None
+        self._turn_handle = self._pause_handle = self._tick_handle = None
         self._ready.clear()
+        self._put_off.clear()
         self._round.clear()
         self._sockets.close()
+
+    # -- sockets -----------------------------------------------------------------------------------
+
+    def _watch_socket(self, feed: _Feed) -> None:
+        """Have the loop tell when messages come."""
+        if not feed.is_watched:
+            feed.is_watched = True
+            loop = asyncio.get_running_loop()
+            loop.add_reader(feed.subscriber.fd, self._on_readable, feed)
+
+    def _on_readable(self, feed: _Feed) -> None:
+        """Read at once, or let more messages come, from anybody, where some were read just now."""
+        is_soon = self._clock() < self._turned_at + self._limits.pause_s
+        if is_soon or feed.is_held:
+            # the descriptor stays readable until the socket is read: the loop would not rest
+            feed.is_watched = False
+            asyncio.get_running_loop().remove_reader(feed.subscriber.fd)
+        if not is_soon:
+            self._queue(feed)
+        elif not feed.is_held:
+            self._look_later(feed)
+
+    def _look_later(self, feed: _Feed) -> None:
+        self._put_off.append(feed)
+        if self._pause_handle is None:
+            loop = asyncio.get_running_loop()
+            self._pause_handle = loop.call_later(self._limits.pause_s, self._end_pause)
+
+    def _end_pause(self) -> None:
+        """Look at all that were put off: one wake-up for what several have to say."""
+        self._pause_handle = None
+        feeds, self._put_off = self._put_off, []
+        for feed in feeds:
+            if not feed.is_queued:
+                feed.is_queued = True
+                self._ready.append(feed)
+        if self._turn_handle is None:
+            self._turn()
+
+    def _rest(self, feed: _Feed) -> None:
+        """The sockets are empty: look again in a while or, if that was in vain, wait to be told."""
+        feed.is_queued = False
+        if feed.is_watched or feed.is_held:
+            return
+        if feed.vain_looks < VAIN_LOOKS_MAX:
+            feed.vain_looks += 1
+            self._look_later(feed)
+        else:
+            self._watch_socket(feed)
 
     # -- turns -------------------------------------------------------------------------------------
 
@@ -193,10 +256,11 @@ class Listeners:
             if self._serve(feed, end):
                 self._ready.append(feed)
             else:
-                feed.is_queued = False
+                self._rest(feed)
             if self._clock() >= end:
                 break
         self._turn_handle = None
+        self._turned_at = self._clock()
         if self._ready:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
@@ -231,13 +295,23 @@ class Listeners:
         if reply is not None:
             stream.on_replay(reply, now)
         # live messages are read beside the replies: a long replay must not fill the other queue
-        message = feed.subscriber.receive()
-        if message is not None:
-            if self._on_load is not None and message[0] == LOAD_TOPIC:
-                self._on_load(stream, message)
-            else:
-                stream.on_live(message, now)
-        return reply is None and message is None
+        if feed.inbox or self._read(feed):
+            if feed.inbox:
+                stream.take(feed.inbox, now)
+                stream.resume(now)
+            return False
+        return reply is None
+
+    def _read(self, feed: _Feed) -> bool:
+        """Read some live messages; False if there were none. News of the load go their own way."""
+        messages = feed.subscriber.receive_some(self._limits.messages_per_turn, LOAD_TOPIC)
+        if not messages:
+            return False
+        feed.vain_looks = 0
+        if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
+            self._on_load(feed.stream, messages.pop())
+        feed.inbox.extend(messages)
+        return True
 
     def _tick(self) -> None:
         """Let every stream notice silence, as many per turn of the loop as there is time for."""

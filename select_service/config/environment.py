@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from select_service.types import RouterConfig
 
@@ -25,8 +26,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyFile:
+class PolicyFile(Struct, frozen=True):
     """DYN_ROUTER_POLICY_CONFIG: its text, or why there is none. Parsed by the core."""
 
     path: str
@@ -34,8 +34,7 @@ class PolicyFile:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RouterSettings:
+class RouterSettings(Struct, frozen=True):
     """What the environment says."""
 
     config: RouterConfig
@@ -43,8 +42,7 @@ class RouterSettings:
     warnings: tuple[str, ...]  # to be logged once logging is set up
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Struct, frozen=True):
     """One environment variable; `field` is what it sets in RouterConfig, None: nothing."""
 
     name: str

@@ -5,12 +5,13 @@ A flag sets the field of Settings with its name. The README's table is compared 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from indexer.config import EventLossPolicy
 from select_service.config.environment import parse_float
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FLAGS", "Flag"]
 
 PORT_MAX: Final = 65535
+_FILE_MODE: Final = re.compile("0?[0-7]{3}")
 _NO_LIMITS: Final = frozenset(
     {
         "port",
@@ -33,13 +35,11 @@ _NO_LIMITS: Final = frozenset(
         "prefill_tokens_per_s",
     }
 )
-
-
+_DEFAULTS: Final = Settings()
 _BODILESS: Final = frozenset({204, 205, 304})
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """One command-line flag; its default is that of the field of Settings with its name."""
 
     name: str  # as typed, "--port"
@@ -62,7 +62,7 @@ class Flag:
     @property
     def default(self) -> object:
         """What holds without the flag."""
-        return getattr(Settings(), self.field)
+        return getattr(_DEFAULTS, self.field)
 
     @property
     def default_text(self) -> str:
@@ -155,6 +155,18 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
+def _path(text: str) -> str:
+    if not text:
+        raise ValueError("an empty path")
+    return text
+
+
+def _file_mode(text: str) -> str:
+    if not _FILE_MODE.fullmatch(text):
+        raise ValueError(f"{text!r} is not an octal file mode")
+    return text
+
+
 def _http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not an http:// or https:// URL")
@@ -178,6 +190,21 @@ _BYTES: Final = (1 << 62) - 1
 FLAGS: Final = (
     Flag("--host", str, "ADDRESS", "address to listen on"),
     Flag("--port", _whole(0, PORT_MAX), "N", "port to listen on; 0 picks a free one"),
+    Flag(
+        "--uds",
+        _path,
+        "PATH",
+        "listen on a Unix domain socket at this path: besides TCP if --port is given, else alone",
+        watch="http_connections",
+        env="SELECT_SERVICE_UDS",
+    ),
+    Flag(
+        "--uds-mode",
+        _file_mode,
+        "OCTAL",
+        "permissions of that file: who may write it may connect",
+        env="SELECT_SERVICE_UDS_MODE",
+    ),
     Flag(
         "--threads",
         _whole(0, _COUNT),

@@ -6,11 +6,11 @@ The defaults here are the defaults of the flags: `flags.py` reads them from here
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import Struct
 
 from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, StreamLimits
 from select_service.admission_types import AdmissionSettings, Mode
@@ -45,12 +45,13 @@ class FieldValidation(Enum):
     IGNORE = "ignore"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """Everything the process is told at its start; the defaults are those of the flags."""
 
     host: str = "0.0.0.0"  # noqa: S104 - the contract's default; the README says how to narrow it
-    port: int = 8092
+    port: int | None = 8092  # None: no TCP
+    uds: str | None = None
+    uds_mode: str = "0660"  # who may connect: those who may write the file
     threads: int = 4
     field_validation: FieldValidation = FieldValidation.WARN
     on_event_loss: EventLossPolicy = EventLossPolicy.KEEP
@@ -147,7 +148,7 @@ class Settings:
     cache_hit_basis: CacheBasis = _ADMISSION.cache_hit_basis
     cache_hit_attempts_max: int = _ADMISSION.cache_hit_attempts_max
     admission_policy: str = _ADMISSION.policy
-    admission_config: Mapping[str, Any] = field(default_factory=dict)
+    admission_config: Mapping[str, Any] = {}
     slo_class_max: str | None = None
     slo_target_ttft_s: float = _ADMISSION.slo_target_ttft_s
     prefill_tokens_per_s: float = _ADMISSION.prefill_tokens_per_s

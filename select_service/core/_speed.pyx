@@ -1,9 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """Compiled twins of what costs most in the core: pricing a fleet, and a set of 64-bit values.
 
-Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). `ValueSet` is
-the twin of the one in `plain_value_set.py`; `Pricer` of `costs` and `pick` in `scoring.py` and
-`picking.py`, for the request that has no special wishes, to the last bit.
+Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The twins are
+in `plain_pricer.py` and `plain_value_set.py`, and give the same to the last bit.
 """
 
 cimport cython

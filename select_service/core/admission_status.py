@@ -28,7 +28,7 @@ def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> Ad
         keeper.refresh(keeper.now)
         for name, tally in keeper.gate.tallies.of.items():
             total = counters.setdefault(name, ClassTally())
-            for field in ClassTally.__slots__:
+            for field in ClassTally.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(tally, field))
         scopes.append(_scope(partition, keeper))
     return AdmissionStatus(

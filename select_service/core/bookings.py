@@ -128,7 +128,7 @@ class Bookings:
             ReservationConflict: the id is live with another body or route (D14, D16).
         """
         booking = self._find_live(reservation_id)
-        if booking is None:
+        if booking is None and self._pairs:
             booking = next(iter(self._legs_of(reservation_id)), None)
         if booking is None:
             return None
@@ -178,7 +178,8 @@ class Bookings:
         """Move a booking from live to recently freed; its load has left the ledger."""
         name, second = reservation.reservation_id, reservation.selection_id
         booking = self._live.pop(name)
-        self._changed(name)
+        if self.changes is not None:
+            self._changed(name)
         if second is not None:
             self._part_from_namesakes(booking, second)
             self._remember_freed(second, now)
@@ -224,7 +225,8 @@ class Bookings:
         key = key_of(name)
         self._freed[key] = now
         self._freed.move_to_end(key)
-        self._changed(key)
+        if self.changes is not None:
+            self._changed(key)
         if len(self._freed) > self._freed_ids_max:
             lost, _ = self._freed.popitem(last=False)
             self._changed(lost)

@@ -33,10 +33,14 @@ _RECONCILIATION = "reconciliation failed: "
 class Worker:
     """One registered worker: its record, what follows from it, and the slots it occupies."""
 
-    __slots__ = ("lifecycle", "ranks", "reasons", "scope", "slots", "source", "spec", "taints")
+    __slots__ = (
+        *("lifecycle", "ranks", "reasons", "scope", "slots", "source", "spec", "taints"),
+        "worker_id",
+    )
 
     def __init__(self, spec: WorkerSpec, source: str = "api") -> None:
         self.spec = spec
+        self.worker_id = spec.worker_id  # the catalog key
         self.source = source  # who registered it, and may change it
         tenant = spec.tenant_id if spec.tenant_id is not UNSET else spec.routing_group
         self.scope = Scope(spec.model_name, "default" if tenant is UNSET else tenant)
@@ -47,11 +51,6 @@ class Worker:
         self.slots: dict[int, int] = {}  # dp_rank → slot while schedulable
         self.lifecycle: Lifecycle = "incomplete"
         self.reasons: list[str] = []
-
-    @property
-    def worker_id(self) -> int:
-        """The catalog key."""
-        return self.spec.worker_id
 
     @property
     def event_sources(self) -> dict[int, str]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Struct):
     """Monotonic counts of the core."""
 
     selections: int = 0
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
-    selections_failed: dict[str, int] = field(default_factory=dict)  # by error code
-    pairs: dict[tuple[str, str], int] = field(default_factory=dict)  # asked for, by mode and reason
-    advised: dict[tuple[str, str], int] = field(default_factory=dict)  # not asked for, likewise
+    selections_failed: dict[str, int] = {}  # by error code
+    pairs: dict[tuple[str, str], int] = {}  # asked for, by mode and reason
+    advised: dict[tuple[str, str], int] = {}  # not asked for, likewise
     reservations_booked: int = 0
     reservations_repeated: int = 0
     reservations_conflicting: int = 0
@@ -24,8 +23,7 @@ class Counters:
     reservations_dropped: int = 0  # their rank or worker went
 
 
-@dataclass(slots=True)
-class ReplicaCounters:
+class ReplicaCounters(Struct):
     """Monotonic counts of the replica plane."""
 
     heard: int = 0  # messages, but for our own

@@ -6,8 +6,9 @@ A verb that changes nothing outside returns `NOTHING`, which is shared and stays
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from indexer.core.stream import EventStream
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from select_service.core.replica_messages import ReplicaMessage
 
 
-@dataclass(slots=True, frozen=True)
-class Listen:
+class Listen(Struct, frozen=True):
     """Subscribe to one rank's KV events."""
 
     stream: EventStream
@@ -25,8 +25,7 @@ class Listen:
     replay_endpoint: str | None
 
 
-@dataclass(slots=True, frozen=True)
-class Pull:
+class Pull(Struct, frozen=True):
     """Fetch the snapshot of a publisher: from `url`, or from its port on the host of its peer."""
 
     peer: str  # the endpoint its message came from
@@ -35,16 +34,15 @@ class Pull:
     url: str | None
 
 
-@dataclass(slots=True)
-class Effects:
+class Effects(Struct):
     """Things to do, oldest first within each list."""
 
-    unlisten: list[EventStream] = field(default_factory=list)
-    listen: list[Listen] = field(default_factory=list)
-    answered: list[Ticket] = field(default_factory=list)  # waited, and have their answer now
-    published: list[ReplicaMessage] = field(default_factory=list)
-    pulls: list[Pull] = field(default_factory=list)
-    decided: list[Placement] = field(default_factory=list)
+    unlisten: list[EventStream] = []
+    listen: list[Listen] = []
+    answered: list[Ticket] = []  # waited, and have their answer now
+    published: list[ReplicaMessage] = []
+    pulls: list[Pull] = []
+    decided: list[Placement] = []
     more: bool = False  # housekeeping should have its turn at once
 
     def __bool__(self) -> bool:

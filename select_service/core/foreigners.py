@@ -8,10 +8,9 @@ is said again under our own number, as others of us may have missed it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from indexer.core.hashing import pack_u64
 from select_service.core.claims import Claim
@@ -30,14 +29,12 @@ if TYPE_CHECKING:
     from select_service.types import CoreLimits
 
 
-@dataclass(slots=True)
-class _Foreigner:
+class _Foreigner(Struct):
     peer: str
     heard_at: float
 
 
-@dataclass(slots=True)
-class _Fading:
+class _Fading(Struct):
     """A prefill whose booker said how long it takes."""
 
     partition: Partition

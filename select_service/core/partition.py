@@ -26,10 +26,10 @@ from select_service.core.scoring import costs, prefer
 from select_service.errors import NoEligibleWorker, QueueFull
 from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
 
-if TYPE_CHECKING or usable("select_service.core._speed", 1):
+if not TYPE_CHECKING and usable("select_service.core._speed", 1):
     from select_service.core._speed import Pricer
 else:
-    Pricer = None
+    from select_service.core.plain_pricer import Pricer
 
 if TYPE_CHECKING:
     import random
@@ -91,7 +91,7 @@ class Partition:
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
-        self._pricer: Pricer | None = None  # on the ledger's columns
+        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
         self._everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
@@ -118,8 +118,7 @@ class Partition:
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
-        if Pricer is not None:
-            self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
+        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._reseat()
 
     def unseat(self, worker: Worker) -> None:
@@ -228,8 +227,8 @@ class Partition:
         A projection on just these rows saves making it again.
         """
         if projection is None:
-            if self._pricer is not None and isinstance(rows, slice) and _is_plain(request, weights):
-                placement = self._place_plain(self._pricer, prompt, rows.stop, weights, rng)
+            if isinstance(rows, slice) and _is_plain(request, weights):
+                placement = self._place_plain(prompt, rows.stop, weights, rng)
                 if placement is not None:
                     return placement
             projection = project(self.ledger, self.index, prompt, rows, weights)
@@ -264,10 +263,10 @@ class Partition:
         )
 
     def _place_plain(
-        self, pricer: Pricer, prompt: Prompt, rows: int, weights: Weights, rng: random.Random
+        self, prompt: Prompt, rows: int, weights: Weights, rng: random.Random
     ) -> Placement | None:
-        """The same for everyone and without special wishes, compiled; None: lower tiers matter."""
-        ledger, index = self.ledger, self.index
+        """The same for everyone and without special wishes; None: lower tiers matter."""
+        ledger, index, pricer = self.ledger, self.index, self._pricer
         matches = index.find_matches(prompt.block_hashes)
         if matches.host or matches.disk or not ledger.is_plain:
             return None

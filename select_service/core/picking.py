@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from select_service.core.columns import Floats
 
 
-_FEW: Final = 64
+FEW: Final = 64
 """Up to so many costs are looked through faster as Python's own numbers."""
 
 
@@ -31,12 +32,7 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
         rng: the service's seeded generator.
     """
     if temperature == 0.0:
-        if len(costs) <= _FEW:
-            few = costs.tolist()
-            return _pick_of_few(few, min(few), rng)
-        best = int(costs.argmin())
-        ties = (costs == costs[best]).nonzero()[0]
-        return best if len(ties) == 1 else int(ties[int(rng.random() * len(ties))])
+        return cheapest(costs, rng.random)
     low, high = float(costs.min()), float(costs.max())
     spread = (high - low) * temperature
     if not 0.0 < spread < math.inf:  # the spread of infinite costs is no number
@@ -45,12 +41,22 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
     return rng.choices(range(len(weights)), weights)[0]
 
 
-def _pick_of_few(costs: list[float], low: float, rng: random.Random) -> int:
-    ties = costs.count(low)
-    at = costs.index(low)
+def cheapest(costs: Floats, draw: Callable[[], float]) -> int:
+    """Return the position of the smallest cost; `draw` decides among equals, in [0, 1)."""
+    if len(costs) <= FEW:
+        return cheapest_of_few(costs.tolist(), draw)
+    best = int(costs.argmin())
+    ties = (costs == costs[best]).nonzero()[0]
+    return best if len(ties) == 1 else int(ties[int(draw() * len(ties))])
+
+
+def cheapest_of_few(costs: list[float], draw: Callable[[], float]) -> int:
+    """Do the same with Python's own numbers."""
+    low = min(costs)
+    ties, at = costs.count(low), costs.index(low)
     if ties == 1:
         return at
-    which = int(rng.random() * ties)
+    which = int(draw() * ties)
     if ties == len(costs):  # an idle fleet
         return which
     for _ in range(which):

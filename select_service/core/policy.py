@@ -8,10 +8,10 @@ profile's default family.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from select_service.core.queue import QueuePolicy
@@ -21,8 +21,7 @@ class PolicyError(ValueError):
     """The policy file cannot be used; the text goes into not_schedulable_reasons."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyClass:
+class PolicyClass(Struct, frozen=True):
     """How requests of one class wait."""
 
     name: str = "default"
@@ -35,8 +34,7 @@ class PolicyClass:
     cached_token_queue_limit_per_worker: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingPolicy:
+class RoutingPolicy(Struct, frozen=True):
     """The classes of one model, and from which uncached length each one applies."""
 
     classes: tuple[PolicyClass, ...]
@@ -50,8 +48,7 @@ class RoutingPolicy:
         return self.buckets[-1][1]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyBook:
+class PolicyBook(Struct, frozen=True):
     """The root profile and its per-model overrides."""
 
     root: RoutingPolicy

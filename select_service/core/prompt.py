@@ -81,18 +81,22 @@ def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Pr
         raise _missing("isl_tokens")
     if request.isl_tokens == 0:
         raise _empty()
-    blocks = _count(request.block_hashes, HASH_BYTES, "block_hashes")
-    sequence = _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes")
+    local, chain = request.block_hashes, request.sequence_hashes
+    if (  # as nearly all come from the door
+        isinstance(local, bytes)
+        and isinstance(chain, bytes)
+        and len(local) == len(chain)
+        and not len(local) % HASH_BYTES
+    ):
+        return Prompt(local, chain, request.isl_tokens)
+    blocks = _count(local, HASH_BYTES, "block_hashes")
+    sequence = _count(chain, HASH_BYTES, "sequence_hashes")
     if blocks != sequence:
         raise InvalidRequest(
             f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
             field="block_hashes",
         )
-    return Prompt(
-        _pack(request.block_hashes, "block_hashes"),
-        _pack(request.sequence_hashes, "sequence_hashes"),
-        request.isl_tokens,
-    )
+    return Prompt(_pack(local, "block_hashes"), _pack(chain, "sequence_hashes"), request.isl_tokens)
 
 
 def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> Prompt:

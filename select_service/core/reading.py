@@ -40,7 +40,8 @@ class Reader:
             ServiceError: as in contract 2.
         """
         read = self.prompt(request)
-        check_wishes(request)
+        if request.pinned_worker is not None:
+            check_wishes(request)
         return read
 
     def prompt(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
@@ -52,7 +53,8 @@ class Reader:
         partition = self.usable(request)
         index = partition.index
         prompt = read_prompt(request, block_size=index.block_size, is_eagle=index.is_eagle)
-        return partition, prompt, self.weights_for(request)
+        override = request.router_config_override
+        return partition, prompt, self._weights if override is None else self.weights_for(request)
 
     def usable(self, request: PromptFields) -> Partition:
         """Return the partition asked for.

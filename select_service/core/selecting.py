@@ -98,8 +98,9 @@ class Selecting:
             known = self._desk.repeated_selection(request.reservation_id, fingerprint)
             if known is not None:
                 return known, NOTHING
-        self._desk.terms(request)
-        name = self._id_for(request)
+        if request.lease_id is not None or request.ttl_s is not None:
+            self._desk.terms(request)
+        name = self.new_id() if request.reservation_id is None else request.reservation_id
         return self._enter(Ticket(partition, request, prompt, weights, name, fingerprint), now)
 
     def _enter(self, ticket: Ticket, now: float) -> tuple[Answer | Ticket, Effects]:
@@ -182,10 +183,6 @@ class Selecting:
         ticket.ask = ask
         waits = Decision("wait", "", WAITS_FOR_PREFILL, keeper.gate.policy.name, "waiting")
         keeper.settle(waits, ask, now)
-
-    def _id_for(self, request: SelectAndReserveRequest) -> str:
-        """Return the id given, which may be empty, or a new one."""
-        return self.new_id() if request.reservation_id is None else request.reservation_id
 
     def new_id(self) -> str:
         """Return a random UUIDv4."""

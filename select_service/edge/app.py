@@ -11,12 +11,10 @@ import contextlib
 import functools
 import logging
 import signal
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
-from starlette.applications import Starlette
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -28,26 +26,30 @@ from select_service.edge import logs
 from select_service.edge.asgi import Door
 from select_service.edge.codec import show_hashes
 from select_service.edge.descriptors import raise_limit
-from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
-from select_service.edge.keeper import Keeper
-from select_service.edge.metrics import Metrics
-from select_service.edge.openapi import describe
+from select_service.edge.late import load, load_in_turns
+from select_service.edge.listening import CannotListenError, Entrances
 from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.traffic import Traffic
 from select_service.errors import InvalidReplicaPeer, ServiceError, StateDirUnusable
 from select_service.version import __version__
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Generator, Sequence
 
+    from starlette.applications import Starlette
+
     from select_service.config import PolicyFile, Settings
+    from select_service.edge.discovery.followers import Discovery
+    from select_service.edge.keeper import Keeper
+    from select_service.edge.metrics import Metrics
     from select_service.edge.protocol import GuardedProtocol
 
-__all__ = ["Server", "bind", "create_app", "create_door", "create_driver", "serve"]
+__all__ = ["Server", "create_app", "create_door", "create_driver", "serve"]
 
 _log = logging.getLogger("select_service")
 
@@ -73,16 +75,32 @@ def create_driver(settings: Settings) -> Driver:
         ready_timeout_s=settings.ready_timeout_s,
         admission=settings.admission,
     )
-    service.discovery = create_discovery(settings, service)
+    service.discovery = _discovery(settings, service)
     return service
 
 
 def _keeper(settings: Settings) -> Keeper | None:
     if settings.state_dir is None:
         return None
+    from select_service.edge.keeper import Keeper  # noqa: PLC0415 - SQLite, for who keeps state
+
     strict = settings.durability is Durability.STRICT
     directory = Path(settings.state_dir)
     return Keeper(directory, strict=strict, interval_s=settings.durability_window_s)
+
+
+def _discovery(settings: Settings, service: Driver) -> Discovery | None:
+    asked_for = (
+        settings.workers_file,
+        settings.kubernetes_workers,
+        settings.kubernetes_replicas,
+        settings.replica_sync_dns,
+    )
+    if all(source is None for source in asked_for):
+        return None
+    from select_service.edge.discovery.setup import create_discovery  # noqa: PLC0415 - as above
+
+    return create_discovery(settings, service)
 
 
 def create_app(service: Driver, settings: Settings) -> Starlette:
@@ -90,6 +108,9 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 
     Routes and middleware may be added to it; `serve` does without this layer.
     """
+    from starlette.applications import Starlette  # noqa: PLC0415 - 20 ms that `serve` needs not
+
+    load()
     app = Starlette()
     # Its own matching decodes paths and folds slashes; ours must do neither (contract 0.1).
     app.router.redirect_slashes = False
@@ -101,12 +122,18 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
     """Return the bare ASGI application, and what it counts."""
     traffic = Traffic()
     service.answer_doors(show_hashes)
-    metrics = Metrics(service, traffic, settings)
+
+    @functools.cache
+    def metrics() -> Metrics:
+        from select_service.edge.metrics import Metrics  # noqa: PLC0415 - see `late`
+
+        return Metrics(service, traffic, settings)
+
     api = Api(
         service,
         settings.field_validation,
-        metrics=metrics.render,
-        openapi=functools.cache(describe),
+        metrics=lambda: metrics().render(),
+        openapi=_describe,
     )
     door = Door(
         api,
@@ -117,6 +144,13 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
     return door, traffic
 
 
+@functools.cache
+def _describe() -> bytes:
+    from select_service.edge.openapi import describe  # noqa: PLC0415 - see `late`
+
+    return describe()
+
+
 def serve(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     logs.configure(settings.log_format, settings.log_level, access_log=settings.access_log)
@@ -125,36 +159,39 @@ def serve(settings: Settings) -> int:
     for complaint in complaints():
         _log.warning(complaint)
     raise_limit()
+    address = None if settings.port is None else (settings.host, settings.port)
     try:
-        listener = bind(settings.host, settings.port)
-    except OSError as error:
-        _log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error)
+        entrances = Entrances.bound(address, settings.uds, int(settings.uds_mode, 8))
+    except CannotListenError as error:
+        _log.error("cannot listen on %s", error)
         return 1
-    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, listener))
+    with entrances, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, entrances))
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> int:
+async def _serve(settings: Settings, entrances: Entrances) -> int:
     try:
         service = create_driver(settings)
     except StateDirUnusable as error:
         _log.error("cannot start: %s", error)
         return 1
     door, traffic = create_door(service, settings)
-    server = Server(settings, door, traffic)
+    server = Server(settings, door, traffic, entrances)
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
     for number in _SIGNALS:
         loop.add_signal_handler(number, server.handle_exit, number, None)
     try:
-        host, port = listener.getsockname()[:2]
-        await service.start(port, settings.advertise_url)
+        await service.start(entrances.port, settings.advertise_url)
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()
-        told = {"host": host, "port": port, "version": __version__, "kernels": kernels_in_use()}
-        _log.info("listening", extra=told)
-        await server.serve(sockets=[listener])
+        told = {"version": __version__, "kernels": kernels_in_use()}
+        _log.info("listening", extra=entrances.describe() | told)
+        await server.serve(sockets=entrances.sockets)
+    except CannotListenError as error:
+        _log.error("cannot listen on %s", error)
+        return 1
     except (IndexerError, InvalidReplicaPeer) as error:
         _log.error("cannot start: %s", error)
         return 1
@@ -190,7 +227,9 @@ def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
 class Server(uvicorn.Server):
     """Uvicorn with our deadlines on connections and our way of leaving."""
 
-    def __init__(self, settings: Settings, door: Door, traffic: Traffic) -> None:
+    def __init__(
+        self, settings: Settings, door: Door, traffic: Traffic, entrances: Entrances
+    ) -> None:
         limits = ConnectionLimits(
             header_timeout_s=settings.header_timeout_s,
             body_timeout_s=settings.body_timeout_s,
@@ -215,9 +254,16 @@ class Server(uvicorn.Server):
             )
         )
         self._door = door
+        self._entrances = entrances
         self._counts = traffic.connections
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s)
         self._sweep_every = max(1, min(_TICKS_PER_S // 2, int(shortest_s * _TICKS_PER_S / 4)))
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._entrances.appear()
+        self._loading = asyncio.get_running_loop().create_task(load_in_turns())
 
     @override
     async def on_tick(self, counter: int) -> bool:
@@ -232,6 +278,7 @@ class Server(uvicorn.Server):
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._door.leave()
+        self._entrances.vanish()
         await super().shutdown(sockets)
 
     @override
@@ -252,22 +299,6 @@ def _policies(file: PolicyFile | None, queue_threshold: float) -> PolicyBook | P
     except PolicyError as error:
         _log.error("%s", error)
         return error
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind, and not yet listen: nobody is let in before the service has started."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
-    return listener
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

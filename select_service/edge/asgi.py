@@ -13,8 +13,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.errors import IndexerError
-from select_service.edge.http import ROUTES, Api, Handler, Request, Response, Settling, refusal
-from select_service.edge.routing import Route, Router, is_json
+from select_service.edge.answers import JSON_WRITER, Response, Settling, msgpack_writer
+from select_service.edge.forms import Form, answer_type, form_of
+from select_service.edge.http import ROUTES, Api, Handler, Request
+from select_service.edge.routing import Route, Router
 from select_service.edge.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.errors import (
     BodyTooLarge,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-__all__ = ["HANDED_OVER", "Call", "Door"]
+__all__ = ["HANDED_OVER", "Call", "Door", "Head"]
 
 _log = logging.getLogger("select_service.http")
 _access_log = logging.getLogger("select_service.access")
@@ -49,6 +51,15 @@ class Call(NamedTuple):
     path: bytes
 
 
+class Head(NamedTuple):
+    """What matters of the header lines of a request."""
+
+    api: Api  # that reads bodies and writes answers in the forms the client speaks
+    length: int  # of the body, as announced; 0 when it is not
+    is_readable: bool  # a body is announced, in a form that can be read
+    has_type: bool
+
+
 class _ClientGoneError(Exception):
     """The client left; there is nobody to answer."""
 
@@ -60,6 +71,9 @@ class Door:
         self, api: Api, traffic: Traffic, *, max_body_bytes: int, access_log: bool = False
     ) -> None:
         self._api = api
+        self._apis: dict[tuple[Form, bytes | None], Api] = {
+            (Form.JSON, None): api
+        }  # others are made when somebody speaks so
         self._router: Router[Handler] = Router(ROUTES)
         self._traffic = traffic
         self._stats = {id(route): _stats_of(traffic, route) for route in ROUTES}
@@ -74,38 +88,52 @@ class Door:
 
     # -- at once -------------------------------------------------------------------------------
 
-    def call_for(
-        self, method: bytes, url: bytes, media_type: bytes | None, length: int
-    ) -> Call | None:
+    def head_of(self, content_type: bytes | None, accept: bytes | None, length: int) -> Head:
+        """Return what header lines mean.
+
+        Args:
+            content_type: the Content-Type header.
+            accept: the Accept headers, joined by commas.
+            length: of the body, in bytes.
+        """
+        form = form_of(content_type)
+        key = (form or Form.JSON, None if accept is None else answer_type(accept))
+        api = self._apis.get(key)
+        if api is None:
+            reads, name = key
+            writer = JSON_WRITER if name is None else msgpack_writer(name)
+            api = self._apis[key] = self._api.speaking(reads, writer)
+        return Head(api, length, form is not None, content_type is not None)
+
+    def call_for(self, method: bytes, url: bytes, head: Head) -> Call | None:
         """Return the call a plain request makes; None when only `__call__` can do it justice.
 
         Args:
             method: as on the request line.
             url: as on the request line.
-            media_type: the Content-Type header.
-            length: of the body, in bytes.
+            head: of its header lines.
         """
         path, _, query = url.partition(b"?")
         found = None if self._access_log else self._router.find(method.decode("ascii"), path)
         if found is None or b"#" in url:
             return None
         call = Call(*found, query, path)
-        return call if self.suits(call, media_type, length) else None
+        return call if self.suits(call, head) else None
 
     def call_in_line(self, line: bytes) -> Call | None:
         """Return the call of a request line that has no parameters, if nothing is unusual in it."""
         return self._plain_lines.get(line)
 
-    def suits(self, call: Call, media_type: bytes | None, length: int) -> bool:
-        """Tell whether a body of this type and length may be handled at once."""
+    def suits(self, call: Call, head: Head) -> bool:
+        """Tell whether a body under this head may be handled at once."""
         route = call.route
-        if length > self._max_body_bytes:
+        if head.length > self._max_body_bytes:
             return False
-        if route.takes is None or media_type == b"application/json" or is_json(media_type):
+        if head.is_readable or route.takes is None:
             return True
-        return route.body_optional and media_type is None and not length
+        return route.body_optional and not head.has_type and not head.length
 
-    def answer_now(self, call: Call, body: bytes) -> Response | Awaitable[Response]:
+    def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
         """Answer a whole request, and count it unless the answer has to wait or is a stream.
 
         Such an answer goes through `__call__`, under `HANDED_OVER`. Never raises.
@@ -114,25 +142,26 @@ class Door:
         route = call.route
         try:
             request = Request(call.params, call.query, b"" if route.takes is None else body)
-            answer = self._api.do(route, request)
+            answer = head.api.do(route, request)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
-            answer = self._fault(error, route.method, call.path)
+            answer = self._fault(error, head.api, route.method, call.path)
         if type(answer) is Response and answer.stream is None:
             self._stats[id(route)].observe(answer.status, perf_counter() - started)
         return answer
 
-    def answer_settled(self, call: Call, answer: Settling, since: float) -> Response:
+    def answer_settled(self, call: Call, head: Head, answer: Settling, since: float) -> Response:
         """Answer what had to wait for the disk, which has spoken, and count it. Never raises.
 
         Args:
             call: as given to `answer_now`.
+            head: likewise.
             answer: what that gave back.
             since: when it did, by `time.perf_counter`.
         """
         error = answer.written.exception()
         response = answer.response
         if isinstance(error, Exception):
-            response = self._fault(error, call.route.method, call.path)
+            response = self._fault(error, head.api, call.route.method, call.path)
         self._stats[id(call.route)].observe(response.status, perf_counter() - since)
         return response
 
@@ -149,16 +178,19 @@ class Door:
         started = perf_counter()
         self._traffic.in_flight += 1
         stats, status = self._traffic.unmatched, CLIENT_GONE
+        head = self._head_in(scope)
         try:
             method, raw_path = scope["method"], scope.get("raw_path") or scope["path"].encode()
             try:
                 route, params = self._router.match(method, raw_path)
                 stats = self._stats[id(route)]
-                response = await self._handle(route, params, scope, receive)
+                response = await self._handle(
+                    Call(route, params, scope["query_string"], raw_path), head, scope, receive
+                )
             except _ClientGoneError:
                 return
             except Exception as error:  # noqa: BLE001 - one bad request must not end the process
-                response = self._fault(error, method, raw_path)
+                response = self._fault(error, head.api, method, raw_path)
             status = response.status
             if self._leaving.is_set() or _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
@@ -170,24 +202,33 @@ class Door:
             if self._access_log:
                 _log_access(scope, status, seconds)
 
-    async def _handle(
-        self, route: Route[Handler], params: tuple[str, ...], scope: Scope, receive: Receive
-    ) -> Response:
+    def _head_in(self, scope: Scope) -> Head:
+        content_type, accept, length = None, None, 0
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"accept":
+                accept = value if accept is None else accept + b"," + value
+            elif name == b"content-length":
+                length = int(value)
+        return self.head_of(content_type, accept, length)
+
+    async def _handle(self, call: Call, head: Head, scope: Scope, receive: Receive) -> Response:
         answer = scope.get(HANDED_OVER)
         if answer is None:
-            bare = route.takes is None or (route.body_optional and _has_no_body(scope))
-            body = b"" if bare else await self._read_body(scope, receive)
-            answer = self._api.do(route, Request(params, scope["query_string"], body))
+            route = call.route
+            bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
+            body = b"" if bare else await self._read_body(head, receive)
+            answer = head.api.do(route, Request(call.params, call.query, body))
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not
         return answer if isinstance(answer, Response) else await self._wait(answer, receive)
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        media_type, length = _content_headers(scope)
-        if not is_json(media_type):
+    async def _read_body(self, head: Head, receive: Receive) -> bytes:
+        if not head.is_readable:
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
         limit = self._max_body_bytes
-        if length > limit:
+        if head.length > limit:
             raise _too_large(limit)
         message = await receive()
         body: bytes = message.get("body", b"")
@@ -275,17 +316,17 @@ class Door:
             return False
         return True
 
-    def _fault(self, error: Exception, method: str, raw_path: bytes) -> Response:
+    def _fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         """Make an answer of what a handler raised."""
         if isinstance(error, ServiceError | IndexerError):
-            response = refusal(error)
+            response = api.writer.refusal(error)
             if isinstance(error, MethodNotAllowed):
                 response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
             return response
         self._traffic.crashes += 1
         where = {"method": method[:16], "path": _short(raw_path)}
         _log.error("request failed", extra=where, exc_info=error)
-        return refusal(ServiceError("internal error"))
+        return api.writer.refusal(ServiceError("internal error"))
 
 
 def _plain_lines() -> dict[bytes, Call]:
@@ -303,21 +344,9 @@ def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
     return traffic.routes.setdefault((route.method, route.pattern), RouteTraffic())
 
 
-def _content_headers(scope: Scope) -> tuple[bytes | None, int]:
-    """Return the media type and the announced length, 0 when there is none."""
-    media_type, length = None, 0
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            media_type = value
-        elif name == b"content-length":
-            length = int(value)
-    return media_type, length
-
-
-def _has_no_body(scope: Scope) -> bool:
-    media_type, length = _content_headers(scope)
+def _has_no_body(head: Head, scope: Scope) -> bool:
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    return media_type is None and not length and not chunked
+    return not head.has_type and not head.length and not chunked
 
 
 def _body_is_unwelcome(scope: Scope, status: int) -> bool:

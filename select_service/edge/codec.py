@@ -8,6 +8,7 @@ pack them before msgspec sees the rest; whatever it is not sure of goes the plai
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
@@ -17,8 +18,15 @@ from indexer.compiled import usable
 from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
 from indexer.types import U64_MASK
 from select_service.config import FieldValidation
+from select_service.edge.forms import Form
 from select_service.edge.members import DuplicateMemberError, flat_names, top_level_names
-from select_service.errors import InvalidField, InvalidJson, ServiceError, UnknownField
+from select_service.errors import (
+    InvalidField,
+    InvalidJson,
+    InvalidMsgpack,
+    ServiceError,
+    UnknownField,
+)
 from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
 
 if usable("select_service._speed", 2):
@@ -27,12 +35,14 @@ if usable("select_service._speed", 2):
 
     Scanner: type[_Scanner] | None = _Scanner
 
-    def show_hashes(packed: PackedHashes) -> list[int]:
-        """Return hashes as an answer carries them: signed numbers, as JSON text already."""
-        return cast("list[int]", msgspec.Raw(signed_json(packed)))
+    def _in_json(shown: object) -> object:
+        return msgspec.Raw(signed_json(_packed_in(shown)))
 else:
     Scanner = None
-    show_hashes = unpack_i64
+
+    def _in_json(shown: object) -> object:
+        return unpack_i64(_packed_in(shown))
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,18 +52,52 @@ if TYPE_CHECKING:
 
     _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]]]
 
-__all__ = ["Decoded", "RequestDecoder", "encode", "show_hashes"]
+__all__ = [
+    "Decoded",
+    "RequestDecoder",
+    "ShownHashes",
+    "check_values",
+    "encode",
+    "encode_msgpack",
+    "judge_unknown",
+    "pack",
+    "refusal_of",
+    "show_hashes",
+]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-encode: Final = msgspec.json.Encoder().encode
+
+class ShownHashes:
+    """Hashes in an answer whose form is not known yet."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: PackedHashes) -> None:
+        self.packed = packed
+
+
+def show_hashes(packed: PackedHashes) -> list[int]:
+    """Return hashes as an answer carries them: signed numbers in JSON, packed in MessagePack."""
+    return cast("list[int]", ShownHashes(packed))
+
+
+def _packed_in(shown: object) -> PackedHashes:
+    """Return what the encoders cannot know; anything else is a bug, or odd news for the log."""
+    if isinstance(shown, ShownHashes):
+        return shown.packed
+    raise TypeError(f"no form for {type(shown).__name__}")
+
+
+encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
+encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _U32_MAX: Final = (1 << 32) - 1
-_HASHES: Final = ("block_hashes", "sequence_hashes")
-_TOKENS: Final = "token_ids"
+HASHES: Final = ("block_hashes", "sequence_hashes")
+TOKENS: Final = "token_ids"
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -68,16 +112,17 @@ class Decoded(msgspec.Struct, Generic[T], frozen=True):
 class RequestDecoder(Generic[T]):
     """Decodes one type of request. Thread-safe; make one per route and keep it."""
 
-    __slots__ = ("_decode", "_known", "_known_bytes", "_readable", "_scan", "_type", "_validation")
+    nothing: Final = b"{}"
+
+    __slots__ = ("_decode", "_known", "_known_bytes", "_scan", "_type", "_validation")
 
     def __init__(self, kind: type[T], validation: FieldValidation) -> None:
         self._type = kind
         self._validation = validation
         self._decode = msgspec.json.Decoder(kind).decode
-        names = [field.encode_name for field in msgspec.structs.fields(kind)]
+        names = kind.__struct_encode_fields__
         self._known = frozenset(names)
         self._known_bytes = frozenset(name.encode() for name in names)
-        self._readable = _names_of_objects(kind)
         self._scan = _scan_for(kind, self._known_bytes)
 
     def decode(self, body: bytes) -> Decoded[T]:
@@ -98,7 +143,7 @@ class RequestDecoder(Generic[T]):
         try:
             request = self._decode(body)
         except (ValueError, RecursionError) as error:
-            raise _refusal(error) from None
+            raise refusal_of(error) from None
         _check(request, body)
         names = flat_names(body)
         plain = (
@@ -108,7 +153,7 @@ class RequestDecoder(Generic[T]):
         )
         decoded = Decoded(request, None, b"") if plain else self._look_closer(body, request)
         if isinstance(request, PromptFields):
-            _pack(request)
+            pack(request)
         return decoded
 
     def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
@@ -122,17 +167,26 @@ class RequestDecoder(Generic[T]):
 
     def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
         try:
-            names = top_level_names(body, self._readable)
+            names = top_level_names(body, _names_of_objects(self._type))
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
         unknown = [name for name in names if name not in self._known]
         if not unknown:
             return Decoded(request, None, b"")
-        if self._validation is FieldValidation.STRICT:
-            raise UnknownField(f"unknown field: {_printable(unknown)}", field=unknown[0])
-        warn = self._validation is FieldValidation.WARN
-        warning = f'299 - "unknown field: {_printable(unknown)}"' if warn else None
+        warning = judge_unknown(unknown, self._validation)
         return Decoded(request, warning, _canonical(body, unknown))
+
+
+def judge_unknown(unknown: list[str], validation: FieldValidation) -> str | None:
+    """Return the Warning header that names nobody knows get.
+
+    Raises:
+        UnknownField: under `FieldValidation.STRICT`.
+    """
+    if validation is FieldValidation.STRICT:
+        raise UnknownField(f"unknown field: {_printable(unknown)}", field=unknown[0])
+    warn = validation is FieldValidation.WARN
+    return f'299 - "unknown field: {_printable(unknown)}"' if warn else None
 
 
 def _scan_for(
@@ -141,27 +195,37 @@ def _scan_for(
     """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
     if Scanner is None or not issubclass(kind, PromptFields):
         return None
-    return Scanner(names, {name.encode() for name in _HASHES}, {_TOKENS.encode()}).scan
+    return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}).scan
 
 
 def _check(request: msgspec.Struct, text: bytes) -> None:
     if not text.isascii():
         _check_utf8(text)
+    check_values(request)
+
+
+def check_values(request: msgspec.Struct) -> None:
+    """Refuse what the types cannot say.
+
+    Raises:
+        InvalidField: beyond 64 bits, or no dp_rank.
+        InvalidJson: a key that is no number at all where a dp_rank has to be.
+    """
     if type(request) in _CHECKS:
         _CHECKS[type(request)](request)
     elif isinstance(request, SelectRequest) and request.allowed_worker_ids:
         _check_u64("allowed_worker_ids", request.allowed_worker_ids)
 
 
-def _pack(request: PromptFields) -> None:
+def pack(request: PromptFields) -> None:
     """Pack what msgspec has read as lists.
 
     Raises:
         InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
     """
-    for name in _HASHES:
+    for name in HASHES:
         hashes = getattr(request, name)
-        if hashes is not None:
+        if hashes is not None and not isinstance(hashes, bytes):
             try:
                 packed = pack_u64(hashes)
             except ValueError:
@@ -209,15 +273,17 @@ _CHECKS: Final = {WorkerSpec: _check_ranks, WorkerPatch: _check_ranks}
 # -- what is wrong, and where ------------------------------------------------------------------
 
 _AT: Final = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`")
+MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 _NAMED: Final = re.compile(r"(\w+) (?:must be at most|and \w+ name)")  # `__post_init__` of types.py
 
 
-def _refusal(error: ValueError | RecursionError) -> ServiceError:
+def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> ServiceError:
+    """Return what to say of a body on which msgspec has given up, and of which field."""
     if isinstance(error, RecursionError):
-        return InvalidJson("not JSON that can be read: nested too deeply")
+        return MALFORMED[form](f"not {form.value} that can be read: nested too deeply")
     if not isinstance(error, msgspec.ValidationError):
-        return InvalidJson(f"not JSON: {error}")
+        return MALFORMED[form](f"not {form.value}: {error}")
     text, path = str(error), ""
     if at := _AT.fullmatch(text):
         text, path = at.groups()
@@ -244,9 +310,10 @@ def _canonical(body: bytes, unknown: list[str]) -> bytes:
         members = {name: msgspec.json.decode(raw[name]) for name in unknown}
         return msgspec.json.encode(members, order="deterministic")
     except (ValueError, RecursionError) as error:
-        raise _refusal(error) from None
+        raise refusal_of(error) from None
 
 
+@functools.cache
 def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Return the names of all members, at any depth, under which objects are read."""
     names: set[str] = set()

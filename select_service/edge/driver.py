@@ -19,8 +19,6 @@ from msgspec import UNSET
 
 from indexer.core.registry import Registry
 from indexer.edge.listener import Listeners
-from indexer.edge.recovery import Recovery
-from indexer.edge.snapshots import Source
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
 from select_service.core.discovery import API
@@ -37,14 +35,13 @@ from select_service.edge.readiness import (
     LedgersApplied,
     Readiness,
 )
-from select_service.edge.replicas import Replicas
-from select_service.edge.warm_start import WarmStart
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from indexer.edge.recovery import Recovery
     from indexer.types import PackedHashes, RecoveryLimits, SnapshotLimits, StreamLimits
     from select_service.admission_types import (
         AdmissionChange,
@@ -62,6 +59,8 @@ if TYPE_CHECKING:
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.keeper import Keeper
+    from select_service.edge.replicas import Replicas
+    from select_service.edge.warm_start import WarmStart
     from select_service.types import (
         Answer,
         BatchAnswer,
@@ -170,13 +169,18 @@ class Driver:
         self._clock = clock
         self.readiness = Readiness(ready_timeout_s, clock)
         self.recovery: Recovery | None = None
+        # What follows is loaded by those who ask for it: a start should not pay for the others.
         if indexer_peers:
+            from indexer.edge.recovery import Recovery  # noqa: PLC0415 - as above
+
             recovery = self.recovery = Recovery(
                 *(registry, indexer_peers, self.core.make_room), limits=recovery_limits, clock=clock
             )
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
         self.warm_start: WarmStart | None = None
         if keeper is not None and snapshot_limits is not None:
+            from select_service.edge.warm_start import WarmStart  # noqa: PLC0415 - as above
+
             directory = keeper.journal.store.directory
             self.warm_start = WarmStart(directory, registry, snapshot_limits, clock)
             self.readiness.wait_for(INDEX_SNAPSHOT, self._is_snapshot_judged)
@@ -227,6 +231,8 @@ class Driver:
         if self.keeper is not None:
             await self._restore(self.keeper)
         if self._replica_sync_port is not None:
+            from select_service.edge.replicas import Replicas  # noqa: PLC0415 - as in __init__
+
             self.core.replica_announce(http_port, advertise_url)
             self.replicas = Replicas(
                 *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
@@ -239,7 +245,7 @@ class Driver:
         if self.recovery is not None:
             self._recovering = loop.create_task(self._recover(self.recovery))
         if self.warm_start is not None:
-            self.warm_start.start(self._sources)
+            self.warm_start.start(self.core.membership.sources)
         self._housekeeper = loop.create_task(self._keep_house())
         if self.discovery is not None:
             self.discovery.start()
@@ -283,9 +289,6 @@ class Driver:
         for key in dropped:
             changes.mark(*key)
         keeper.start(changes, self._release)
-
-    def _sources(self) -> list[Source]:
-        return [Source(*source) for source in self.core.membership.sources()]
 
     def _is_snapshot_judged(self) -> bool:
         """Whether what an earlier life knew of workers that are there has its verdict."""

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import re
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from select_service.edge.answers import ONLY_JSON, Response, Settling
 from select_service.edge.asgi import HANDED_OVER
-from select_service.edge.http import ONLY_JSON, Response, Settling
 from select_service.edge.protocol import GuardedProtocol, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from select_service.edge.asgi import Call, Door
+    from select_service.edge.asgi import Call, Door, Head
     from select_service.edge.protocol import ConnectionLimits
     from select_service.edge.traffic import Connections
 
@@ -35,6 +35,7 @@ __all__ = ["FastLane", "Heads", "fast_lane"]
 _UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 _DIGITS_MAX: Final = 12
 _OK: Final = 200
+_FORMS_MAX: Final = 8
 _REST: Final = Phase.REST
 _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
 
@@ -43,13 +44,6 @@ HEADS_MAX: Final = 1024
 
 HEAD_BYTES_MAX: Final = 1024
 """The longest that is remembered."""
-
-
-class Head(NamedTuple):
-    """What matters of the header lines of a plain request."""
-
-    media_type: bytes | None
-    length: int  # of the body
 
 
 class Heads:
@@ -62,7 +56,7 @@ class Heads:
 
     def __init__(self) -> None:
         self.known: dict[bytes, Head] = {}  # by header lines
-        self.calls: dict[bytes, tuple[Call, int]] = {}  # by whole head, where the path says all
+        self.calls: dict[bytes, tuple[Call, Head]] = {}  # by whole head, where the path says all
 
     def learn(self, lines: bytes, head: Head) -> None:
         """Remember what the parser has found in these lines, of a request that is plain."""
@@ -72,27 +66,38 @@ class Heads:
             self.known.clear()
         self.known[lines] = head
 
-    def learn_call(self, head: bytes, call: Call, length: int) -> None:
-        """Remember which call a head makes, and how long its body is."""
+    def learn_call(self, text: bytes, call: Call, head: Head) -> None:
+        """Remember which call a whole head makes, and what its lines mean."""
         if len(self.calls) >= HEADS_MAX:
             self.calls.clear()
-        self.calls[head] = call, length
+        self.calls[text] = call, head
 
 
 class _Preamble:
     """The beginning of every answer; uvicorn makes a new list of its own lines every second."""
 
-    __slots__ = ("_headers", "lines", "ok")
+    __slots__ = ("_headers", "_others", "lines", "ok")
 
     def __init__(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
+        self._others: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
         self.lines = b""  # those of uvicorn
         self.ok = b""  # all but the length, of an answer 200 in JSON
 
     def follow(self, headers: list[tuple[bytes, bytes]]) -> None:
         if headers is not self._headers:
             self._headers, self.lines = headers, _lines(headers)
-            self.ok = status_line(200) + self.lines + _lines(ONLY_JSON) + b"content-length: "
+            self._others.clear()
+            self.ok = self.of(ONLY_JSON)
+
+    def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+        """Return all but the length of an answer 200 with these headers."""
+        found = self._others.get(headers)
+        if found is None:
+            found = status_line(_OK) + self.lines + _lines(headers) + b"content-length: "
+            if len(self._others) < _FORMS_MAX:  # a Warning may be as long as a client likes
+                self._others[headers] = found
+        return found
 
 
 class _Debt:
@@ -126,6 +131,7 @@ class FastLane(GuardedProtocol):
     _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
     _preamble = _Preamble()
     _call: Call | None = None  # the request whose body is arriving
+    _head: Head  # of that
     _body: bytes | bytearray = b""
     _turn_used = False  # one request per read: a client that pipelines must not own the loop
     _is_last = False  # the server is leaving
@@ -156,46 +162,42 @@ class FastLane(GuardedProtocol):
         end = data.find(b"\r\n\r\n")
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
-        known = self.heads.calls.get(data[:end])
+        known = self.heads.calls.get(data[:end]) or self._known_call(data, end)
         if known is None:
-            call = self._known_call(data, end)
-            if call is None:
-                return False
-        else:
-            call, length = known
-            if len(data) - end - 4 != length:
-                return False
+            return False
+        call, head = known
+        if len(data) - end - 4 != head.length:
+            return False
         self._phase = _REST  # even if it is the first
         self._idle_since = None
-        answer = self.door.answer_now(call, data[end + 4 :])
+        answer = self.door.answer_now(call, head, data[end + 4 :])
         if type(answer) is Response and answer.stream is None:
             self._write_answer(answer)
         elif isinstance(answer, Settling):
             self._is_between = False
-            self._owe(call, answer)
+            self._owe(call, head, answer)
         else:
             self._handed = answer
             return False
         return True
 
-    def _known_call(self, data: bytes, end: int) -> Call | None:
-        """Return the call of a request whose head ends at `end`, and which ends with the data."""
+    def _known_call(self, data: bytes, end: int) -> tuple[Call, Head] | None:
+        """Return the call of a request whose head ends at `end`, and what its lines mean."""
         line_end = data.find(b"\r\n")
         lines = data[line_end:end]
         head = self.heads.known.get(lines)
         if head is None:
             self._lines_read = lines
             return None
-        if len(data) - end - 4 != head.length:
-            return None
         call = self.door.call_in_line(data[:line_end])
         if call is not None:
-            if not self.door.suits(call, *head):
+            if not self.door.suits(call, head):
                 return None
-            self.heads.learn_call(data[:end], call, head.length)
-            return call
+            self.heads.learn_call(data[:end], call, head)
+            return call, head
         line = _REQUEST_LINE.fullmatch(data, 0, line_end)
-        return None if line is None else self.door.call_for(line[1], line[2], *head)
+        call = None if line is None else self.door.call_for(line[1], line[2], head)
+        return None if call is None else (call, head)
 
     def _rests(self) -> bool:
         """Tell whether all that has come is answered, and the next byte begins a request."""
@@ -250,14 +252,14 @@ class FastLane(GuardedProtocol):
         self._owes_answer = False
         answer, self._handed = self._handed, None
         if answer is None:
-            answer = self.door.answer_now(call, body if isinstance(body, bytes) else bytes(body))
+            answer = self.door.answer_now(call, self._head, bytes(body))
         if isinstance(answer, Response) and answer.stream is None:
             self._enter_rest()
             self._write_answer(answer)
             return
         if isinstance(answer, Settling):
             self._enter_rest()
-            self._owe(call, answer)
+            self._owe(call, self._head, answer)
             return
         self._take_asgi_way()
         self.scope[HANDED_OVER] = answer  # type: ignore[typeddict-unknown-key]
@@ -265,20 +267,20 @@ class FastLane(GuardedProtocol):
 
     # -- answers that wait for the disk --------------------------------------------------------
 
-    def _owe(self, call: Call, answer: Settling) -> None:
+    def _owe(self, call: Call, head: Head, answer: Settling) -> None:
         """Answer when the disk has; what the client sends meanwhile queues up behind."""
         self._debt = debt = _Debt()
         self.cycle = debt  # type: ignore[assignment] # what uvicorn asks of a cycle, it has
         since = perf_counter()
-        answer.written.add_done_callback(lambda _: self._pay(debt, call, answer, since))
+        answer.written.add_done_callback(lambda _: self._pay(debt, call, head, answer, since))
 
-    def _pay(self, debt: _Debt, call: Call, answer: Settling, since: float) -> None:
+    def _pay(self, debt: _Debt, call: Call, head: Head, answer: Settling, since: float) -> None:
         debt.response_complete = True
         self._debt = None
         if self.transport.is_closing() or not self.hears:
             self.door.count_gone(call)
             return
-        self._write_answer(self.door.answer_settled(call, answer, since))
+        self._write_answer(self.door.answer_settled(call, head, answer, since))
         if self.pipeline:
             self.server_state.total_requests -= 1  # it counts one more
             self.on_response_complete()  # lets the next one in
@@ -315,19 +317,22 @@ class FastLane(GuardedProtocol):
         ):
             return None
         self._turn_used = True
-        media_type, length = None, 0
+        content_type, accept, length = None, None, 0
         for name, value in self.headers:
             if name == b"content-type":
-                media_type = value
+                content_type = value
+            elif name == b"accept":
+                accept = value if accept is None else accept + b"," + value
             elif name == b"content-length":
                 if len(value) > _DIGITS_MAX:
                     return None
                 length = int(value)
             elif name in _UNUSUAL:
                 return None
-        call = self.door.call_for(self.parser.get_method(), self.url, media_type, length)
+        self._head = head = self.door.head_of(content_type, accept, length)
+        call = self.door.call_for(self.parser.get_method(), self.url, head)
         if call is not None and self._lines_read.count(b"\n") == len(self.headers) > 0:
-            self.heads.learn(self._lines_read, Head(media_type, length))
+            self.heads.learn(self._lines_read, head)
         return call
 
     def _take_asgi_way(self) -> None:
@@ -340,15 +345,17 @@ class FastLane(GuardedProtocol):
     def _write_answer(self, answer: Response) -> None:
         preamble, body = self._preamble, answer.body
         preamble.follow(self.server_state.default_headers)
-        if answer.status == _OK and answer.headers is ONLY_JSON and not self._is_last:
-            self.transport.write(b"%b%d\r\n\r\n%b" % (preamble.ok, len(body), body))
+        if answer.status == _OK and not self._is_last:
+            headers = answer.headers
+            ok = preamble.ok if headers is ONLY_JSON else preamble.of(headers)
+            self.transport.write(b"%b%d\r\n\r\n%b" % (ok, len(body), body))
         else:
-            headers = _lines(answer.headers)
+            lines = _lines(answer.headers)
             if self._is_last:
-                headers += b"connection: close\r\n"
+                lines += b"connection: close\r\n"
             self.transport.write(
                 b"%b%b%bcontent-length: %d\r\n\r\n%b"
-                % (status_line(answer.status), preamble.lines, headers, len(body), body)
+                % (status_line(answer.status), preamble.lines, lines, len(body), body)
             )
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()

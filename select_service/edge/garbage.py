@@ -51,7 +51,8 @@ class GarbageCollection:
 
     def start(self) -> None:
         """Take over; what is alive now is taken for permanent: modules, and restored state."""
-        gc.collect()
+        # not collected first: to look through all modules is a tenth of a start, and what garbage
+        # importing has left (some 2,000 small objects) stays the same for ever
         gc.freeze()
         self._before = gc.get_threshold()
         gc.set_threshold(*self._before[:2], _NEVER)

@@ -1,7 +1,8 @@
 """The HTTP API: one table of routes, and a handler of a few lines for each.
 
 Handlers take a neutral request and return a neutral response, so that any carrier can serve them:
-`asgi.py` does, behind it `driver.py` does the work. Refusals of any kind become JSON here.
+`asgi.py` does, behind it `driver.py` does the work. They know nothing of the form of bodies and
+answers: `Api` holds the decoders and the writer of one pair of forms.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from select_service.admission_types import (
     WorkerMetricsAnswer,
 )
 from select_service.core.queue import Ticket
-from select_service.edge.codec import Decoded, RequestDecoder, encode
-from select_service.edge.routing import Route, read_count, read_query, read_u64
-from select_service.errors import (
-    InvalidField,
-    InvalidQuery,
-    ServiceError,
-    problem,
-    retry_after,
-    retry_after_header,
+from select_service.edge.answers import (
+    JSON_WRITER,
+    Response,
+    Settling,
+    Status,
+    Writer,
+    retry_after_line,
 )
+from select_service.edge.codec import Decoded, RequestDecoder
+from select_service.edge.forms import Form
+from select_service.edge.routing import Route, read_count, read_query, read_u64
+from select_service.errors import InvalidField, InvalidQuery, ServiceError
 from select_service.types import Answer as Decided
 from select_service.types import (
     BatchAnswer,
@@ -61,20 +64,20 @@ from select_service.types import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
 
     from select_service.config import FieldValidation
     from select_service.core.leases import Lease
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
+    from select_service.edge.msgpack_codec import MsgpackDecoder
 
-__all__ = ["ONLY_JSON", "ROUTES", "Api", "Handler", "Request", "Response", "Settling", "refusal"]
+__all__ = ["ROUTES", "Api", "Handler", "Request"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-JSON: Final = (b"content-type", b"application/json")
-ONLY_JSON: Final = (JSON,)
-BYTES: Final = (b"content-type", b"application/octet-stream")
+JSON: Final = ((b"content-type", b"application/json"),)
+BYTES: Final = ((b"content-type", b"application/octet-stream"),)
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
 LEASE_QUERY: Final = ("owner", "limit")
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
@@ -89,48 +92,10 @@ class Request(NamedTuple):
     body: bytes  # b"" unless the route takes one
 
 
-class Response:
-    """An answer: bytes at once, or a stream of them."""
-
-    __slots__ = ("body", "headers", "status", "stream")
-
-    def __init__(
-        self,
-        status: int,
-        body: bytes,
-        headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON,
-        stream: AsyncIterator[bytes] | None = None,
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.headers = headers
-        self.stream = stream
-
-
-class Settling:
-    """An answer that may be given once what it says is on disk: a matter of milliseconds."""
-
-    __slots__ = ("response", "written")
-
-    def __init__(self, response: Response, written: asyncio.Future[None]) -> None:
-        self.response = response
-        self.written = written
-
-    def __await__(self) -> Generator[Any, None, Response]:
-        yield from self.written.__await__()
-        return self.response
-
-
 Answer: TypeAlias = "Response | Awaitable[Response]"
 """An awaitable when the request has to wait for capacity or for the disk."""
 
 _REFUSED: Final = 400
-
-
-class Status(msgspec.Struct, frozen=True):
-    """The answer of /health and of the lifecycle routes."""
-
-    status: str = "ok"
 
 
 class PeerRequest(msgspec.Struct):
@@ -139,35 +104,8 @@ class PeerRequest(msgspec.Struct):
     endpoint: str
 
 
-_OK: Final = encode(Status())
-
-
-def reply(answer: object, status: int = 200, warning: str | None = None) -> Response:
-    """Make an answer JSON."""
-    if warning is None:
-        return Response(status, encode(answer))
-    return Response(status, encode(answer), (JSON, (b"warning", warning.encode())))
-
-
-def refusal(error: ServiceError | IndexerError, warning: str | None = None) -> Response:
-    """Make a refusal JSON (D6)."""
-    if not isinstance(error, ServiceError):
-        return reply({"error": str(error), "code": error.code}, error.status, warning)
-    status, body = problem(error)
-    response = reply(body, status, warning)
-    seconds = retry_after(error)
-    if seconds is not None:
-        response.headers += (retry_after_line(seconds),)
-    return response
-
-
-def retry_after_line(seconds: int) -> tuple[bytes, bytes]:
-    """Return the header that says when to come again."""
-    return b"retry-after", b"%d" % seconds
-
-
 class Api:
-    """The handlers. One per app; holds no state of its own."""
+    """The handlers. One per pair of forms; holds no state of its own."""
 
     def __init__(
         self,
@@ -176,6 +114,8 @@ class Api:
         *,
         metrics: Callable[[], tuple[bytes, str]],
         openapi: Callable[[], bytes],
+        reads: Form = Form.JSON,
+        writer: Writer = JSON_WRITER,
     ) -> None:
         """Bind the handlers.
 
@@ -184,26 +124,48 @@ class Api:
             validation: what happens to unknown fields.
             metrics: renders /metrics as (body, content type).
             openapi: renders /openapi.json.
+            reads: what bodies are written in.
+            writer: writes the answers.
         """
         self._service = service
         self._metrics = metrics
         self._openapi = openapi
-        self._worker_spec = RequestDecoder(WorkerSpec, validation)
-        self._worker_patch = RequestDecoder(WorkerPatch, validation)
-        self._select = RequestDecoder(SelectRequest, validation)
-        self._select_and_reserve = RequestDecoder(SelectAndReserveRequest, validation)
-        self._select_pair = RequestDecoder(SelectPairRequest, validation)
-        self._reservation = RequestDecoder(ReservationRequest, validation)
-        self._output_block = RequestDecoder(OutputBlockRequest, validation)
-        self._batch = RequestDecoder(BatchRequest, validation)
-        self._lease = RequestDecoder(LeaseRequest, validation)
-        self._lease_renewal = RequestDecoder(LeaseRenewal, validation)
-        self._potential_loads = RequestDecoder(PotentialLoadsRequest, validation)
-        self._overlap_scores = RequestDecoder(OverlapScoresRequest, validation)
-        self._peer = RequestDecoder(PeerRequest, validation)
-        self._worker_metrics = RequestDecoder(WorkerMetrics, validation)
-        self._admission = RequestDecoder(AdmissionChange, validation)
-        self._threshold = RequestDecoder(BusyThresholdChange, validation)
+        self._validation = validation
+        self.writer = writer
+
+        def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
+            if reads is Form.JSON:
+                return RequestDecoder(kind, validation)
+            from select_service.edge.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
+
+            return MsgpackDecoder(kind, validation)
+
+        self._worker_spec = read(WorkerSpec)
+        self._worker_patch = read(WorkerPatch)
+        self._select = read(SelectRequest)
+        self._select_and_reserve = read(SelectAndReserveRequest)
+        self._select_pair = read(SelectPairRequest)
+        self._reservation = read(ReservationRequest)
+        self._output_block = read(OutputBlockRequest)
+        self._batch = read(BatchRequest)
+        self._lease = read(LeaseRequest)
+        self._lease_renewal = read(LeaseRenewal)
+        self._potential_loads = read(PotentialLoadsRequest)
+        self._overlap_scores = read(OverlapScoresRequest)
+        self._peer = read(PeerRequest)
+        self._worker_metrics = read(WorkerMetrics)
+        self._admission = read(AdmissionChange)
+        self._threshold = read(BusyThresholdChange)
+
+    def speaking(self, reads: Form, writer: Writer) -> Api:
+        """Return the same handlers for bodies in another form, or answers in another."""
+        return Api(
+            *(self._service, self._validation),
+            metrics=self._metrics,
+            openapi=self._openapi,
+            reads=reads,
+            writer=writer,
+        )
 
     def do(self, route: Route[Handler], request: Request) -> Answer:
         """Handle a request; what it changes is on disk before its answer is given, if asked for.
@@ -224,14 +186,14 @@ class Api:
 
     def health(self, _: Request) -> Response:
         """Say that the process is up, and nothing else."""
-        return Response(200, _OK)
+        return self.writer.done()
 
     def ready(self, _: Request) -> Response:
         """Say whether any worker is schedulable: 200 or 503, with the same body."""
         ready = self._service.ready()
-        response = reply(ready, 200 if ready.ready else 503)
+        response = self.writer.reply(ready, 200 if ready.ready else 503)
         if not ready.ready:
-            response.headers += (retry_after_line(retry_after_header(0.0)),)
+            response.headers += (retry_after_line(0.0),)
         return response
 
     def metrics(self, _: Request) -> Response:
@@ -241,34 +203,34 @@ class Api:
 
     def openapi(self, _: Request) -> Response:
         """Return this description."""
-        return Response(200, self._openapi())
+        return Response(200, self._openapi(), JSON)
 
     # -- workers -------------------------------------------------------------------------------
 
     def upsert_worker(self, request: Request) -> Answer:
         """Register a worker, or replace its whole record."""
         decoded = self._worker_spec.decode(request.body)
-        return _answer(decoded, lambda spec, _: self._service.upsert_worker(spec), 201)
+        return self._answer(decoded, lambda spec, _: self._service.upsert_worker(spec), 201)
 
     def patch_worker(self, request: Request) -> Answer:
         """Merge into a worker's record; null and absent change nothing."""
         worker_id = read_u64(request.params[0])
         decoded = self._worker_patch.decode(request.body)
-        return _answer(decoded, lambda patch, _: self._service.patch_worker(worker_id, patch))
+        return self._answer(decoded, lambda patch, _: self._service.patch_worker(worker_id, patch))
 
     def delete_worker(self, request: Request) -> Response:
         """Remove a worker with its reservations and its index."""
-        return reply(self._service.delete_worker(read_u64(request.params[0])))
+        return self.writer.reply(self._service.delete_worker(read_u64(request.params[0])))
 
     def workers(self, request: Request) -> Response:
         """List workers by ascending id."""
-        return reply(self._service.workers(*_read_scope(request.query)))
+        return self.writer.reply(self._service.workers(*_read_scope(request.query)))
 
     def report(self, request: Request) -> Answer:
         """Take in what a worker says of its own load."""
         worker_id = read_u64(request.params[0])
         decoded = self._worker_metrics.decode(request.body)
-        return _answer(decoded, lambda metrics, _: self._service.report(worker_id, metrics))
+        return self._answer(decoded, lambda metrics, _: self._service.report(worker_id, metrics))
 
     # -- selection -----------------------------------------------------------------------------
 
@@ -293,27 +255,27 @@ class Api:
         try:
             answer = verb(decoded.request, decoded.unknown)
         except ServiceError as error:
-            return refusal(error, decoded.warning)
+            return self.writer.refusal(error, decoded.warning)
         if isinstance(answer, Ticket):
             return self._wait(answer, decoded.warning)
-        return reply(answer, 200, decoded.warning)
+        return self.writer.reply(answer, 200, decoded.warning)
 
     async def _wait(self, ticket: Ticket, warning: str | None) -> Response:
         try:
-            return reply(await self._service.wait(ticket), 200, warning)
+            return self.writer.reply(await self._service.wait(ticket), 200, warning)
         except ServiceError as error:
-            return refusal(error, warning)
+            return self.writer.refusal(error, warning)
 
     # -- reservations --------------------------------------------------------------------------
 
     def reserve(self, request: Request) -> Answer:
         """Book a rank of the caller's choice."""
-        return _answer(self._reservation.decode(request.body), self._service.reserve, 201)
+        return self._answer(self._reservation.decode(request.body), self._service.reserve, 201)
 
     def prefill_complete(self, request: Request) -> Response:
         """Take a reservation's prefill tokens out of the load: its prompt is computed."""
         self._service.prefill_complete(request.params[0])
-        return Response(200, _OK)
+        return self.writer.done()
 
     def output_block(self, request: Request) -> Answer:
         """Add one more KV block to a reservation."""
@@ -324,12 +286,12 @@ class Api:
             self._service.output_block(name, block.decay_fraction)
             return Status()
 
-        return _answer(decoded, verb)
+        return self._answer(decoded, verb)
 
     def free(self, request: Request) -> Response:
         """End a reservation. Repeatable."""
         self._service.free(request.params[0])
-        return Response(200, _OK)
+        return self.writer.done()
 
     def batch(self, request: Request) -> Answer:
         """Carry out many lifecycle calls in order, each for itself."""
@@ -337,63 +299,63 @@ class Api:
         try:
             answer = self._service.batch_now(decoded.request)
         except ServiceError as error:
-            return refusal(error, decoded.warning)
+            return self.writer.refusal(error, decoded.warning)
         if isinstance(answer, BatchAnswer):
-            return reply(answer, 200, decoded.warning)
+            return self.writer.reply(answer, 200, decoded.warning)
         return self._finish_batch(answer, decoded.warning)
 
     async def _finish_batch(
         self, answer: asyncio.Task[BatchAnswer], warning: str | None
     ) -> Response:
-        return reply(await asyncio.shield(answer), 200, warning)
+        return self.writer.reply(await asyncio.shield(answer), 200, warning)
 
     # -- leases --------------------------------------------------------------------------------
 
     def open_lease(self, request: Request) -> Answer:
         """Open a lease, or renew one's own under the same id."""
         decoded = self._lease.decode(request.body)
-        return _answer(decoded, lambda lease, _: self._service.open_lease(lease), 201)
+        return self._answer(decoded, lambda lease, _: self._service.open_lease(lease), 201)
 
     def renew_lease(self, request: Request) -> Answer:
         """Renew everything that lives under a lease. The body may be empty."""
         lease_id = request.params[0]
-        decoded = self._lease_renewal.decode(request.body or b"{}")
-        return _answer(decoded, lambda ask, _: self._service.renew_lease(lease_id, ask))
+        decoded = self._lease_renewal.decode(request.body or self._lease_renewal.nothing)
+        return self._answer(decoded, lambda ask, _: self._service.renew_lease(lease_id, ask))
 
     def close_lease(self, request: Request) -> Answer:
         """End a lease and every reservation under it. Repeatable."""
         lease = self._service.close_lease_now(request.params[0])
-        return Response(200, _OK) if lease is None else self._clear_lease(lease)
+        return self.writer.done() if lease is None else self._clear_lease(lease)
 
     async def _clear_lease(self, lease: Lease) -> Response:
         await self._service.clear_lease(lease)
-        return Response(200, _OK)
+        return self.writer.done()
 
     def leases(self, request: Request) -> Response:
         """List open leases, oldest first: the first `limit` (100), and how many there are."""
         values = read_query(request.query, LEASE_QUERY)
         limit = read_count("limit", values.get("limit"), LEASES_LISTED)
-        return reply(self._service.leases(values.get("owner"), limit))
+        return self.writer.reply(self._service.leases(values.get("owner"), limit))
 
     # -- admission -----------------------------------------------------------------------------
 
     def admission(self, _: Request) -> Response:
         """Say which policy is in force, and what became of every class."""
-        return reply(self._service.admission())
+        return self.writer.reply(self._service.admission())
 
     def change_admission(self, request: Request) -> Answer:
         """Put another policy in force at once; who waits is judged again."""
         decoded = self._admission.decode(request.body)
-        return _answer(decoded, lambda change, _: self._service.change_admission(change))
+        return self._answer(decoded, lambda change, _: self._service.change_admission(change))
 
     def busy_thresholds(self, _: Request) -> Response:
         """List the busy thresholds of every model."""
-        return reply(self._service.busy_thresholds())
+        return self.writer.reply(self._service.busy_thresholds())
 
     def change_threshold(self, request: Request) -> Answer:
         """Set or clear busy thresholds of a model; with none given, read them."""
         decoded = self._threshold.decode(request.body)
-        return _answer(decoded, lambda change, _: self._service.change_threshold(change))
+        return self._answer(decoded, lambda change, _: self._service.change_threshold(change))
 
     def forget_threshold(self, request: Request) -> Response:
         """Drop what was set for a model or one tenant of it. Repeatable."""
@@ -401,34 +363,34 @@ class Api:
         model = values.get("model")
         if model is None:
             raise InvalidQuery("`model` must be given", field="model")
-        return reply(self._service.forget_threshold(model, values.get("tenant_id")))
+        return self.writer.reply(self._service.forget_threshold(model, values.get("tenant_id")))
 
     # -- inspection ----------------------------------------------------------------------------
 
     def loads(self, request: Request) -> Response:
         """Return the load of every rank, by scope."""
-        return reply(self._service.loads(*_read_scope(request.query)))
+        return self.writer.reply(self._service.loads(*_read_scope(request.query)))
 
     def potential_loads(self, request: Request) -> Answer:
         """Return what every rank would carry with this prompt."""
         decoded = self._potential_loads.decode(request.body)
-        return _answer(decoded, lambda prompt, _: self._service.potential_loads(prompt))
+        return self._answer(decoded, lambda prompt, _: self._service.potential_loads(prompt))
 
     def overlap_scores(self, request: Request) -> Answer:
         """Return what every rank holds of this prompt."""
         decoded = self._overlap_scores.decode(request.body)
-        return _answer(decoded, lambda prompt, _: self._service.overlap_scores(prompt))
+        return self._answer(decoded, lambda prompt, _: self._service.overlap_scores(prompt))
 
     def dump(self, _: Request) -> Response:
         """Return the whole index, one key `model:tenant` per scope."""
-        return Response(200, b"", stream=self._service.dump())
+        return Response(200, b"", JSON, stream=self._service.dump())
 
     # -- replicas ------------------------------------------------------------------------------
 
     def peers(self, _: Request) -> Response:
         """List the peers this process listens to."""
         plane = self._service.replicas
-        return reply([] if plane is None else plane.peers())
+        return self.writer.reply([] if plane is None else plane.peers())
 
     def register_peer(self, request: Request) -> Answer:
         """Listen to a replica: 201, or 200 if that is so already."""
@@ -436,8 +398,8 @@ class Api:
         try:
             is_new = self._service.register_peer(decoded.request.endpoint)
         except (ServiceError, IndexerError) as error:
-            return refusal(error, decoded.warning)
-        return reply(Status(), 201 if is_new else 200, decoded.warning)
+            return self.writer.refusal(error, decoded.warning)
+        return self.writer.reply(Status(), 201 if is_new else 200, decoded.warning)
 
     def deregister_peer(self, request: Request) -> Answer:
         """Stop listening to a replica."""
@@ -446,11 +408,20 @@ class Api:
             self._service.deregister_peer(peer.endpoint)
             return Status()
 
-        return _answer(self._peer.decode(request.body), verb)
+        return self._answer(self._peer.decode(request.body), verb)
 
     def replica_snapshot(self, _: Request) -> Response:
         """Give a replica everything it has to know of this process, as length-prefixed frames."""
-        return Response(200, b"", (BYTES,), stream=self._service.replica_plane().snapshot())
+        return Response(200, b"", BYTES, stream=self._service.replica_plane().snapshot())
+
+    def _answer(
+        self, decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int = 200
+    ) -> Response:
+        try:
+            answer = verb(decoded.request, decoded.unknown)
+        except (ServiceError, IndexerError) as error:
+            return self.writer.refusal(error, decoded.warning)
+        return self.writer.reply(answer, status, decoded.warning)
 
 
 def _settling(answer: Response, keeper: Keeper) -> Response | Settling:
@@ -463,14 +434,6 @@ def _settling(answer: Response, keeper: Keeper) -> Response | Settling:
 async def _settle_later(answer: Awaitable[Response], keeper: Keeper) -> Response:
     settling = _settling(await answer, keeper)
     return await settling if isinstance(settling, Settling) else settling
-
-
-def _answer(decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int = 200) -> Response:
-    try:
-        answer = verb(decoded.request, decoded.unknown)
-    except (ServiceError, IndexerError) as error:
-        return refusal(error, decoded.warning)
-    return reply(answer, status, decoded.warning)
 
 
 def _read_scope(query: bytes) -> tuple[str | None, str | None]:

@@ -31,6 +31,7 @@ TURN_BUDGETS: Final = {
     "blocks_per_turn": "blocks of one rank's KV events applied",
     "messages_per_turn": "KV-event messages taken from one socket",
     "turn_s": "seconds for all KV-event sockets together",
+    "pause_s": "seconds in which KV events gather once some were read",
     "tick_s": "seconds between looks for silent event sources",
 }
 """What one turn of the event loop may do of each; fixed, chosen to hold it for under half a ms."""

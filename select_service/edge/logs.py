@@ -1,84 +1,116 @@
 """One shape for every log record, whoever wrote it: text for people or one JSON object per line.
 
-The code logs through the standard library; structlog renders. Prompts, tokens and hashes are never
-handed to a logger; what clients can choose (ids, paths, names) is escaped and cut here.
+The code logs through the standard library; this is its formatter. Prompts, tokens and hashes are
+never handed to a logger; what clients can choose (ids, paths, names) is escaped and cut here.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-import structlog
+from typing_extensions import override
 
 from select_service.edge.codec import encode
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from structlog.typing import EventDict, Processor, WrappedLogger
-
     from select_service.config import LogFormat
 
-__all__ = ["configure"]
+__all__ = ["JsonLines", "TextLines", "configure", "tame"]
 
 VALUE_CHARS_MAX: Final = 256
 """Longer strings are cut: an id may be as long as a body."""
+
+_LEVEL_WIDTH: Final = 9
+_EVENT_WIDTH: Final = 30
+_QUOTED: Final = frozenset(" \t=\"'")  # around these a reader must see where a value ends
+_LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx", "httpcore")
+_OF_EVERY_RECORD: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
 
 
 def configure(
     log_format: LogFormat, level: str, *, access_log: bool, stream: TextIO | None = None
 ) -> None:
     """Send every record of the process to stderr (or `stream`) in one format. Repeatable."""
-    shared: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        tame,
-    ]
-    rendering: Processor
-    if log_format == "json":
-        shared.append(structlog.processors.format_exc_info)
-        rendering = structlog.processors.JSONRenderer(serializer=_to_json)
-    else:
-        rendering = structlog.dev.ConsoleRenderer(
-            colors=False, exception_formatter=structlog.dev.plain_traceback
-        )
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, rendering],
-        )
-    )
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     quiet = level != "debug"
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx", "httpcore"):
+    for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.NOTSET)
     logging.getLogger("select_service.access").disabled = not access_log
 
 
-def tame(_: WrappedLogger, __: str, record: EventDict) -> EventDict:
-    """Escape control characters and cut long strings, so that nobody writes our log for us."""
-    for key, value in record.items():
-        if isinstance(value, str):
-            if len(value) > VALUE_CHARS_MAX:
-                value = value[:VALUE_CHARS_MAX] + "…"  # noqa: PLW2901 - the tamed value
-            if not value.isprintable():
-                value = value.encode("unicode_escape").decode()  # noqa: PLW2901
-            record[key] = value
-    return record
+class TextLines(logging.Formatter):
+    """`time [level] event [logger] key=value …`, and a traceback on lines of its own."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        said = " ".join(f"{key}={_quoted(value)}" for key, value in sorted(_extras(record).items()))
+        line = (
+            f"{_time(record)} [{record.levelname.lower():{_LEVEL_WIDTH}}] "
+            f"{tame(record.getMessage()):{_EVENT_WIDTH}} [{record.name}] {said}"
+        ).rstrip()
+        return "\n".join((line, *_traces(self, record).values()))
 
 
-def _to_json(record: EventDict, **_: object) -> str:
-    try:
-        return encode(record).decode()
-    except TypeError:
-        return encode({key: _plain(value) for key, value in record.items()}).decode()
+class JsonLines(logging.Formatter):
+    """One object per line; what JSON cannot say is spelt out."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, object] = {
+            "event": tame(record.getMessage()),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **_extras(record),
+            "timestamp": _time(record),
+            **_traces(self, record),
+        }
+        try:
+            return encode(said).decode()
+        except TypeError:
+            return encode({key: _plain(value) for key, value in said.items()}).decode()
+
+
+def tame(text: str) -> str:
+    """Escape control characters and cut what is long, so that nobody writes our log for us."""
+    if len(text) > VALUE_CHARS_MAX:
+        text = text[:VALUE_CHARS_MAX] + "…"
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _extras(record: logging.LogRecord) -> dict[str, object]:
+    return {
+        key: tame(value) if isinstance(value, str) else value
+        for key, value in vars(record).items()
+        if key not in _OF_EVERY_RECORD
+    }
+
+
+def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, str]:
+    """Return what came with a record that takes more than a line."""
+    traces: dict[str, str] = {}
+    if record.exc_info:
+        traces["exception"] = formatter.formatException(record.exc_info)
+    if record.stack_info:
+        traces["stack"] = formatter.formatStack(record.stack_info)
+    return traces
+
+
+def _time(record: logging.LogRecord) -> str:
+    made_at = datetime.fromtimestamp(record.created, UTC)
+    return made_at.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _quoted(value: object) -> str:
+    return value if isinstance(value, str) and _QUOTED.isdisjoint(value) else repr(value)
 
 
 def _plain(value: object) -> object:

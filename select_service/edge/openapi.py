@@ -14,6 +14,7 @@ import msgspec
 
 from select_service.edge.codec import encode
 from select_service.edge.http import ROUTES
+from select_service.types import PromptFields, SelectAndReserveRequest
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ _EVERYWHERE: Final = {500: "An error of this service."}
 _WITH_PARAMS: Final = {400: "The path cannot be read."}
 _WITH_QUERY: Final = {400: "A key comes twice in the query."}
 _WITH_BODY: Final = {
-    400: "Not JSON, or it means nothing we can serve.",
+    400: "Not what its Content-Type says, or it means nothing we can serve.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
-    415: "The body does not claim to be JSON.",
-    422: "JSON of the wrong shape; `field` says where.",
+    415: "The body claims to be neither JSON nor msgpack.",
+    422: "Of the wrong shape; `field` says where.",
 }
 _WITH_CHANGES: Final = {
     503: "Nothing can serve this now, or the state cannot be written.",
@@ -44,6 +45,15 @@ _TEXTS: Final = {
     409: "The id is live with another body or in another scope; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
+
+
+_ONLY_JSON: Final = frozenset({"/dump", "/openapi.json"})  # long or fixed, and no refusals
+_PACKED: Final = (
+    "`token_ids`, `block_hashes` and `sequence_hashes` may be binaries instead of arrays:"
+    " little-endian numbers, 4 bytes a token, 8 bytes a hash."
+)
+_WITH_HASHES: Final = frozenset({SelectAndReserveRequest})  # routes whose answers have some
+_PACKED_ANSWER: Final = "`sequence_hashes`, where there are any, are a binary: 8 bytes a hash."
 
 
 class Problem(msgspec.Struct):
@@ -91,7 +101,9 @@ def describe() -> bytes:
                 "description": "Decides which LLM inference worker serves a request. Integers are"
                 " up to 64 bits wide: worker ids and token counts are unsigned, hashes may be"
                 " written signed or unsigned. A float is never an integer. A key that comes twice"
-                " in an object is refused.",
+                " in an object is refused. Bodies and answers may be msgpack instead of JSON:"
+                " bodies say so in Content-Type, answers are asked for in Accept, under the name"
+                " application/msgpack, application/x-msgpack or application/vnd.msgpack.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "paths": paths,
@@ -134,10 +146,10 @@ def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     if parameters:
         operation["parameters"] = parameters
     if route.takes is not None:
-        content = {"application/json": {"schema": schema_of[repr(route.takes)]}}
+        note = _PACKED if issubclass(route.takes, PromptFields) else ""
         operation["requestBody"] = {
             "required": not route.body_optional,
-            "content": content,
+            "content": _in_both_forms(schema_of[repr(route.takes)], note),
         }
     return operation
 
@@ -155,11 +167,19 @@ def _content(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, obje
         return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     schemas = [schema_of[repr(kind)] for kind in _kinds(route.answers)]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {"application/json": {"schema": schema}}
+    if route.pattern in _ONLY_JSON:
+        return {"application/json": {"schema": schema}}
+    return _in_both_forms(schema, _PACKED_ANSWER if route.takes in _WITH_HASHES else "")
+
+
+def _in_both_forms(schema: dict[str, Any], note: str) -> dict[str, object]:
+    """Describe a value in JSON and in msgpack, and what is different there."""
+    packed = schema | {"description": note} if note else schema
+    return {"application/json": {"schema": schema}, "application/msgpack": {"schema": packed}}
 
 
 def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
-    problem = {"application/json": {"schema": schema_of[repr(Problem)]}}
+    problem = _in_both_forms(schema_of[repr(Problem)], "")
     content = _content(route, schema_of)
     texts = dict(_EVERYWHERE)
     if "{" in route.pattern:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
+from msgspec import Struct
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -57,8 +57,7 @@ place in the queue."""
 _PROBE_EVERY_S: Final = 15
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(Struct, frozen=True):
     """Deadlines in seconds, how many connections may be open, how long a request head may be."""
 
     header_timeout_s: float

@@ -7,9 +7,10 @@ Knows nothing of ASGI, so that whatever carries requests can use it. The table i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
 
 from indexer.types import U64_MASK
 from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, RouteNotFound
@@ -17,18 +18,14 @@ from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, R
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Match", "Route", "Router", "is_json", "read_count", "read_query", "read_u64"]
+__all__ = ["Match", "Route", "Router", "read_count", "read_query", "read_u64"]
 
 H = TypeVar("H")
 
 _NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
-_JSON: Final = re.compile(
-    rb"application/(?:json|[a-z0-9!#$&^_.+-]+\+json)[ \t]*(?:;.*)?", re.IGNORECASE | re.DOTALL
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Route(Generic[H]):
+class Route(Struct, Generic[H], frozen=True):
     """One line of the API. `{x}` in the pattern stands for one non-empty path segment."""
 
     method: str
@@ -204,10 +201,3 @@ def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:
 
 def _decode_form(text: bytes) -> str:
     return unquote_to_bytes(text.replace(b"+", b" ")).decode(errors="replace")
-
-
-def is_json(content_type: bytes | None) -> bool:
-    """Whether a Content-Type header announces JSON: application/json or application/<x>+json."""
-    if content_type == b"application/json":
-        return True
-    return content_type is not None and _JSON.fullmatch(content_type.strip()) is not None

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -88,11 +87,10 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     value: bytes
 
 
-@dataclass(slots=True)
-class Damage:
+class Damage(msgspec.Struct):
     """What was found wrong at the start."""
 
-    what: list[str] = field(default_factory=list)
+    what: list[str] = []
     rows_saved: int = 0
     rows_lost: int = 0  # at least: as far as it is known how many there were
 
@@ -100,8 +98,7 @@ class Damage:
         return bool(self.what)
 
 
-@dataclass(slots=True)
-class Loaded:
+class Loaded(msgspec.Struct):
     """Everything a directory held."""
 
     identity: Identity | None

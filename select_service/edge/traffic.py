@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = ["CLIENT_GONE", "LATENCY_BUCKETS_S", "Connections", "RouteTraffic", "Traffic"]
@@ -40,28 +39,40 @@ class RouteTraffic:
         self.seconds += seconds
 
 
-@dataclass(slots=True)
 class Connections:
     """What became of connections; `open` is read from the server's own set."""
 
-    open: int = 0
-    accepted: int = 0
-    refused: int = 0  # over --connections-max
-    header_timeouts: int = 0
-    body_timeouts: int = 0
-    write_timeouts: int = 0  # the client did not read its answer
-    malformed: int = 0  # not HTTP, or a head beyond the limit
+    __slots__ = (
+        "accepted",
+        "body_timeouts",
+        "header_timeouts",
+        "malformed",
+        "open",
+        "refused",
+        "write_timeouts",
+    )
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.accepted = 0
+        self.refused = 0  # over --connections-max
+        self.header_timeouts = 0
+        self.body_timeouts = 0
+        self.write_timeouts = 0  # the client did not read its answer
+        self.malformed = 0  # not HTTP, or a head beyond the limit
 
 
-@dataclass(slots=True)
 class Traffic:
     """Everything counted at the HTTP door of one app."""
 
-    routes: dict[tuple[str, str], RouteTraffic] = field(default_factory=dict)  # (method, pattern)
-    unmatched: RouteTraffic = field(default_factory=RouteTraffic)  # 404, 405: no pattern to name
-    connections: Connections = field(default_factory=Connections)
-    in_flight: int = 0
-    crashes: int = 0  # answers 500, and streams cut by an error of ours
+    __slots__ = ("connections", "crashes", "in_flight", "routes", "unmatched")
+
+    def __init__(self) -> None:
+        self.routes: dict[tuple[str, str], RouteTraffic] = {}  # by (method, pattern)
+        self.unmatched = RouteTraffic()  # 404, 405: no pattern to name
+        self.connections = Connections()
+        self.in_flight = 0
+        self.crashes = 0  # answers 500, and streams cut by an error of ours
 
     @property
     def answered(self) -> int:

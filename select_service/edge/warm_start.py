@@ -50,7 +50,7 @@ class WarmStart:
         self._registry = registry
         self._clock = clock
         self._listeners: Listeners | None = None
-        self._sources: Callable[[], Iterable[Source]] = tuple
+        self._sources: Callable[[], Iterable[tuple[EventStream, str, str | None]]] = tuple
         self._waiting: deque[Source] = deque()  # held until their blocks are back
         self._loading: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class WarmStart:
         self._listeners = listeners
         await self.snapshots.open()
 
-    def start(self, sources: Callable[[], Iterable[Source]]) -> None:
+    def start(self, sources: Callable[[], Iterable[tuple[EventStream, str, str | None]]]) -> None:
         """Begin to write; `sources` are all streams that are open when it is called."""
         self._sources = sources
         self._writing = asyncio.get_running_loop().create_task(self._keep_writing())
@@ -123,7 +123,7 @@ class WarmStart:
         """Write a snapshot now."""
         assert self._listeners is not None
         try:
-            return await self.snapshots.write(self._sources(), self._listeners)
+            return await self.snapshots.write(map(Source._make, self._sources()), self._listeners)
         except Exception:  # noqa: BLE001 - it costs a snapshot and nothing else
             _log.exception("index snapshot: not written through an error of ours")
             self.snapshots.failures["internal"] = self.snapshots.failures.get("internal", 0) + 1

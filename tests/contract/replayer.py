@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.contract import selection_log
 from tests.contract.comparison import mismatch
+from tests.contract.packed import packed_exchange
 from tests.contract.transcript import Difference, Start, Transcript, read_start
 from tests.contract.wire import SALTED, ReplicaWire, event_of, expected_event, take_over_hashes
 from tests.live.engine import FakeEngine
@@ -60,6 +61,7 @@ class Replayer:
     engines: Mapping[int, FakeEngine]
     wire: ReplicaWire
     reference: bool = False
+    packed: bool = False  # speaks MessagePack
     _parked: dict[int, Parked] = field(default_factory=dict)
     _event_seen: bool = False
     _has_differed: bool = False
@@ -106,6 +108,11 @@ class Replayer:
 
     def _send(self, step: Mapping[str, Any]) -> Answer:
         body, headers = _body_and_headers(step)
+        if self.packed:
+            value = None if "raw_body" in step else step.get("body")
+            return packed_exchange(
+                *(self.server.port, step["method"], step["path"], value, body, headers)
+            )
         return exchange_raw(self.server.port, step["method"], step["path"], body, headers)
 
     def _judge(self, step: Mapping[str, Any], answer: Answer) -> str | None:

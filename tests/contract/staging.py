@@ -25,6 +25,7 @@ def play(
     command: Sequence[str],
     args: Sequence[str] = (),
     reference: bool = False,
+    packed: bool = False,
 ) -> None:
     """Play one transcript against fresh processes; they must end cleanly where they are ours."""
     base = free_base(transcripts.port_offsets(name) | {HTTP_PORT})
@@ -50,6 +51,8 @@ def play(
         wire = stack.enter_context(ReplicaWire(transcript.replica_ports))
         if transcript.has_replica_events:
             wire.wait_until_heard(has_heartbeats=not reference)
-        Replayer(transcript, servers, start_server, engines, wire, reference=reference).play()
+        replayer = Replayer(transcript, servers, start_server, engines, wire)
+        replayer.reference, replayer.packed = reference, packed
+        replayer.play()
         for server in servers.values():
             assert reference or server.stop() == 0, server.log_tail()

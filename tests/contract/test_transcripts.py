@@ -1,7 +1,7 @@
 """Every recorded transcript, one test each, against `python -m select_service`.
 
 And once more with an access log, which is written on the ASGI way only: both ways through the door
-must satisfy the same recordings.
+must satisfy the same recordings. And once in MessagePack, which must come to the same answers.
 """
 
 from __future__ import annotations
@@ -28,3 +28,9 @@ LOGGED = ("--log-format", "json", "--log-level", "debug")  # each selection with
 )
 def test_transcript(name: str, way: tuple[str, ...], tmp_path: Path) -> None:
     play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *LOGGED, *way))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", transcripts.names())
+def test_transcript_in_msgpack(name: str, tmp_path: Path) -> None:
+    play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *LOGGED), packed=True)

@@ -14,12 +14,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "indexer", "select_service")
-BUILT = shutil.ignore_patterns("*.so", "_speed.c", "__pycache__")
+BUILT = shutil.ignore_patterns("*.so", "_*.c", "__pycache__")
 _REPORT = (
-    "import json, select_service.edge.codec as codec; from indexer.compiled import *;"
+    "import json, select_service.edge.app, select_service.edge.codec as codec;"
+    "from indexer.compiled import *;"
     "print(json.dumps([codec.__file__, kernels_in_use(), complaints()]))"
 )
-KERNELS = ("indexer._speed", "select_service._speed")
+KERNELS = (
+    "indexer._frames",
+    "indexer._ingest",
+    "indexer._names",
+    "indexer._speed",
+    "select_service._speed",
+)
 
 
 def _install(folder: Path, environment: dict[str, str]) -> list[object]:

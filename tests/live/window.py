@@ -15,8 +15,9 @@ from msgspec import Struct
 from indexer.types import HASH_BYTES
 from select_service import cli
 from select_service.edge import asgi
+from select_service.edge.answers import Response
 from select_service.edge.codec import encode
-from select_service.edge.http import ROUTES, Api, Request, Response
+from select_service.edge.http import ROUTES, Api, Request
 from select_service.edge.routing import Route
 from select_service.types import ScopeLoads
 

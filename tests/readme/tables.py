@@ -29,6 +29,7 @@ FIXED = (
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
     ("select_service.edge.garbage", "QUIET_FULL_S", "seconds between full garbage collections"),
     ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
+    ("select_service.edge.late", "PAUSE_S", "seconds before each module loaded after the start"),
     ("select_service.edge.driver", "DUMP_SLICE_S", "seconds of /dump between other requests"),
     ("select_service.core.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
     ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import gc
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from select_service import cli
@@ -20,7 +22,7 @@ def test_no_flags_give_the_defaults() -> None:
 
 
 def test_every_setting_has_a_flag_and_every_flag_a_setting() -> None:
-    fields = {field.name for field in dataclasses.fields(Settings)} - {"router"}
+    fields = {field.name for field in msgspec.structs.fields(Settings)} - {"router"}
     assert {flag.field for flag in FLAGS} == fields
     assert len({flag.name for flag in FLAGS}) == len(FLAGS)
 
@@ -72,6 +74,15 @@ def test_wrong_usage(args: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     assert "usage: select-service" in capsys.readouterr().err
 
 
+@pytest.fixture
+def _as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main` prepares its process for serving; this one goes on with other tests."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
 def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
@@ -83,6 +94,7 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no effect" in text  # --threads says so
 
 
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -90,6 +102,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"select-service {__version__}\n"
 
 
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
 def test_main_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
@@ -177,3 +190,44 @@ def test_admission_that_makes_no_sense_is_wrong_usage(flags: tuple[str, ...]) ->
     with pytest.raises(SystemExit) as ended:
         cli.parse([*flags], {})
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "port"),
+    [
+        ([], {}, 8092),
+        (["--uds", "s"], {}, None),
+        (["--uds=s", "--port=0"], {}, 0),
+        (["--uds", "s", "--port", "8092", "--host", "::1"], {}, 8092),
+        ([], {"SELECT_SERVICE_UDS": "s"}, None),
+        (["--port", "1"], {"SELECT_SERVICE_UDS": "s"}, 1),
+        (["--uds", "s", "--replica-sync-port", "7", "--port", "1"], {}, 1),
+    ],
+)
+def test_with_a_unix_socket_there_is_tcp_when_it_is_asked_for(
+    args: list[str], environ: dict[str, str], port: int | None
+) -> None:
+    settings = cli.parse(args, environ)
+    assert settings.port == port
+    assert (settings.uds is None) == (not args and not environ)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--uds", ""],
+        ["--uds", "s", "--uds-mode", "999"],
+        ["--uds", "s", "--uds-mode", "0o660"],
+        ["--uds", "s", "--host", "::1"],
+        ["--uds", "s", "--replica-sync-port", "7"],
+    ],
+)
+def test_what_a_unix_socket_cannot_be(args: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.parse(args, {})
+    assert caught.value.code == 2
+
+
+def test_replicas_may_reach_it_through_a_proxy() -> None:
+    args = ["--uds", "s", "--replica-sync-port", "7", "--advertise-url", "http://proxy"]
+    assert cli.parse(args, {}).port is None

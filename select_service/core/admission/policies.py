@@ -5,7 +5,6 @@ Reads plain mappings, as JSON gives them; every key and value that nobody unders
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from select_service.core.admission.always_admit import AlwaysAdmit
@@ -54,7 +53,7 @@ NAMES: Final = (
 DEFAULT_SEATS_PER_INSTANCE: Final = 256
 
 _EVERY: Final = frozenset({"slo_priorities", "tenant_budgets", "seats_per_instance"})
-_SLO_SHED: Final = frozenset(one.name for one in fields(SloShedSettings)) - {
+_SLO_SHED: Final = frozenset(SloShedSettings.__struct_fields__) - {
     "targets_s",
     "default_target_s",
 } | {"targets_ms", "default_target_ms"}

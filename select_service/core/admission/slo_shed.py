@@ -19,9 +19,10 @@ The queue is part of the policy: `judge` says "wait", the caller `enqueue`s, and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from msgspec import Struct
 
 from select_service.core.admission.asks import ADMIT, Verdict
 from select_service.core.admission.classes import STANDARD
@@ -53,8 +54,7 @@ DEFAULT_QUOTAS: Final[Mapping[str, int]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SloShedSettings:
+class SloShedSettings(Struct, frozen=True):
     """The numbers of the policy; see the README for how they were chosen.
 
     Raises:
@@ -66,8 +66,8 @@ class SloShedSettings:
     feasibility_slack: float = 1.2  # of the target; 0: nothing is refused early
     feasibility_critical: bool = False  # whether the highest band is refused early, too
     output_weight: float = 2.0  # of one expected output token, against one prefill token
-    targets_s: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS_S)
-    quotas: Mapping[str, int] = field(default_factory=lambda: DEFAULT_QUOTAS)
+    targets_s: Mapping[str, float] = DEFAULT_TARGETS_S
+    quotas: Mapping[str, int] = DEFAULT_QUOTAS
     default_target_s: float = 20.0  # of classes without one
     default_quota: int = 256
     budget_tokens: float | None = None  # allowance per tenant and class; None: none

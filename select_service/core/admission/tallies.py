@@ -6,8 +6,9 @@ offered = admitted + refused + withdrawn + waiting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from select_service.core.admission.classes import STANDARD
 
@@ -60,8 +61,7 @@ class TenantTally:
             del some[tenant_id]
 
 
-@dataclass(slots=True)
-class ClassTally:
+class ClassTally(Struct):
     """What became of the requests of one class."""
 
     offered: int = 0
@@ -105,7 +105,7 @@ class Tallies:
         """Return the sum over classes."""
         every = self.of.values()
         return ClassTally(
-            *(sum(getattr(one, name) for one in every) for name in ClassTally.__slots__)
+            *(sum(getattr(one, name) for one in every) for name in ClassTally.__struct_fields__)
         )
 
     def check(self) -> None:

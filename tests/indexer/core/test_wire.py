@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored, Ignored
-from indexer.core.wire import JOINED_BLOCKS_MAX, MEDIA, BatchDecoder
+from indexer.core.events import (
+    JOINED_BLOCKS_MAX,
+    AllBlocksCleared,
+    BadEvent,
+    BlockRemoved,
+    BlockStored,
+    Ignored,
+)
+from indexer.core.wire import MEDIA, BatchDecoder
 from indexer.types import U64_MASK, Tier
 from tests.indexer.encoding import CLEARED, encode_batch, encode_event, removed, stored
 from tests.indexer.golden import golden

@@ -380,7 +380,7 @@ def test_a_bug_costs_one_message(context: Any, monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.undo()
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(stream, "on_live", broken)
+        monkeypatch.setattr(stream, "hear", broken)
         engine.publish(batch(0))
         engine.publish(batch(1))
         await house.until(lambda: house.holds(stream, 1))
@@ -432,5 +432,32 @@ def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
         engine.publish(batch(4))
         await house.until(lambda: house.holds(stream, 4))
         assert stream.tallies.replays == {"silent": 1}
+
+    play(context, scenario)
+
+
+def test_a_held_socket_lets_the_loop_rest(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        told: list[Any] = []
+        on_readable = house.listeners._on_readable
+
+        def note(feed: Any) -> None:
+            told.append(feed)
+            on_readable(feed)
+
+        monkeypatch.setattr(house.listeners, "_on_readable", note)
+        engine.publish(batch(0))
+        await house.until(lambda: house.holds(stream, 0))
+        house.listeners.hold(stream)
+        told.clear()
+        engine.publish(batch(1))
+        await house.until(lambda: not house.listeners._feeds[id(stream)].is_watched)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(told) <= 1, "not again until it is released"
+        house.listeners.release(stream)
+        await house.until(lambda: house.holds(stream, 1))
 
     play(context, scenario)

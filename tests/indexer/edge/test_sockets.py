@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from random import Random
+
 import pytest
 import zmq
 
-from indexer.edge.sockets import Sockets, open_publisher
+from indexer.compiled import kernels_in_use
+from indexer.edge import sockets as sockets_module
+from indexer.edge.sockets import READ_BYTES_MAX, Receiver, Sockets, open_publisher
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits
 
@@ -55,3 +60,64 @@ def test_a_context_that_is_full_refuses() -> None:
         sockets.try_connect("tcp://127.0.0.1:1")
     receiver.close()
     sockets.close()
+
+
+# -- many messages at once, the compiled way and the plain one ------------------------------------
+
+
+@pytest.fixture(params=["plain", "kernel"])
+def pair(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[zmq.Socket[bytes], Receiver]]:
+    """A sender and a receiver that has what was sent at once."""
+    is_compiled = request.param == "kernel"
+    if is_compiled and not kernels_in_use().get("indexer._frames"):
+        pytest.skip("not built, or not wanted")
+    monkeypatch.setattr(sockets_module, "_FINDS_LIBZMQ", is_compiled)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    sender.bind("inproc://pair")
+    receiver.connect("inproc://pair")
+    yield sender, Receiver(receiver)
+    context.destroy(linger=0)
+
+
+def test_messages_come_in_order_with_all_their_frames(
+    pair: tuple[zmq.Socket[bytes], Receiver],
+) -> None:
+    sender, receiver = pair
+    random = Random(1)
+    sent = [
+        [random.randbytes(random.choice([0, 1, 8, 33, 300])) for _ in range(random.choice([1, 3]))]
+        for _ in range(100)
+    ]
+    for frames in sent:
+        sender.send_multipart(frames)
+    got = receiver.receive_some(40, b"apart")
+    assert len(got) == 40
+    got += receiver.receive_some(100, b"apart")
+    assert got == sent
+    assert receiver.receive_some(100, b"apart") == []
+
+
+def test_a_message_apart_is_the_last(pair: tuple[zmq.Socket[bytes], Receiver]) -> None:
+    sender, receiver = pair
+    for topic in (b"", b"apart", b"apart", b"apart from that"):
+        sender.send_multipart([topic, b"x"])
+    topics = [[m[0] for m in receiver.receive_some(10, b"apart")] for _ in range(4)]
+    assert topics == [[b"", b"apart"], [b"apart"], [b"apart from that"], []]
+
+
+def test_long_messages_come_a_few_at_a_time(pair: tuple[zmq.Socket[bytes], Receiver]) -> None:
+    sender, receiver = pair
+    long = b"x" * (READ_BYTES_MAX // 2)
+    for _ in range(5):
+        sender.send_multipart([b"", long])
+    assert [len(receiver.receive_some(10, b"")) for _ in range(1)] == [1], "topic apart"
+    assert [len(receiver.receive_some(10, b"apart")) for _ in range(3)] == [2, 2, 0]
+
+
+def test_a_closed_socket_has_no_messages(pair: tuple[zmq.Socket[bytes], Receiver]) -> None:
+    _, receiver = pair
+    receiver.close()
+    assert receiver.receive_some(10, b"") == []

@@ -1,8 +1,9 @@
-"""The compiled pricing against the formula in numpy: the same price to the last bit."""
+"""Pricing, compiled and plain, against the whole formula: the same price to the last bit."""
 
 from __future__ import annotations
 
 import random
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.core import plain_pricer
 from select_service.core.picking import pick
 from select_service.core.projection import Overlap, Projection
 from select_service.core.scoring import Weights, costs
+from tests.indexer.kernels import twins
 
-kernel: Any = pytest.importorskip("select_service.core._speed")
-
+EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_pricer))
 ROWS = 12
+MANY = 72  # more than the plain twin takes one by one
 counts = st.integers(0, 5) | st.integers(0, 2**40)
 blocks = st.integers(0, 6)
 columns = st.lists(counts, min_size=ROWS, max_size=ROWS)
@@ -32,6 +35,8 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     return found or None
 
 
+@EITHER
+@pytest.mark.parametrize("repeats", [1, MANY // ROWS])
 @given(
     prefill=columns,
     decode=columns,
@@ -46,6 +51,8 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     seed=st.integers(0, 3),
 )
 def test_like_the_columns(
+    twin: ModuleType,
+    repeats: int,
     prefill: list[int],
     decode: list[int],
     device: list[int],
@@ -58,6 +65,9 @@ def test_like_the_columns(
     track: bool,
     seed: int,
 ) -> None:
+    prefill, decode = prefill * repeats, decode * repeats
+    device, shared = device * repeats, shared * repeats
+    rows += ROWS * (repeats - 1)
     booked, held = np.array(prefill, dtype=np.float64), np.array(decode, dtype=np.float64)
     matched = np.array(device[:rows], dtype=np.float64)
     overlap = Overlap(matched, np.zeros(rows), np.zeros(rows)) if any(device) else None
@@ -67,7 +77,7 @@ def test_like_the_columns(
     )
     chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track)
     prices = costs(projection, chosen)
-    pricer = kernel.Pricer(booked, held)
+    pricer = twin.Pricer(booked, held)
     row, price, left = pricer.cheapest(
         *(rows, isl, block_size, 6, scale, credit, track),
         *(groups(device), groups(shared), random.Random(seed).random),
@@ -79,8 +89,9 @@ def test_like_the_columns(
         assert pricer.matched_at(row) == device[row]
 
 
-def test_it_does_not_read_beyond_its_columns() -> None:
-    pricer = kernel.Pricer(np.zeros(4), np.zeros(4))
+@EITHER
+def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
+    pricer = twin.Pricer(np.zeros(4), np.zeros(4))
     rest = (1, 1, 0, 1.0, 1.0, True)
     for rows in (0, 5, -1):
         with pytest.raises(ValueError, match="rows"):
@@ -91,10 +102,11 @@ def test_it_does_not_read_beyond_its_columns() -> None:
     with pytest.raises(IndexError):
         pricer.matched_at(4)
     with pytest.raises(ValueError, match="length"):
-        kernel.Pricer(np.zeros(4), np.zeros(3))
+        twin.Pricer(np.zeros(4), np.zeros(3))
 
 
-def test_a_draw_of_almost_one_is_the_last_of_equals() -> None:
-    pricer = kernel.Pricer(np.zeros(3), np.zeros(3))
+@EITHER
+def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
+    pricer = twin.Pricer(np.zeros(3), np.zeros(3))
     drawn = pricer.cheapest(3, 1, 1, 0, 1.0, 1.0, True, None, None, lambda: 1.0 - 2**-53)
     assert drawn[0] == 2

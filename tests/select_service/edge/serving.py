@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from select_service.config import Settings
-from select_service.edge.app import Server, bind, create_app, create_door, create_driver
+from select_service.edge.app import Server, create_app, create_door, create_driver
 from select_service.edge.driver import Driver
+from select_service.edge.listening import Entrances
 from select_service.types import WorkerSpec
 
 HOST = "127.0.0.1"
@@ -64,18 +65,18 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
     chosen = replace(SETTINGS, **settings)
     service = create_driver(chosen)
     await service.start()
-    listener = bind(chosen.host, chosen.port)
-    server = Server(chosen, *create_door(service, chosen))
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    port: int = listener.getsockname()[1]
-    try:
-        await until(lambda: server.started)
-        yield port, service, server
-    finally:
-        server.should_exit = True
-        await serving
-        await service.close()
-        listener.close()
+    assert chosen.port is not None
+    mode = int(chosen.uds_mode, 8)
+    with Entrances.bound((chosen.host, chosen.port), chosen.uds, mode) as entrances:
+        server = Server(chosen, *create_door(service, chosen), entrances)
+        serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
+        try:
+            await until(lambda: server.started)
+            yield entrances.port, service, server
+        finally:
+            server.should_exit = True
+            await serving
+            await service.close()
 
 
 def on_a_port(use: Callable[[int, Driver, Server], Awaitable[None]], **settings: Any) -> None:
@@ -101,8 +102,12 @@ class Wire:
         self.writer = writer
 
     @classmethod
-    async def to(cls, port: int) -> Wire:
-        wire = cls(*await asyncio.open_connection(HOST, port))
+    async def to(cls, port: int | str) -> Wire:
+        """Connect to a port, or to a Unix socket."""
+        if isinstance(port, str):
+            wire = cls(*await asyncio.open_unix_connection(port))
+        else:
+            wire = cls(*await asyncio.open_connection(HOST, port))
         cls._all.append(wire)
         return wire
 
@@ -119,9 +124,19 @@ class Wire:
 
     def ask(self, method: str, path: str, body: object = None, *headers: str) -> None:
         content = b"" if body is None else json.dumps(body).encode()
+        self._send(method, path, content, None if body is None else "application/json", headers)
+
+    def ask_packed(self, method: str, path: str, body: object = None, *headers: str) -> None:
+        """The same in MessagePack."""
+        content = b"" if body is None else msgspec.msgpack.encode(body)
+        self._send(method, path, content, None if body is None else "application/msgpack", headers)
+
+    def _send(
+        self, method: str, path: str, content: bytes, kind: str | None, headers: tuple[str, ...]
+    ) -> None:
         head = [f"{method} {path} HTTP/1.1", "host: s", f"content-length: {len(content)}"]
-        if body is not None:
-            head.append("content-type: application/json")
+        if kind is not None:
+            head.append(f"content-type: {kind}")
         self.say("\r\n".join([*head, *headers, "", ""]).encode() + content)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:

@@ -6,12 +6,13 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from select_service.edge.answers import Response, Settling
 from select_service.edge.app import Server
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
-from select_service.edge.http import Response, Settling
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -50,8 +51,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     paths: list[bytes] = []
     real = Door.answer_now
 
-    def spy(self: Door, call: Any, body: bytes) -> Any:
-        answer = real(self, call, body)
+    def spy(self: Door, call: Any, head: Any, body: bytes) -> Any:
+        answer = real(self, call, head, body)
         if isinstance(answer, Response) and answer.stream is None:
             paths.append(call.path)
         return answer
@@ -60,8 +61,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return paths
 
 
-async def _exchange(wire: Wire, exchange: tuple[str, str, object], *headers: str) -> object:
-    wire.ask(*exchange, *headers)
+async def _exchange(
+    wire: Wire, exchange: tuple[str, str, object], *headers: str, packed: bool = False
+) -> tuple[int, dict[str, str], bytes]:
+    ask = wire.ask_packed if packed else wire.ask
+    ask(*exchange, *headers)
     if exchange[0] == "HEAD":
         status, got, body = await _head(wire)
     elif exchange[1] == "/dump":
@@ -89,6 +93,68 @@ def test_both_ways_answer_alike(
         fast = await _exchange(await Wire.to(port), exchange)
         monkeypatch.setattr(Door, "call_for", lambda *_: None)
         assert await _exchange(await Wire.to(port), exchange) == fast
+
+    on_a_port(use)
+
+
+FIXED = ("/dump", "/openapi.json", "/metrics")
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda e: f"{e[0]} {e[1]}")
+@pytest.mark.parametrize("packed", [True, False], ids=["packed body", "JSON body"])
+def test_both_ways_answer_alike_in_msgpack(
+    exchange: tuple[str, str, object], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = "accept: application/x-msgpack"
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        _, _, plain = await _exchange(await Wire.to(port), exchange)
+        fast = await _exchange(await Wire.to(port), exchange, accept, packed=packed)
+        _, headers, body = fast
+        if exchange[1] in FIXED:
+            assert headers.get("content-type") != "application/x-msgpack"
+        else:
+            assert headers["content-type"] == "application/x-msgpack"
+            assert headers["vary"] == "accept"
+            if exchange[0] != "HEAD":
+                assert _told(msgspec.msgpack.decode(body)) == _told(json.loads(plain))
+        monkeypatch.setattr(Door, "call_for", lambda *_: None)
+        assert await _exchange(await Wire.to(port), exchange, accept, packed=packed) == fast
+
+    on_a_port(use)
+
+
+def _told(answer: Any) -> Any:
+    """An answer without what differs from one moment to the next."""
+    if isinstance(answer, dict):
+        return {k: _told(v) for k, v in answer.items() if k != "expires_in_s"}
+    return [_told(v) for v in answer] if isinstance(answer, list) else answer
+
+
+def test_one_connection_may_speak_both(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        packed = {**PROMPT, "block_hashes": bytes(16), "sequence_hashes": bytes(16)}
+        answers = []
+        for _ in range(3):  # learnt, looked up by lines, looked up by the whole head
+            wire.ask("POST", "/select", PROMPT)
+            answers.append((await wire.answer())[1:])
+            wire.ask("POST", "/select", PROMPT, "accept: application/msgpack")
+            answers.append((await wire.answer())[1:])
+            wire.ask_packed("POST", "/select", packed)
+            answers.append((await wire.answer())[1:])
+            wire.ask_packed("POST", "/select", packed, "accept: application/vnd.msgpack")
+            answers.append((await wire.answer())[1:])
+        types = [headers["content-type"].partition("/")[2] for headers, _ in answers]
+        assert types == ["json", "msgpack", "json", "vnd.msgpack"] * 3
+        values = [
+            json.loads(body) if kind == "json" else msgspec.msgpack.decode(body)
+            for kind, (_, body) in zip(types, answers, strict=True)
+        ]
+        assert values == [values[0]] * 12
+        assert len(taken) == 12
 
     on_a_port(use)
 

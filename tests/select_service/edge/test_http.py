@@ -10,8 +10,9 @@ import pytest
 
 from indexer.errors import EndpointRefused
 from select_service.config import FieldValidation
+from select_service.edge.answers import JSON_WRITER
 from select_service.edge.driver import Driver
-from select_service.edge.http import ROUTES, refusal
+from select_service.edge.http import ROUTES
 from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
 
 JSON = {"content-type": "application/json"}
@@ -309,7 +310,7 @@ def test_replica_sync_is_off() -> None:
 
 
 def test_refusals_of_the_index_are_json_too() -> None:
-    answer = refusal(EndpointRefused("tcp://*:1", "no"), "a warning")
+    answer = JSON_WRITER.refusal(EndpointRefused("tcp://*:1", "no"), "a warning")
     assert answer.status == 400
     body = json.loads(answer.body)
     assert body == {"error": "cannot connect to `tcp://*:1`: no", "code": "endpoint_refused"}

@@ -5,12 +5,12 @@ import contextlib
 import sqlite3
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from select_service.config import Durability
 from select_service.edge import journal as journal_module

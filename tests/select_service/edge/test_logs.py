@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,22 @@ def test_json_lines() -> None:
     assert record["event"] == "hello you"
     assert record["worker_id"] == 2**64 - 1
     assert (record["level"], record["logger"]) == ("info", "a.b")
+
+
+def test_text_lines() -> None:
+    stream = io.StringIO()
+    logs.configure("text", "info", access_log=False, stream=stream)
+    extra = {"worker_id": 2**64 - 1, "odd": [1], "said": "two words", "plain": "one"}
+    logging.getLogger("a.b").warning("hello %s", "you", extra=extra)
+    logging.getLogger("a").info("a sentence of more than thirty characters")
+    first, second = stream.getvalue().splitlines()
+    time, _, rest = first.partition(" ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", time)
+    assert rest == (
+        "[warning  ] hello you                      [a.b] "
+        "odd=[1] plain=one said='two words' worker_id=18446744073709551615"
+    )
+    assert second.endswith(" [info     ] a sentence of more than thirty characters [a]")
 
 
 def test_what_json_cannot_say_is_spelt_out() -> None:

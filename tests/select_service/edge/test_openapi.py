@@ -12,6 +12,7 @@ from openapi_spec_validator import validate
 from select_service.edge.driver import Driver
 from select_service.edge.http import ROUTES
 from select_service.edge.openapi import describe
+from select_service.types import PromptFields
 from tests.select_service.edge.serving import PROMPT, in_process, worker
 
 DOCUMENT: dict[str, Any] = json.loads(describe())
@@ -48,6 +49,28 @@ def test_64_bit_ranges_are_in_it() -> None:
     assert schemas["WorkerSpec"]["properties"]["worker_id"]["maximum"] == 2**64 - 1
     hashes = schemas["SelectRequest"]["properties"]["block_hashes"]["anyOf"][0]["items"]
     assert (hashes["minimum"], hashes["maximum"]) == (-(2**63), 2**64 - 1)
+
+
+def test_both_forms_are_in_it() -> None:
+    for route in ROUTES:
+        operation = DOCUMENT["paths"][route.pattern][route.method.lower()]
+        if route.takes is not None:
+            body = operation["requestBody"]["content"]
+            assert list(body) == ["application/json", "application/msgpack"]
+            described = body["application/msgpack"]["schema"].get("description", "")
+            assert ("binaries" in described) == issubclass(route.takes, PromptFields)
+            assert {"description": described} | body["application/json"]["schema"] == {
+                "description": described
+            } | body["application/msgpack"]["schema"]
+        for status, response in operation["responses"].items():
+            fixed = route.pattern in {
+                "/dump",
+                "/openapi.json",
+                "/metrics",
+                "/replica_sync/snapshot",
+            }
+            only = fixed and status == "200"
+            assert ("application/msgpack" in response["content"]) == (not only)
 
 
 def test_answers_are_as_described() -> None:

@@ -6,12 +6,12 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from indexer.core.hashing import block_hashes
 from indexer.edge.snapshot_file import NAME, NEW

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from select_service.edge.app import create_driver
 from select_service.edge.discovery.dns import DnsReplicas

@@ -1,0 +1,481 @@
+/* Plain KV events out of MessagePack, straight into packed arrays.
+ *
+ * Reads what nearly every message is made of: BlockStored, BlockRemoved and AllBlocksCleared of
+ * vLLM's map or array form, for text without adapter, salt or media. Whatever is unusual, doubtful
+ * or broken is refused as a whole (KV_REFUSED), and `core/wire.py` reads the message instead: its
+ * answers and errors are the only ones there are. Nothing here knows Python.
+ */
+#ifndef INDEXER_EVENTS_H
+#define INDEXER_EVENTS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KV_REFUSED = 0, KV_READ = 1 };
+enum { KV_STORED, KV_REMOVED, KV_CLEARED };
+enum { KV_ARRAY, KV_MAP };
+enum { KV_MEDIUM_NONE, KV_MEDIUM_GPU, KV_MEDIUM_CPU };
+enum { KV_ATTENTION_NONE, KV_ATTENTION_MAIN, KV_ATTENTION_OTHER };
+
+#define KV_SKIP_DEPTH_MAX 16          /* unknown fields nested deeper are left to Python */
+#define KV_SCRATCH_KEPT (1u << 20)    /* elements of a scratch array kept after a long message */
+
+typedef struct {
+    int kind, medium, attention, is_local_said, has_parent;
+    int64_t group;                    /* -1: not said */
+    uint64_t parent;
+    size_t names_at, names;           /* in kv_batch.names */
+    size_t tokens_at, tokens;         /* in kv_batch.tokens */
+    int64_t block_size;
+    const char *kind_text;            /* of the cache group, ASCII, in the payload */
+    size_t kind_bytes;
+    size_t joined;                    /* removals in a row that became this one */
+} kv_event;
+
+typedef struct {
+    double ts;
+    int has_rank, form;
+    uint64_t rank;
+    kv_event *events;
+    uint64_t *names;
+    uint32_t *tokens;
+    size_t event_count, event_room, name_count, name_room, token_count, token_room;
+} kv_batch;
+
+typedef struct { const uint8_t *at, *end; } kv_reader;
+
+static inline uint64_t kv_big_endian(const uint8_t *p, int bytes) {
+    uint64_t value = 0;
+    while (bytes--) value = value << 8 | *p++;
+    return value;
+}
+
+static inline int kv_has(const kv_reader *r, uint64_t bytes) {
+    return (uint64_t)(r->end - r->at) >= bytes;
+}
+
+/* The array with room for more than `count` elements, perhaps elsewhere; NULL: out of memory. */
+static void *kv_room(void *array, size_t *room, size_t count, size_t element) {
+    if (count < *room) return array;
+    size_t more = *room ? *room : 64;
+    while (more <= count) more *= 2;
+    void *moved = realloc(array, more * element);
+    if (moved) *room = more;
+    return moved;
+}
+
+static void kv_trim(kv_batch *b) {
+    if (b->name_room > KV_SCRATCH_KEPT) { free(b->names); b->names = NULL; b->name_room = 0; }
+    if (b->token_room > KV_SCRATCH_KEPT) { free(b->tokens); b->tokens = NULL; b->token_room = 0; }
+    if (b->event_room > KV_SCRATCH_KEPT / 16) {
+        free(b->events); b->events = NULL; b->event_room = 0;
+    }
+}
+
+/* Any integer: 1 and its bits, with its sign, or 0 and nothing consumed. */
+static inline int kv_int(kv_reader *r, uint64_t *value, int *negative) {
+    if (r->at >= r->end) return 0;
+    uint8_t c = *r->at;
+    *negative = 0;
+    if (c < 0x80) { *value = c; r->at++; return 1; }
+    if (c >= 0xe0) { *value = (uint64_t)(int64_t)(int8_t)c; *negative = 1; r->at++; return 1; }
+    if (c < 0xcc || c > 0xd3) return 0;
+    int bytes = 1 << ((c - 0xcc) & 3);
+    if (!kv_has(r, 1 + (uint64_t)bytes)) return 0;
+    uint64_t bits = kv_big_endian(r->at + 1, bytes);
+    if (c >= 0xd0) {
+        int unused = 64 - 8 * bytes;
+        int64_t wide = (int64_t)(bits << unused) >> unused;
+        *negative = wide < 0;
+        bits = (uint64_t)wide;
+    }
+    *value = bits;
+    r->at += 1 + bytes;
+    return 1;
+}
+
+static inline int kv_natural(kv_reader *r, uint64_t most, uint64_t *value) {
+    int negative;
+    return kv_int(r, value, &negative) && !negative && *value <= most;
+}
+
+static inline int kv_nil(kv_reader *r) {
+    if (r->at < r->end && *r->at == 0xc0) { r->at++; return 1; }
+    return 0;
+}
+
+/* Length of an array or of a map by its header. */
+static inline int kv_header(kv_reader *r, uint8_t fix, uint8_t wide, size_t *count) {
+    if (r->at >= r->end) return 0;
+    uint8_t c = *r->at;
+    if ((c & 0xf0) == fix) { *count = c & 0x0f; r->at++; return 1; }
+    if (c != wide && c != wide + 1) return 0;
+    int bytes = c == wide ? 2 : 4;
+    if (!kv_has(r, 1 + (uint64_t)bytes)) return 0;
+    *count = (size_t)kv_big_endian(r->at + 1, bytes);
+    r->at += 1 + bytes;
+    return 1;
+}
+
+static inline int kv_array(kv_reader *r, size_t *count) {
+    /* an element takes a byte at least, so that a lying length cannot make us reserve memory */
+    return kv_header(r, 0x90, 0xdc, count) && kv_has(r, *count);
+}
+
+static inline int kv_map(kv_reader *r, size_t *count) {
+    return kv_header(r, 0x80, 0xde, count) && kv_has(r, *count);
+}
+
+static inline int kv_text(kv_reader *r, const char **text, size_t *length) {
+    if (r->at >= r->end) return 0;
+    uint8_t c = *r->at;
+    uint64_t size;
+    int head = 1;
+    if ((c & 0xe0) == 0xa0) size = c & 0x1f;
+    else if (c >= 0xd9 && c <= 0xdb) {
+        int bytes = 1 << (c - 0xd9);
+        if (!kv_has(r, 1 + (uint64_t)bytes)) return 0;
+        size = kv_big_endian(r->at + 1, bytes);
+        head = 1 + bytes;
+    } else return 0;
+    if (!kv_has(r, head + size)) return 0;
+    *text = (const char *)r->at + head;
+    *length = (size_t)size;
+    r->at += head + size;
+    return 1;
+}
+
+#define KV_IS(text, length, literal) \
+    ((length) == sizeof(literal) - 1 && !memcmp((text), literal, sizeof(literal) - 1))
+
+static int kv_skip(kv_reader *r, int depth) {
+    uint64_t value, more = 0;
+    int negative;
+    size_t count;
+    const char *text;
+    if (depth > KV_SKIP_DEPTH_MAX || r->at >= r->end) return 0;
+    if (kv_int(r, &value, &negative) || kv_text(r, &text, &count)) return 1;
+    uint8_t c = *r->at;
+    int elements = -1;
+    if (kv_array(r, &count)) elements = 1;
+    else if (kv_map(r, &count)) elements = 2;
+    if (elements > 0) {
+        for (size_t i = 0; i < count * (size_t)elements; i++)
+            if (!kv_skip(r, depth + 1)) return 0;
+        return 1;
+    }
+    switch (c) {
+    case 0xc0: case 0xc2: case 0xc3: more = 1; break;
+    case 0xca: more = 5; break;
+    case 0xcb: more = 9; break;
+    case 0xc4: case 0xc5: case 0xc6: {
+        int bytes = 1 << (c - 0xc4);
+        if (!kv_has(r, 1 + (uint64_t)bytes)) return 0;
+        more = 1 + bytes + kv_big_endian(r->at + 1, bytes);
+        break;
+    }
+    default: return 0; /* extensions, and what is no MessagePack */
+    }
+    if (!kv_has(r, more)) return 0;
+    r->at += more;
+    return 1;
+}
+
+/* An engine's name of a block: a number, or a digest of which the last 8 bytes count. */
+static inline int kv_name(kv_reader *r, uint64_t *name) {
+    int negative;
+    if (kv_int(r, name, &negative)) return 1;
+    if (r->at >= r->end || *r->at < 0xc4 || *r->at > 0xc6) return 0;
+    int bytes = 1 << (*r->at - 0xc4);
+    if (!kv_has(r, 1 + (uint64_t)bytes)) return 0;
+    uint64_t size = kv_big_endian(r->at + 1, bytes);
+    if (!size || !kv_has(r, 1 + bytes + size)) return 0;
+    const uint8_t *digest = r->at + 1 + bytes;
+    int used = size < 8 ? (int)size : 8;
+    *name = kv_big_endian(digest + size - used, used);
+    r->at = digest + size;
+    return 1;
+}
+
+static int kv_names(kv_reader *r, kv_batch *b, kv_event *e) {
+    size_t count;
+    if (!kv_array(r, &count)) return 0;
+    void *names = kv_room(b->names, &b->name_room, b->name_count + count, sizeof *b->names);
+    if (!names) return 0;
+    b->names = names;
+    e->names_at = b->name_count;
+    e->names = count;
+    uint64_t *out = b->names + b->name_count;
+    for (size_t i = 0; i < count; i++)
+        if (!kv_name(r, out + i)) return 0;
+    b->name_count += count;
+    return 1;
+}
+
+static int kv_tokens(kv_reader *r, kv_batch *b, kv_event *e) {
+    size_t count;
+    if (!kv_array(r, &count)) return 0;
+    void *tokens = kv_room(b->tokens, &b->token_room, b->token_count + count, sizeof *b->tokens);
+    if (!tokens) return 0;
+    b->tokens = tokens;
+    e->tokens_at = b->token_count;
+    e->tokens = count;
+    uint32_t *out = b->tokens + b->token_count;
+    const uint8_t *p = r->at, *end = r->end;
+    for (size_t i = 0; i < count; i++) {
+        /* the three shapes of nearly every token first */
+        if (end - p >= 5) {
+            uint8_t c = *p;
+            if (c < 0x80) { out[i] = c; p += 1; continue; }
+            if (c == 0xcd) { out[i] = (uint32_t)p[1] << 8 | p[2]; p += 3; continue; }
+            if (c == 0xce) {
+                out[i] = (uint32_t)p[1] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 8 | p[4];
+                p += 5;
+                continue;
+            }
+        }
+        uint64_t value;
+        r->at = p;
+        if (!kv_natural(r, UINT32_MAX, &value)) return 0;
+        out[i] = (uint32_t)value;
+        p = r->at;
+    }
+    r->at = p;
+    b->token_count += count;
+    return 1;
+}
+
+static int kv_parent(kv_reader *r, kv_event *e) {
+    if (kv_nil(r)) return 1;
+    e->has_parent = 1;
+    return kv_name(r, &e->parent);
+}
+
+static int kv_medium(kv_reader *r, kv_event *e) {
+    const char *text;
+    size_t length;
+    if (kv_nil(r)) return 1;
+    if (!kv_text(r, &text, &length)) return 0;
+    if (KV_IS(text, length, "GPU")) e->medium = KV_MEDIUM_GPU;
+    else if (KV_IS(text, length, "CPU")) e->medium = KV_MEDIUM_CPU;
+    else return 0;
+    return 1;
+}
+
+static int kv_group(kv_reader *r, kv_event *e) {
+    uint64_t group;
+    if (kv_nil(r)) return 1;
+    if (!kv_natural(r, UINT32_MAX, &group)) return 0;
+    e->group = (int64_t)group;
+    return 1;
+}
+
+static int kv_attention(kv_reader *r, kv_event *e) {
+    if (kv_nil(r)) return 1;
+    if (!kv_text(r, &e->kind_text, &e->kind_bytes)) return 0;
+    for (size_t i = 0; i < e->kind_bytes; i++)
+        if ((unsigned char)e->kind_text[i] >= 0x80) return 0;
+    int is_main = KV_IS(e->kind_text, e->kind_bytes, "full_attention")
+        || KV_IS(e->kind_text, e->kind_bytes, "mla_attention")
+        || KV_IS(e->kind_text, e->kind_bytes, "sink_full_attention");
+    e->attention = is_main ? KV_ATTENTION_MAIN : KV_ATTENTION_OTHER;
+    return 1;
+}
+
+static int kv_locality(kv_reader *r, kv_event *e) {
+    const char *text;
+    size_t length;
+    if (kv_nil(r)) return 1;
+    e->is_local_said = 1;
+    return kv_text(r, &text, &length) && KV_IS(text, length, "LOCAL");
+}
+
+static int kv_empty_text(kv_reader *r) {
+    if (kv_nil(r)) return 1;
+    if (r->at < r->end && *r->at == 0xa0) { r->at++; return 1; }
+    return 0;
+}
+
+static int kv_empty_list(kv_reader *r) {
+    size_t count;
+    return kv_nil(r) || (kv_array(r, &count) && !count);
+}
+
+/* nil, or a list of nothing but nil, whose length is looked at when the names are known */
+static int kv_extra_keys(kv_reader *r, size_t *count) {
+    *count = 0;
+    if (kv_nil(r)) return 1;
+    if (!kv_array(r, count)) return 0;
+    for (size_t i = 0; i < *count; i++)
+        if (!kv_nil(r)) return 0;
+    return 1;
+}
+
+static int kv_block_size(kv_reader *r, kv_event *e) {
+    uint64_t size;
+    if (!kv_natural(r, INT32_MAX, &size)) return 0;
+    e->block_size = (int64_t)size;
+    return 1;
+}
+
+static int kv_kind(kv_reader *r, kv_event *e) {
+    const char *text;
+    size_t length;
+    if (!kv_text(r, &text, &length)) return 0;
+    if (KV_IS(text, length, "BlockStored")) e->kind = KV_STORED;
+    else if (KV_IS(text, length, "BlockRemoved")) e->kind = KV_REMOVED;
+    else if (KV_IS(text, length, "AllBlocksCleared")) e->kind = KV_CLEARED;
+    else return 0;
+    return 1;
+}
+
+enum {
+    KV_TYPE = 1, KV_NAMES = 2, KV_TOKENS = 4, KV_SIZE = 8, KV_PARENT = 16, KV_LORA_ID = 32,
+    KV_MEDIUM = 64, KV_LORA = 128, KV_EXTRA = 256, KV_GROUP = 512, KV_ATTENTION = 1024,
+    KV_LOCALITY = 2048, KV_SALT = 4096, KV_MM_KEYS = 8192, KV_MM_INFOS = 16384
+};
+
+/* Which field of its kind of event a key names; 0: none that matters. */
+static int kv_field(int kind, const char *key, size_t length) {
+    if (KV_IS(key, length, "type")) return KV_TYPE;
+    if (kind == KV_CLEARED) return 0;
+    switch (length) {
+    case 6: return KV_IS(key, length, "medium") ? KV_MEDIUM : 0;
+    case 8: return KV_IS(key, length, "locality") ? KV_LOCALITY : 0;
+    case 9:
+        if (KV_IS(key, length, "group_idx")) return KV_GROUP;
+        break;
+    case 12:
+        if (KV_IS(key, length, "block_hashes")) return KV_NAMES;
+        break;
+    }
+    if (kind == KV_REMOVED) return 0;
+    switch (length) {
+    case 7:
+        if (KV_IS(key, length, "lora_id")) return KV_LORA_ID;
+        return KV_IS(key, length, "mm_keys") ? KV_MM_KEYS : 0;
+    case 9:
+        if (KV_IS(key, length, "token_ids")) return KV_TOKENS;
+        return KV_IS(key, length, "lora_name") ? KV_LORA : 0;
+    case 10:
+        if (KV_IS(key, length, "block_size")) return KV_SIZE;
+        if (KV_IS(key, length, "extra_keys")) return KV_EXTRA;
+        return KV_IS(key, length, "cache_salt") ? KV_SALT : 0;
+    case 14: return KV_IS(key, length, "block_mm_infos") ? KV_MM_INFOS : 0;
+    case 17: return KV_IS(key, length, "parent_block_hash") ? KV_PARENT : 0;
+    case 18: return KV_IS(key, length, "kv_cache_spec_kind") ? KV_ATTENTION : 0;
+    }
+    return 0;
+}
+
+static int kv_value(kv_reader *r, kv_batch *b, kv_event *e, int field, size_t *extra_keys) {
+    switch (field) {
+    case KV_NAMES: return kv_names(r, b, e);
+    case KV_TOKENS: return kv_tokens(r, b, e);
+    case KV_SIZE: return kv_block_size(r, e);
+    case KV_PARENT: return kv_parent(r, e);
+    case KV_LORA_ID: return kv_nil(r);
+    case KV_MEDIUM: return kv_medium(r, e);
+    case KV_LORA: case KV_SALT: return kv_empty_text(r);
+    case KV_EXTRA: return kv_extra_keys(r, extra_keys);
+    case KV_GROUP: return kv_group(r, e);
+    case KV_ATTENTION: return kv_attention(r, e);
+    case KV_LOCALITY: return kv_locality(r, e);
+    case KV_MM_KEYS: case KV_MM_INFOS: return kv_empty_list(r);
+    case 0: return kv_skip(r, 0);
+    }
+    return 0;
+}
+
+static int kv_read_map(kv_reader *r, kv_batch *b, kv_event *e) {
+    size_t fields, length, extra_keys = 0;
+    const char *key;
+    /* the tag first, as every engine writes it */
+    if (!kv_map(r, &fields) || !fields || !kv_text(r, &key, &length)) return 0;
+    if (!KV_IS(key, length, "type") || !kv_kind(r, e)) return 0;
+    int seen = KV_TYPE;
+    while (--fields) {
+        if (!kv_text(r, &key, &length)) return 0;
+        int field = kv_field(e->kind, key, length);
+        if (field & seen) return 0;
+        seen |= field;
+        if (!kv_value(r, b, e, field, &extra_keys)) return 0;
+    }
+    int needed = 0;
+    if (e->kind == KV_STORED) needed = KV_NAMES | KV_TOKENS | KV_SIZE;
+    else if (e->kind == KV_REMOVED) needed = KV_NAMES;
+    return (seen & needed) == needed && (!extra_keys || extra_keys == e->names);
+}
+
+static int kv_read_array(kv_reader *r, kv_batch *b, kv_event *e) {
+    static const int stored[] = {KV_NAMES, KV_PARENT, KV_TOKENS, KV_SIZE, KV_LORA_ID, KV_MEDIUM,
+                                 KV_LORA, KV_EXTRA, KV_GROUP, KV_ATTENTION};
+    static const int removed[] = {KV_NAMES, KV_MEDIUM, KV_GROUP};
+    size_t items, extra_keys = 0, known = 0, needed = 0;
+    const int *fields = NULL;
+    if (!kv_array(r, &items) || !items || !kv_kind(r, e)) return 0;
+    items--;
+    if (e->kind == KV_STORED) { fields = stored; known = 10; needed = 4; }
+    else if (e->kind == KV_REMOVED) { fields = removed; known = 3; needed = 1; }
+    if (items < needed) return 0;
+    for (size_t i = 0; i < items; i++)
+        if (!kv_value(r, b, e, i < known ? fields[i] : 0, &extra_keys)) return 0;
+    return !extra_keys || extra_keys == e->names;
+}
+
+/* Removals in a row are one up to so many names, the rule of `core/wire.py`. */
+static int kv_joins(const kv_batch *b, const kv_event *e, size_t joined_max) {
+    if (e->kind != KV_REMOVED || !e->names || !b->event_count) return 0;
+    const kv_event *last = &b->events[b->event_count - 1];
+    return last->kind == KV_REMOVED && last->names && last->names < joined_max
+        && last->medium == e->medium && last->group == e->group
+        && last->is_local_said == e->is_local_said;
+}
+
+static int kv_double(kv_reader *r, double *value) {
+    if (!kv_has(r, 9) || *r->at != 0xcb) return 0;
+    uint64_t bits = kv_big_endian(r->at + 1, 8);
+    memcpy(value, &bits, 8);
+    r->at += 9;
+    return 1;
+}
+
+static int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max) {
+    kv_reader r = {data, data + size};
+    size_t parts, count;
+    b->event_count = b->name_count = b->token_count = 0;
+    b->has_rank = 0;
+    b->form = -1;
+    if (!kv_array(&r, &parts) || parts < 2 || parts > 3) return KV_REFUSED;
+    if (!kv_double(&r, &b->ts) || !kv_array(&r, &count)) return KV_REFUSED;
+    for (size_t i = 0; i < count; i++) {
+        if (r.at >= r.end) return KV_REFUSED;
+        uint8_t c = *r.at;
+        int form = (c & 0xf0) == 0x80 || c >= 0xde ? KV_MAP : KV_ARRAY;
+        if (b->form >= 0 && form != b->form) return KV_REFUSED;
+        b->form = form;
+        void *events = kv_room(b->events, &b->event_room, b->event_count, sizeof *b->events);
+        if (!events) return KV_REFUSED;
+        b->events = events;
+        kv_event e;
+        memset(&e, 0, sizeof e);
+        e.group = -1;
+        e.joined = 1;
+        if (!(form == KV_MAP ? kv_read_map(&r, b, &e) : kv_read_array(&r, b, &e)))
+            return KV_REFUSED;
+        if (kv_joins(b, &e, joined_max)) {
+            kv_event *last = &b->events[b->event_count - 1];
+            last->names += e.names; /* the names stand side by side */
+            last->joined++;
+        } else b->events[b->event_count++] = e;
+    }
+    if (parts == 3 && !kv_nil(&r)) {
+        if (!kv_natural(&r, INT64_MAX, &b->rank)) return KV_REFUSED;
+        b->has_rank = 1;
+    }
+    return r.at == r.end ? KV_READ : KV_REFUSED;
+}
+
+#endif

@@ -1,0 +1,90 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The compiled way off a ZMQ socket: many messages by one call, without a Python object per frame.
+
+Optional. `Receiver.receive_some` in `edge/sockets.py` is its twin. It calls the libzmq that pyzmq
+has loaded, whichever that is, so it needs none of its own.
+"""
+
+from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+
+cdef extern from *:
+    """
+    #include <dlfcn.h>
+    #include <errno.h>
+
+    /* zmq_msg_t: 64 bytes since libzmq 4.0, aligned like a pointer. */
+    typedef union { unsigned char bytes[64]; void *aligned; } message_t;
+
+    static int (*msg_init)(message_t *);
+    static int (*msg_recv)(message_t *, void *, int);
+    static int (*msg_close)(message_t *);
+    static int (*msg_more)(const message_t *);
+    static void *(*msg_data)(message_t *);
+    static size_t (*msg_size)(const message_t *);
+    static int (*last_errno)(void);
+
+    /* The libzmq that pyzmq has loaded, whichever it is. */
+    static int find_libzmq(const char *pyzmq) {
+        void *library = dlopen(pyzmq, RTLD_LAZY | RTLD_NOLOAD);
+        if (!library) return 0;
+        *(void **)&msg_init = dlsym(library, "zmq_msg_init");
+        *(void **)&msg_recv = dlsym(library, "zmq_msg_recv");
+        *(void **)&msg_close = dlsym(library, "zmq_msg_close");
+        *(void **)&msg_more = dlsym(library, "zmq_msg_more");
+        *(void **)&msg_data = dlsym(library, "zmq_msg_data");
+        *(void **)&msg_size = dlsym(library, "zmq_msg_size");
+        *(void **)&last_errno = dlsym(library, "zmq_errno");
+        return msg_init && msg_recv && msg_close && msg_more && msg_data && msg_size && last_errno;
+    }
+
+    /* The next frame: 1, and whether another follows, or 0 for none. */
+    static int next_frame(void *socket, PyObject **frame, int *more) {
+        message_t message;
+        msg_init(&message);
+        while (msg_recv(&message, socket, 1 /* ZMQ_DONTWAIT */) < 0)
+            if (last_errno() != EINTR) { msg_close(&message); return 0; }
+        *frame = PyBytes_FromStringAndSize((const char *)msg_data(&message), msg_size(&message));
+        *more = msg_more(&message);
+        msg_close(&message);
+        return *frame ? 1 : -1;
+    }
+    """
+    bint find_libzmq(const char *pyzmq)
+    int next_frame(void *socket, PyObject **frame, int *more) except -1
+
+
+def find(str pyzmq):
+    """Find the libzmq of pyzmq's extension module at that path; False if it hides."""
+    return find_libzmq(pyzmq.encode())
+
+
+def receive(size_t socket, Py_ssize_t messages_max, Py_ssize_t bytes_max, bytes apart):
+    """Messages of an open socket of the calling thread, each a list of frames, without waiting.
+
+    Ends where there is none, after so many or so many bytes, or behind one whose first frame
+    is `apart`.
+    """
+    cdef list messages = [], frames
+    cdef PyObject *frame = NULL
+    cdef int more = 0
+    cdef Py_ssize_t size = 0
+    while PyList_GET_SIZE(messages) < messages_max and size < bytes_max:
+        frames = []
+        more = 1
+        while more and next_frame(<void *>socket, &frame, &more):
+            data = <object>frame
+            Py_DECREF(data)  # the list's reference is the one that stays
+            frames.append(data)
+            size += PyBytes_GET_SIZE(data)
+        if not frames:
+            break
+        messages.append(frames)
+        if <bytes>frames[0] == apart:
+            break
+    return messages

@@ -1,0 +1,628 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The compiled way of plain KV events: out of the bytes, into the tree.
+
+Optional. `core/wire.py` and `core/stream.py` are its twins and say what is right; this module only does what is plain (see `_events.h` for messages, `Feeder` for streams) and
+hands everything else, a message or one event of it, to them before anything has happened.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_Contains, PyDict_Size
+from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+from cpython cimport array
+from indexer._names cimport NameMap
+
+import array as _array
+
+from xxhash import xxh3_64_intdigest
+
+from indexer.core import removal
+from indexer.core.events import (
+    JOINED_BLOCKS_MAX,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+)
+from indexer.core.hashing import BASE_SEED, namespace_seed
+from indexer.core.index import KvIndex
+from indexer.core.node import EDGE_BYTES_MAX, Coverage, Node
+from indexer.core.radix_tree import RadixTree
+from indexer.core.writer import APPLIED, EVENT_COST_BLOCKS, SLICE_BLOCKS
+from indexer.types import BASE_NAMESPACE, Tier
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef extern from "Python.h":
+    PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
+    object PyLong_FromUnsignedLongLong(unsigned long long value)
+    unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xffffffffffffffff
+    object PyNumber_And(object a, object b)
+    PyObject *Py_False
+
+cdef extern from "_xxh3.h" nogil:
+    enum: XXH3_SECRET_BYTES, XXH3_MEDIUM_MAX
+    void xxh3_derive(uint8_t *secret, uint64_t seed)
+    uint64_t xxh3(const uint8_t *data, size_t len, uint64_t seed, const uint8_t *derived)
+
+cdef extern from "_events.h" nogil:
+    enum: KV_READ, KV_STORED, KV_REMOVED, KV_CLEARED, KV_MAP, KV_ARRAY
+    enum: KV_MEDIUM_NONE, KV_MEDIUM_GPU, KV_MEDIUM_CPU
+    enum: KV_ATTENTION_NONE, KV_ATTENTION_MAIN, KV_ATTENTION_OTHER
+    ctypedef struct kv_event:
+        int kind, medium, attention, is_local_said, has_parent
+        int64_t group
+        uint64_t parent
+        size_t names_at, names, tokens_at, tokens
+        int64_t block_size
+        const char *kind_text
+        size_t kind_bytes, joined
+    ctypedef struct kv_batch:
+        double ts
+        int has_rank, form
+        uint64_t rank
+        kv_event *events
+        uint64_t *names
+        uint32_t *tokens
+        size_t event_count
+    int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max)
+    void kv_trim(kv_batch *b)
+
+cdef extern from *:
+    """
+    #include <structmember.h>
+
+    /* Attributes in __slots__ lie at fixed places of the object: reading one there costs what the
+       interpreter's own specialised code pays, a tenth of a look-up by name. */
+    static Py_ssize_t slot_of(PyObject *type, const char *name) {
+        Py_ssize_t offset = -1;
+        PyObject *found = PyObject_GetAttrString(type, name);
+        if (!found) { PyErr_Clear(); return -1; }
+        if (Py_IS_TYPE(found, &PyMemberDescr_Type)) {
+            PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
+            if (member->type == T_OBJECT_EX) offset = member->offset;
+        }
+        Py_DECREF(found);
+        return offset;
+    }
+    #define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
+
+    static void slot_put(PyObject *object, Py_ssize_t offset, PyObject *value) {
+        PyObject *old = SLOT(object, offset);
+        Py_INCREF(value);
+        SLOT(object, offset) = value;
+        Py_XDECREF(old);
+    }
+
+    static unsigned long long read_u64_big(const char *p) {
+        unsigned long long value = 0;
+        for (int i = 0; i < 8; i++) value = value << 8 | (unsigned char)p[i];
+        return value;
+    }
+    """
+    Py_ssize_t slot_of(PyObject *type, const char *name)
+    PyObject *SLOT(PyObject *object, Py_ssize_t offset)
+    void slot_put(PyObject *object, Py_ssize_t offset, PyObject *value)
+    uint64_t read_u64_big(const char *data) nogil
+
+cdef enum:
+    HASH = 8  # bytes
+    SLICE = 512  # SLICE_BLOCKS, checked below
+
+cdef kv_batch scratch
+cdef bint scratch_in_use = False
+cdef size_t joined_max = JOINED_BLOCKS_MAX
+cdef size_t edge_bytes_max = EDGE_BYTES_MAX
+cdef uint64_t base_seed = BASE_SEED
+cdef long event_cost = EVENT_COST_BLOCKS
+cdef array.array u32_array = _array.array("I")
+cdef array.array u64_array = _array.array("Q")
+cdef object device = Tier.DEVICE
+cdef object host_pinned = Tier.HOST_PINNED
+
+if SLICE_BLOCKS != SLICE or EDGE_BYTES_MAX != SLICE * HASH or u32_array.itemsize != 4:
+    raise ImportError("compiled for other limits")
+
+import sys as _sys
+if _sys.byteorder != "little":
+    raise ImportError("compiled for little-endian machines")
+
+
+cdef Py_ssize_t _slot(object owner, const char *name) except -1:
+    cdef Py_ssize_t offset = slot_of(<PyObject *>owner, name)
+    if offset < 0:
+        raise ImportError(f"{owner.__name__}.{name.decode()} is no slot")
+    return offset
+
+
+cdef Py_ssize_t N_FULL = _slot(Coverage, b"full")
+cdef Py_ssize_t N_ALIASES = _slot(Node, b"aliases")
+cdef Py_ssize_t N_CHILDREN = _slot(Node, b"children")
+cdef Py_ssize_t N_EDGE = _slot(Node, b"edge")
+cdef Py_ssize_t N_LOWER = _slot(Node, b"lower")
+cdef Py_ssize_t N_MEMBERS = _slot(Node, b"members")
+cdef Py_ssize_t N_NAMESPACE = _slot(Node, b"namespace")
+cdef Py_ssize_t N_ORPHANED = _slot(Node, b"orphaned")
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+cdef bint _read(bytes payload) noexcept:
+    """Read a payload into the scratch arrays; False if that is for Python to do."""
+    kv_trim(&scratch)
+    return kv_read(
+        &scratch, <uint8_t *>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), joined_max
+    ) == KV_READ
+
+
+cdef list _names(kv_event *e):
+    cdef size_t i
+    cdef uint64_t *names = scratch.names + e.names_at
+    return [PyLong_FromUnsignedLongLong(names[i]) for i in range(e.names)]
+
+
+cdef object _tier(kv_event *e):
+    return host_pinned if e.medium == KV_MEDIUM_CPU else device
+
+
+cdef object _event(kv_event *e):
+    cdef array.array tokens
+    group = e.group if e.group > 0 else 0
+    if e.kind == KV_STORED:
+        tokens = array.clone(u32_array, e.tokens, False)
+        memcpy(tokens.data.as_voidptr, scratch.tokens + e.tokens_at, e.tokens * 4)
+        return BlockStored(
+            block_hashes=_names(e),
+            parent=PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
+            token_ids=tokens,
+            block_size=e.block_size,
+            tier=_tier(e),
+            group=group,
+            attention=e.kind_text[:e.kind_bytes].decode("ascii") if e.attention else None,
+        )
+    if e.kind == KV_REMOVED:
+        return BlockRemoved(block_hashes=_names(e), tier=_tier(e), group=group, events=e.joined)
+    return AllBlocksCleared()
+
+
+cdef object _batch(size_t start, size_t end):
+    """Some of the events that were read, as the batch that Python would have made of them."""
+    cdef size_t i
+    rank = PyLong_FromUnsignedLongLong(scratch.rank) if scratch.has_rank else None
+    events = [_event(&scratch.events[i]) for i in range(start, end)]
+    return EventBatch(events, scratch.ts, rank, "map" if scratch.form == KV_MAP else "array")
+
+
+def decode_plain(bytes payload, str form):
+    """The batch in `payload`, or None if that is for `core/wire.py` to say.
+
+    Token ids are an array of unsigned 32-bit numbers instead of a list.
+    """
+    global scratch_in_use
+    if scratch_in_use or not _read(payload) or scratch.form < 0:
+        return None
+    if (scratch.form == KV_MAP) != (form == "map"):
+        return None  # the decoder has to learn what its engine speaks
+    scratch_in_use = True
+    try:
+        return _batch(0, scratch.event_count)
+    finally:
+        scratch_in_use = False
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+cdef bint _same(PyObject *a, object b) except -1:
+    if a == <PyObject *>b:
+        return True
+    return a != NULL and PyObject_RichCompareBool(<object>a, b, Py_EQ)
+
+
+cdef bytes _joined(PyObject *head, const void *tail, size_t size):
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(<object>head)
+    whole = PyBytes_FromStringAndSize(NULL, length + size)
+    cdef char *out = PyBytes_AS_STRING(whole)
+    memcpy(out, PyBytes_AS_STRING(<object>head), length)
+    memcpy(out + length, tail, size)
+    return whole
+
+
+cdef class Feeder:
+    """Takes the plain messages of one stream, in runs.
+
+    Plain is a batch in order, of the stream's own rank, while nothing else is going on; and of
+    its events those that append to a leaf of the rank's own, begin a leaf, or take blocks off the
+    end of one. The counters of a run are written when it ends, and before Python gets to work.
+    """
+
+    cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
+    cdef object holder, bit, runs, groups
+    cdef NameMap where
+    cdef list blocks
+    cdef array.array digests
+    cdef size_t block_size
+    cdef uint64_t expected, dp_rank
+    cdef bint is_named, is_map, has_many_orphans
+    cdef int group0  # 0: does not count, 1: counts, 2: nothing was said
+    cdef long turn
+    # since the last flush
+    cdef long messages, stored_events, removed_events, stored_blocks, removed_blocks
+    cdef long more_blocks, more_held
+    cdef double last_ts
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.index = stream._index
+        self.cursor = stream.cursor
+        self.writer = stream._writer
+        self.decoder = stream._decoder
+        self.tallies = stream.tallies
+        self.rank = stream.rank
+        self.backlog = stream.backlog
+        self.turn = stream._limits.blocks_per_turn
+        self.tree = self.index.tree
+        self.block_size = self.index.block_size
+        self.dp_rank = self.rank.dp_rank
+
+    @staticmethod
+    def suits(stream):
+        """Whether the stream is one that can be fed this way at all."""
+        index = stream._index
+        return (
+            type(index) is KvIndex
+            and type(index.tree) is RadixTree
+            and not index.is_eagle
+            and 0 < index.block_size <= 1 << 20
+        )
+
+    def take(self, inbox, double now):
+        """Take messages from the left of a deque, one at least.
+
+        Stops after about as many blocks as one turn may cost, or behind a message that was not
+        plain.
+        """
+        global scratch_in_use
+        cdef long budget = self.turn, cost = 1
+        stream, pop = self.stream, inbox.popleft
+        if scratch_in_use or not self._load():
+            stream.hear(pop(), now)
+            return
+        scratch_in_use = True
+        try:
+            while budget > 0 and cost > 0 and inbox:
+                frames = pop()
+                cost = self._message(<list?>frames, now)
+                budget -= cost
+        finally:
+            scratch_in_use = False
+            self._flush(now)
+            self.holder = self.where = self.runs = self.blocks = None  # it may leave meanwhile
+        if cost < 0:
+            stream.hear(frames, now)
+
+    cdef bint _load(self) except -1:
+        """Note what a run builds on; False if the stream is not at rest."""
+        stream, writer = self.stream, self.writer
+        if (
+            stream.closed
+            or stream._replay is not None
+            or stream.is_unproven
+            or writer.is_busy
+            or self.backlog
+        ):
+            return False
+        last = self.cursor.last
+        if last is None:
+            return False
+        self.expected = last + 1
+        self.digests = self.cursor._digests
+        self.is_named = self.rank.dp_rank in stream._names
+        self.is_map = self.decoder._form == "map"
+        self.groups = writer._groups
+        is_main = self.groups.get(0)
+        self.group0 = 2 if is_main is None else 1 if is_main else 0
+        self.holder = self.index._ranks.get(self.rank)
+        if self.holder is None:
+            return False
+        # a store makes none, but drops some where there are too many
+        self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
+        holder = self.holder
+        self.bit = holder.bit
+        if type(holder.where) is not NameMap:
+            return False
+        self.where = holder.where
+        self.runs = holder.runs
+        self.blocks = holder.blocks
+        return True
+
+    cdef long _message(self, list frames, double now) except? -2:
+        """Take one message: what it cost, 0 if Python has still to end it, -1 if it is not plain.
+
+        Nothing has happened if it is not.
+        """
+        cdef size_t k
+        cdef long cost = 1
+        cdef int done
+        cdef kv_event *e
+        cdef uint64_t digest
+        if PyList_GET_SIZE(frames) != 3:
+            return -1
+        sequence = frames[1]
+        payload = frames[2]
+        if type(sequence) is not bytes or type(payload) is not bytes:
+            return -1
+        if PyBytes_GET_SIZE(sequence) != 8:
+            return -1
+        if read_u64_big(PyBytes_AS_STRING(sequence)) != self.expected or self.expected == 0:
+            return -1
+        if not _read(<bytes>payload) or scratch.form != (KV_MAP if self.is_map else KV_ARRAY):
+            return -1
+        if scratch.has_rank and not (self.is_named and scratch.rank == self.dp_rank):
+            return -1
+        digest = PyLong_AsUnsignedLongLong(xxh3_64_intdigest(payload))
+        array.extend_buffer(self.digests, <char *>&digest, 1)
+        self.expected += 1
+        self.messages += 1
+        self.last_ts = scratch.ts
+        for k in range(scratch.event_count):
+            e = &scratch.events[k]
+            if e.names > SLICE or cost > 4 * SLICE:
+                self._flush(now)
+                self.stream._begin(_batch(k, scratch.event_count))
+                return 0
+            if e.kind == KV_CLEARED:
+                done = False
+            elif self._is_elsewhere(e):
+                done = True
+            elif e.kind == KV_STORED:
+                done = self._store(e)
+            else:
+                done = self._remove(e)
+            if not done:
+                self._flush(now)
+                self.stream._write(_batch(k, k + 1))
+                if not self._load():
+                    if k + 1 < scratch.event_count:
+                        self.stream._begin(_batch(k + 1, scratch.event_count))
+                    return 0
+                cost += SLICE // 4
+            cost += event_cost + <long>e.names
+        return cost
+
+    cdef int _flush(self, double now) except -1:
+        """Write down what was only counted so far."""
+        cdef long held = self.more_held, blocks = self.more_blocks
+        self.more_held = self.more_blocks = 0
+        if held:
+            self.blocks[0] += held
+        if blocks:
+            self.tree.blocks += blocks
+        tallies = self.tallies
+        form = "map" if self.is_map else "array"
+        if self.stored_events:
+            tallies.count_event("stored", form, APPLIED, self.stored_events)
+            tallies.blocks_stored += self.stored_blocks
+            self.stored_events = self.stored_blocks = 0
+        if self.removed_events:
+            tallies.count_event("removed", form, APPLIED, self.removed_events)
+            tallies.blocks_removed += self.removed_blocks
+            self.removed_events = self.removed_blocks = 0
+        if self.messages:
+            tallies.messages += self.messages
+            tallies.batches += self.messages
+            self.messages = 0
+            self.cursor.went_on(self.expected - 1)
+            stream = self.stream
+            stream.last_event_at = stream._quiet_since = now
+            stream.last_batch_ts = self.last_ts
+        return 0
+
+    cdef bint _is_elsewhere(self, kv_event *e) except -1:
+        """Count an event of a group whose blocks are known not to count, as hybrid models tell."""
+        if e.group <= 0 and e.attention != KV_ATTENTION_OTHER:
+            return False
+        is_main = self.groups.get(e.group if e.group > 0 else 0)
+        if is_main is None:
+            # never told: main only as the first one, and a store that tells is to be learnt from
+            if e.group <= 0 or (e.kind == KV_STORED and e.attention != KV_ATTENTION_NONE):
+                return False
+        elif is_main or e.attention == KV_ATTENTION_MAIN:
+            return False
+        kind = "stored" if e.kind == KV_STORED else "removed"
+        form = "map" if self.is_map else "array"
+        self.tallies.count_event(kind, form, "other_group", e.joined)
+        return True
+
+    cdef bint _is_plain(self, kv_event *e) except -1:
+        """Whether an event is about blocks of the main group on the device."""
+        if e.medium == KV_MEDIUM_CPU or e.group > 0 or not e.names:
+            return False
+        if e.attention == KV_ATTENTION_OTHER:
+            return False
+        if self.group0 != 1 and (self.group0 == 0 or e.attention == KV_ATTENTION_MAIN):
+            return False
+        home = self.holder.home
+        return type(home) is int and home == 0
+
+    cdef bint _is_own_leaf(self, PyObject *node) except -1:
+        """Whether the rank alone holds a leaf, entirely, and on the device only."""
+        return (
+            SLOT(node, N_ORPHANED) == Py_False
+            and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
+            and SLOT(node, N_LOWER) == <PyObject *>None
+            and SLOT(node, N_ALIASES) == <PyObject *>None
+            and _same(SLOT(node, N_FULL), self.bit)
+            and _same(SLOT(node, N_MEMBERS), self.bit)
+        )
+
+    cdef bint _store(self, kv_event *e) except -1:
+        """Hold new blocks; False, and nothing done, if that takes more than growing a leaf."""
+        cdef uint64_t hashes[SLICE]
+        cdef uint64_t key
+        cdef size_t i, count = e.names
+        cdef Py_ssize_t edge_bytes
+        cdef uint64_t *names = scratch.names + e.names_at
+        cdef PyObject *node
+        cdef PyObject *run
+        cdef bint grows
+        tree = self.tree
+        if (
+            not self._is_plain(e)
+            or e.block_size != <int64_t>self.block_size
+            or e.tokens != count * self.block_size
+            or self.holder.waiting
+            or self.has_many_orphans
+        ):
+            return False
+        if e.has_parent:
+            node = self.where.find(e.parent)
+            if node == NULL or type(<object>node) is not Node:
+                return False
+            run = PyDict_GetItemWithError(self.runs, <object>node)
+            if run == NULL:
+                return False
+            edge_bytes = PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE))
+            if PyBytes_GET_SIZE(<object>run) != edge_bytes or edge_bytes < HASH:
+                return False
+            memcpy(&key, PyBytes_AS_STRING(<object>run) + edge_bytes - HASH, HASH)
+            if (
+                key != e.parent
+                or SLOT(node, N_ALIASES) != <PyObject *>None
+                or not (
+                    _same(SLOT(node, N_FULL), self.bit)
+                    or PyNumber_And(<object>SLOT(node, N_FULL), self.bit)
+                )
+            ):
+                return False
+        else:
+            root = tree.root
+            node, run, edge_bytes = <PyObject *>root, NULL, 0
+        if SLOT(node, N_ORPHANED) != Py_False:
+            return False
+        namespace = <object>SLOT(node, N_NAMESPACE)
+        grows = run != NULL and self._is_own_leaf(node)
+        if grows and edge_bytes + count * HASH > edge_bytes_max:
+            if <size_t>edge_bytes != edge_bytes_max:
+                return False  # this leaf is filled up first
+            grows = False
+        elif (
+            not grows
+            and edge_bytes
+            and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
+            and _same(SLOT(node, N_MEMBERS), self.bit)
+        ):
+            return False
+        self._hash(e, namespace, hashes)
+        if not grows:
+            first = PyBytes_FromStringAndSize(<char *>hashes, HASH)
+            if PyDict_Contains(<object>SLOT(node, N_CHILDREN), first):
+                return False
+            leaf = Node(
+                PyBytes_FromStringAndSize(<char *>hashes, count * HASH),
+                <object>node,
+                namespace if edge_bytes else BASE_NAMESPACE,
+            )
+        else:
+            leaf = <object>node
+        for i in range(count):
+            if not self.where.put_new(names[i], <PyObject *>leaf):  # stands for a block already
+                while i:
+                    i -= 1
+                    self.where.drop(names[i])
+                return False
+        if grows:
+            edge = _joined(SLOT(node, N_EDGE), hashes, count * HASH)
+            self.runs[leaf] = _joined(run, names, count * HASH)
+            slot_put(node, N_EDGE, <PyObject *>edge)
+            self.more_blocks += count
+        else:
+            tree.hang(leaf)
+            slot_put(<PyObject *>leaf, N_FULL, <PyObject *>self.bit)
+            slot_put(<PyObject *>leaf, N_MEMBERS, <PyObject *>self.bit)
+            self.runs[leaf] = PyBytes_FromStringAndSize(<char *>names, count * HASH)
+        self.more_held += count
+        self.stored_events += 1
+        self.stored_blocks += count
+        return True
+
+    cdef int _hash(self, kv_event *e, object namespace, uint64_t *hashes) except -1:
+        cdef uint8_t secret[XXH3_SECRET_BYTES]
+        cdef uint64_t seed = base_seed
+        cdef size_t i, width = 4 * self.block_size
+        cdef uint8_t *tokens = <uint8_t *>(scratch.tokens + e.tokens_at)
+        if namespace is not BASE_NAMESPACE:
+            seed = PyLong_AsUnsignedLongLong(namespace_seed(namespace))
+        if width > XXH3_MEDIUM_MAX:
+            xxh3_derive(secret, seed)
+        for i in range(e.names):
+            hashes[i] = xxh3(tokens + width * i, width, seed, secret)
+        return 0
+
+    cdef bint _remove(self, kv_event *e) except -1:
+        """Let go of blocks; False, and nothing done, if they are counted in another way."""
+        cdef size_t i, same, total = e.names, done = 0
+        cdef uint64_t *names = scratch.names + e.names_at
+        cdef uint64_t *run
+        cdef Py_ssize_t held
+        cdef PyObject *node
+        cdef PyObject *filed
+        cdef NameMap where = self.where
+        holder = self.holder
+        if not self._is_plain(e):
+            return False
+        counts = (<list>holder.counts)[0]
+        if counts is not None and (counts.copies or counts.foreign):
+            copies, foreign = counts.copies, counts.foreign
+            for i in range(total):
+                name = PyLong_FromUnsignedLongLong(names[i])
+                if PyDict_Contains(copies, name) or PyDict_Contains(foreign, name):
+                    return False
+        hearsay = holder.hearsay
+        if hearsay is not None and hearsay[0]:
+            hearsay[0].difference_update(_names(e))
+        while done < total:
+            node = where.find(names[done])
+            if node == NULL:
+                done += 1
+                continue
+            filed = NULL
+            if type(<object>node) is Node and self._is_own_leaf(node):
+                filed = PyDict_GetItemWithError(self.runs, <object>node)
+            if filed == NULL:
+                break
+            held = PyBytes_GET_SIZE(<object>filed) // HASH
+            if held * HASH != PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)):
+                break
+            run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
+            same = 0
+            while (
+                done + same < total
+                and <Py_ssize_t>same < held
+                and run[held - 1 - same] == names[done + same]
+            ):
+                same += 1
+            if not same or <Py_ssize_t>same == held:
+                break  # from the middle, or all of the leaf: more than its tail changes
+            leaf = <object>node
+            for i in range(done, done + same):
+                where.drop(names[i])
+            held -= same
+            edge = PyBytes_FromStringAndSize(
+                PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), held * HASH
+            )
+            self.runs[leaf] = PyBytes_FromStringAndSize(<char *>run, held * HASH)
+            slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
+            self.more_blocks -= same
+            self.more_held -= same
+            done += same
+        if done < total:
+            rest = [PyLong_FromUnsignedLongLong(names[i]) for i in range(done, total)]
+            removal.uncover_listed(self.tree, holder, device, rest)
+        self.removed_events += e.joined
+        self.removed_blocks += total
+        return True

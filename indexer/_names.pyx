@@ -1,0 +1,224 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The compiled twin of `indexer.core.names`: 64-bit names to nodes in 16 bytes an entry.
+
+Linear probing, no object per name. The table is cut into shards by the name's hash, because one
+of a million entries would take tens of milliseconds to grow: a shard takes some tenths of one.
+"""
+
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree  # `tracemalloc` sees them
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint32_t, uint64_t
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef enum:
+    CAPACITY_MIN = 8
+    CAPACITY_MAX = 0x7fffffff
+
+
+cdef inline uint64_t _mix(uint64_t name) noexcept nogil:
+    # engines' hashes are random mostly, but nobody promises: some count from 1
+    name *= 0x9E3779B97F4A7C15ULL
+    name ^= name >> 32
+    return name * 0xC2B2AE3D27D4EB4FULL
+
+
+cdef inline uint32_t _home(uint64_t mixed, uint32_t capacity) noexcept nogil:
+    # the bits below those that chose the shard, scaled: any capacity will do
+    return <uint32_t>(<uint64_t><uint32_t>(mixed >> 27) * capacity >> 32)
+
+
+cdef inline uint32_t _shard(uint64_t mixed) noexcept nogil:
+    return <uint32_t>(mixed >> 59)
+
+
+cdef bint _resize(Shard *shard, uint32_t capacity) except -1:
+    cdef Entry *entries = <Entry *>PyMem_RawCalloc(capacity, sizeof(Entry))
+    cdef uint32_t i, at
+    if entries == NULL:
+        raise MemoryError
+    for i in range(shard.capacity):
+        if shard.entries[i].node != NULL:
+            at = _home(_mix(shard.entries[i].name), capacity)
+            while entries[at].node != NULL:
+                at = at + 1 if at + 1 < capacity else 0
+            entries[at] = shard.entries[i]
+    PyMem_RawFree(shard.entries)
+    shard.entries, shard.capacity = entries, capacity
+    return True
+
+
+cdef class NameMap:
+    """Names to nodes; what a dict would do, and a little more."""
+
+    def __dealloc__(self):
+        cdef uint32_t i, k
+        for k in range(SHARDS):
+            for i in range(self.shards[k].capacity):
+                if self.shards[k].entries[i].node != NULL:
+                    Py_DECREF(<object>self.shards[k].entries[i].node)
+            PyMem_RawFree(self.shards[k].entries)
+
+    cdef PyObject *find(self, uint64_t name) noexcept:
+        """The node behind a name, borrowed; NULL if there is none."""
+        cdef uint64_t mixed = _mix(name)
+        cdef Shard *shard = &self.shards[_shard(mixed)]
+        cdef uint32_t at
+        if not shard.count:
+            return NULL
+        at = _home(mixed, shard.capacity)
+        while shard.entries[at].node != NULL:
+            if shard.entries[at].name == name:
+                return shard.entries[at].node
+            at = at + 1 if at + 1 < shard.capacity else 0
+        return NULL
+
+    cdef bint put_new(self, uint64_t name, PyObject *node) except -1:
+        """File a name that is not there yet; False, and nothing done, if it is."""
+        cdef uint64_t mixed = _mix(name)
+        cdef Shard *shard = &self.shards[_shard(mixed)]
+        cdef uint32_t at
+        cdef uint64_t more
+        if 5 * <uint64_t>(shard.count + 1) > 4 * <uint64_t>shard.capacity:
+            more = <uint64_t>shard.capacity * 3 // 2
+            if more > CAPACITY_MAX:
+                raise MemoryError
+            _resize(shard, <uint32_t>more if more > CAPACITY_MIN else CAPACITY_MIN)
+        at = _home(mixed, shard.capacity)
+        while shard.entries[at].node != NULL:
+            if shard.entries[at].name == name:
+                return False
+            at = at + 1 if at + 1 < shard.capacity else 0
+        Py_INCREF(<object>node)
+        shard.entries[at].name, shard.entries[at].node = name, node
+        shard.count += 1
+        self.count += 1
+        return True
+
+    cdef bint drop(self, uint64_t name) noexcept:
+        """Forget a name; False if it is not there."""
+        cdef uint64_t mixed = _mix(name)
+        cdef Shard *shard = &self.shards[_shard(mixed)]
+        cdef uint32_t free_at, at, home, capacity = shard.capacity
+        cdef PyObject *node
+        if not shard.count:
+            return False
+        at = _home(mixed, capacity)
+        while True:
+            if shard.entries[at].node == NULL:
+                return False
+            if shard.entries[at].name == name:
+                break
+            at = at + 1 if at + 1 < capacity else 0
+        node = shard.entries[at].node
+        # what follows without a gap closes up, unless it would come before its home
+        free_at = at
+        while True:
+            at = at + 1 if at + 1 < capacity else 0
+            if shard.entries[at].node == NULL:
+                break
+            home = _home(_mix(shard.entries[at].name), capacity)
+            if free_at <= at:
+                if free_at < home <= at:
+                    continue
+            elif free_at < home or home <= at:
+                continue
+            shard.entries[free_at] = shard.entries[at]
+            free_at = at
+        shard.entries[free_at].node = NULL
+        shard.count -= 1
+        self.count -= 1
+        if capacity > CAPACITY_MIN and 4 * <uint64_t>shard.count < capacity:
+            try:
+                _resize(shard, max(2 * shard.count, <uint32_t>CAPACITY_MIN))
+            except MemoryError:
+                pass  # it stays as large as it is
+        Py_DECREF(<object>node)
+        return True
+
+    # -- as a mapping
+
+    def __len__(self):
+        return self.count
+
+    def __contains__(self, object name):
+        return self.find(<uint64_t>name) != NULL
+
+    def __getitem__(self, object name):
+        cdef PyObject *node = self.find(<uint64_t>name)
+        if node == NULL:
+            raise KeyError(name)
+        return <object>node
+
+    def get(self, uint64_t name):
+        """Return the node behind a name, or None."""
+        cdef PyObject *node = self.find(name)
+        return None if node == NULL else <object>node
+
+    def __setitem__(self, object name, object node):
+        self.drop(<uint64_t>name)
+        self.put_new(<uint64_t>name, <PyObject *>node)
+
+    def __delitem__(self, object name):
+        if not self.drop(<uint64_t>name):
+            raise KeyError(name)
+
+    def __iter__(self):
+        cdef uint32_t i, k
+        names = []
+        for k in range(SHARDS):
+            for i in range(self.shards[k].capacity):
+                if self.shards[k].entries[i].node != NULL:
+                    names.append(self.shards[k].entries[i].name)
+        return iter(names)
+
+    # -- in bulk
+
+    def knows_none(self, names):
+        """Say whether none of these names is filed."""
+        cdef uint64_t name
+        for one in names:
+            name = one
+            if self.find(name) != NULL:
+                return False
+        return True
+
+    def file(self, names, object node):
+        """File names for a node, whatever they were filed for."""
+        cdef uint64_t name
+        for one in names:
+            name = one
+            self.drop(name)
+            self.put_new(name, <PyObject *>node)
+
+    def pop_some(self, uint32_t count):
+        """Forget so many names, any; what is left cannot be looked up any more."""
+        cdef Shard *shard
+        cdef PyObject *node
+        cdef uint32_t k = SHARDS
+        while count and k:
+            shard = &self.shards[k - 1]
+            if not shard.capacity:
+                k -= 1
+                continue
+            # from the end of the table, which becomes shorter with that
+            shard.capacity -= 1
+            node = shard.entries[shard.capacity].node
+            if not shard.capacity:
+                PyMem_RawFree(shard.entries)
+                shard.entries = NULL
+            if node != NULL:
+                count -= 1
+                shard.count -= 1
+                self.count -= 1
+                Py_DECREF(<object>node)
+
+    @property
+    def nbytes(self):
+        """Bytes of the table."""
+        cdef uint32_t k
+        cdef size_t size = sizeof(self.shards)
+        for k in range(SHARDS):
+            size += self.shards[k].capacity * sizeof(Entry)
+        return size

@@ -1,0 +1,207 @@
+"""Where clients come in: a TCP port, a Unix domain socket, or both.
+
+Everything is bound before the service starts, so that what cannot be had is known at once, and
+nobody is let in before it has. `app.py` says when; what arrives is `fast_lane.py`'s business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import stat
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["CannotListenError", "Entrances", "UnixSocket", "bind"]
+
+_PROBE_S: Final = 1.0
+"""How long a process that holds a socket file may take to show that it is alive."""
+
+
+class CannotListenError(Exception):
+    """An address cannot be had; the text says which, and why."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind, and not yet listen: nobody is let in before the service has started."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
+    return listener
+
+
+class UnixSocket:
+    """A socket file that is there while somebody listens, and only then.
+
+    It is bound under a name of its own and gets the one it is known by with `appear`: no client
+    meets a file that refuses, or one whose mode is not set, and the file of a process that died is
+    replaced in one step. That of one that lives is not.
+    """
+
+    def __init__(self, path: str, mode: int) -> None:
+        """Bind under another name beside the path.
+
+        Raises:
+            CannotListenError: the path is taken, or no socket can be made beside it.
+        """
+        self.path = path
+        _check_free(path)
+        self._bound_path: str | None = f"{path}.{secrets.token_hex(2)}"
+        self._inode: tuple[int, int] | None = None  # once it has appeared
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.bind(self._bound_path)
+            os.chmod(self._bound_path, mode)
+        except OSError as error:
+            self.close()
+            raise _cannot(path, error) from None
+        self.socket.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
+
+    def appear(self) -> None:
+        """Take the path, now that somebody listens.
+
+        Raises:
+            CannotListenError: another process has come first.
+        """
+        assert self._bound_path is not None, "appears once"
+        _check_free(self.path)
+        try:
+            found = os.stat(self._bound_path)
+            os.rename(self._bound_path, self.path)
+        except OSError as error:
+            raise _cannot(self.path, error) from None
+        self._inode, self._bound_path = (found.st_dev, found.st_ino), None
+
+    def vanish(self) -> None:
+        """Remove the file, unless it is somebody else's by now. Idempotent."""
+        with contextlib.suppress(OSError):
+            if self._bound_path is not None:
+                os.unlink(self._bound_path)
+        with contextlib.suppress(OSError):
+            found = os.lstat(self.path)
+            if (found.st_dev, found.st_ino) == self._inode:
+                os.unlink(self.path)
+        self._bound_path = self._inode = None
+
+    def close(self) -> None:
+        """Remove the file and close the socket. Idempotent."""
+        self.vanish()
+        self.socket.close()
+
+
+class Entrances:
+    """All a process listens on. Use as a context manager; leaving it closes them."""
+
+    def __init__(self, tcp: socket.socket | None, unix: UnixSocket | None) -> None:
+        self.tcp = tcp
+        self.unix = unix
+
+    @classmethod
+    def bound(cls, address: tuple[str, int] | None, path: str | None, mode: int) -> Entrances:
+        """Bind what is asked for: TCP at an address, a Unix socket at a path, or both.
+
+        Raises:
+            CannotListenError: one of them cannot be had; then none is kept.
+        """
+        tcp = None
+        if address is not None:
+            try:
+                tcp = bind(*address)
+            except OSError as error:
+                host, port = address
+                raise CannotListenError(f"{host} port {port}: {error}") from None
+        try:
+            unix = None if path is None else UnixSocket(path, mode)
+        except CannotListenError:
+            if tcp is not None:
+                tcp.close()
+            raise
+        return cls(tcp, unix)
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """To listen on."""
+        unix = None if self.unix is None else self.unix.socket
+        return [one for one in (self.tcp, unix) if one is not None]
+
+    @property
+    def port(self) -> int:
+        """Of TCP; 0: there is none."""
+        return 0 if self.tcp is None else int(self.tcp.getsockname()[1])
+
+    def describe(self) -> dict[str, object]:
+        """Return the addresses, for the log."""
+        told: dict[str, object] = {}
+        if self.tcp is not None:
+            told["host"], told["port"] = self.tcp.getsockname()[:2]
+        if self.unix is not None:
+            told["uds"] = self.unix.path
+        return told
+
+    def appear(self) -> None:
+        """Let clients find what they find by name, now that somebody listens.
+
+        Raises:
+            CannotListenError: another process has come first.
+        """
+        if self.unix is not None:
+            self.unix.appear()
+
+    def vanish(self) -> None:
+        """Let no more clients find it. Idempotent."""
+        if self.unix is not None:
+            self.unix.vanish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.unix is not None:
+            self.unix.close()
+        if self.tcp is not None:
+            self.tcp.close()
+
+
+def _check_free(path: str) -> None:
+    """Refuse a path behind which there is a process, or something that is no socket."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot(path, error) from None
+    if not stat.S_ISSOCK(mode):
+        raise CannotListenError(f"{path}: a file that is no socket is in the way")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return  # its process is dead, or has just left
+        except TimeoutError:
+            pass  # alive, and overloaded
+        except OSError as error:
+            raise _cannot(path, error) from None
+    raise CannotListenError(f"{path}: a process that lives listens there")
+
+
+def _cannot(path: str, error: OSError) -> CannotListenError:
+    return CannotListenError(f"{path}: {error.strerror or error}")

@@ -1,0 +1,360 @@
+"""The compiled way of events against its plain twin: same batches, same index, same books.
+
+Whatever the bytes are, the reader says what `wire` says or leaves it to `wire`; whatever the
+messages are, a stream that is fed the compiled way stands where one that is not would stand.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from random import Random
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.compiled import kernels_in_use
+from indexer.core import wire
+from indexer.core.events import EventBatch
+from indexer.core.index import KvIndex
+from indexer.core.registry import Registry
+from indexer.core.stream import EventStream
+from indexer.core.wire import BatchDecoder, decode_plain
+from indexer.types import Scope, StreamLimits, WorkerRank
+from tests.indexer.encoding import ARRAY_FIELDS, encode_batch, message, removed, stored
+
+pytestmark = pytest.mark.skipif(
+    not kernels_in_use().get("indexer._ingest"), reason="not built, or not wanted"
+)
+
+BLOCK_SIZE = 4
+SCOPE = Scope("m", "t")
+encode = msgspec.msgpack.encode
+
+
+def plainly(payload: bytes, form: str) -> EventBatch | None:
+    """What the twin reads."""
+    decoder = BatchDecoder()
+    decoder._form = form
+    with mock.patch.object(wire, "decode_plain", return_value=None):
+        return decoder.decode(payload)
+
+
+def comparable(batch: EventBatch | None) -> Any:
+    """Token arrays and token lists are one."""
+    if batch is None:
+        return None
+    events = [msgspec.structs.asdict(event) | {"is": type(event)} for event in batch.events]
+    for event in events:
+        if "token_ids" in event:
+            event["token_ids"] = [*event["token_ids"]]
+    return events, repr(batch.ts), batch.dp_rank, batch.form
+
+
+# -- the reader ------------------------------------------------------------------------------------
+
+_ints = st.one_of(
+    st.integers(-(1 << 63), (1 << 64) - 1),
+    st.integers(-40, 40),
+    st.sampled_from([0, 127, 128, 255, 256, 65535, 65536, 1 << 31, (1 << 32) - 1, 1 << 32]),
+)
+_names = st.lists(st.one_of(_ints, st.binary(max_size=40)), max_size=4)
+_tokens = st.lists(st.one_of(st.integers(0, 200_000), _ints), max_size=20)
+_junk = st.one_of(st.none(), st.booleans(), _ints, st.floats(), st.text(max_size=4), st.binary())
+_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "block_hashes": _names,
+    "parent_block_hash": st.one_of(st.none(), _ints, st.binary(max_size=9)),
+    "token_ids": _tokens,
+    "block_size": st.one_of(st.integers(0, 64), _ints),
+    "lora_id": st.one_of(st.none(), _junk),
+    "medium": st.sampled_from([None, "GPU", "CPU", "gpu", "DISK", "", "moon"]),
+    "lora_name": st.sampled_from([None, "", "adapter", {"cache_salt": "s"}]),
+    "extra_keys": st.one_of(
+        st.none(), st.lists(st.none(), max_size=4), st.lists(st.lists(_junk), max_size=3)
+    ),
+    "group_idx": st.one_of(st.none(), st.integers(-1, 3), _ints),
+    "kv_cache_spec_kind": st.sampled_from(
+        [None, "full_attention", "mla_attention", "sliding_window", "f\xfcll_attention"]
+    ),
+    "locality": st.sampled_from([None, "LOCAL", "REMOTE", "local", ""]),
+    "cache_salt": st.sampled_from([None, "", "salt"]),
+    "mm_keys": st.sampled_from([None, [], [None], [[{"hash": "00ff", "start_offset": 0}]]]),
+    "block_mm_infos": st.sampled_from([None, [], [None]]),
+    "session_id": _junk,
+    "ownership": st.recursive(_junk, lambda inner: st.lists(inner, max_size=3), max_leaves=4),
+}
+_PLAIN: dict[str, st.SearchStrategy[Any]] = {
+    "lora_id": st.none(),
+    "medium": st.sampled_from([None, "GPU", "CPU"]),
+    "lora_name": st.sampled_from([None, ""]),
+    "group_idx": st.sampled_from([None, 0, 1]),
+    "kv_cache_spec_kind": st.sampled_from([None, "full_attention", "sliding_window"]),
+    "block_size": st.integers(0, 64),
+    "token_ids": st.lists(st.integers(0, 200_000), max_size=20),
+    "extra_keys": st.none(),
+    "cache_salt": st.none(),
+    "mm_keys": st.none(),
+    "block_mm_infos": st.none(),
+    "locality": st.sampled_from([None, "LOCAL"]),
+    "parent_block_hash": st.one_of(st.none(), _ints),
+    "block_hashes": st.lists(_ints, max_size=4),
+}
+_KINDS = ["BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored", "Unknown"]
+
+
+@st.composite
+def events(draw: st.DrawFn) -> dict[str, Any]:
+    """An event with all, some or none of its fields, of the right types or not."""
+    kind = draw(st.sampled_from(_KINDS[:2] * 4 + _KINDS))
+    fields = _FIELDS if draw(st.integers(0, 4)) == 0 else _FIELDS | _PLAIN
+    wanted = [*ARRAY_FIELDS.get(kind, ()), "locality", "cache_salt", "session_id", "ownership"]
+    event: dict[str, Any] = {"type": kind}
+    for name in wanted:
+        if name not in fields or draw(st.integers(0, 12)) == 0:
+            continue
+        event[name] = draw(fields[name])
+    if draw(st.integers(0, 20)) == 0:
+        event[draw(st.sampled_from([*_FIELDS, "type"]))] = draw(_junk)
+    return event
+
+
+def shaped(event: dict[str, Any], form: str) -> Any:
+    if form == "map":
+        return event
+    return [event["type"], *(event.get(f) for f in ARRAY_FIELDS.get(str(event["type"]), ()))]
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> bytes:
+    """A batch as an engine writes it, or nearly."""
+    form = draw(st.sampled_from(["map", "array"]))
+    told = [shaped(event, form) for event in draw(st.lists(events(), max_size=5))]
+    if told and draw(st.integers(0, 15)) == 0:
+        told[0] = draw(_junk)
+    ts = draw(st.one_of(st.floats(), st.integers(0, 9)))
+    rank = draw(st.sampled_from([None, 0, 1, -1, 1 << 63, "0"]))
+    return encode([ts, told, rank][: draw(st.sampled_from([3, 3, 3, 2]))])
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A batch that something happened to on its way."""
+    payload = bytearray(draw(payloads()))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(payload) - 1, 0)))
+        change = draw(st.sampled_from(["set", "cut", "insert", "drop"]))
+        if change == "set" and payload:
+            payload[at] = draw(st.integers(0, 255))
+        elif change == "cut":
+            del payload[at:]
+        elif change == "insert":
+            payload[at:at] = draw(st.binary(min_size=1, max_size=6))
+        else:
+            del payload[at : at + 1]
+    return bytes(payload)
+
+
+@settings(max_examples=600)
+@given(st.one_of(payloads(), damaged(), st.binary(max_size=60)), st.sampled_from(["map", "array"]))
+def test_the_reader_says_what_the_twin_says_or_nothing(payload: bytes, form: str) -> None:
+    read = decode_plain(payload, form)
+    if read is not None:
+        assert comparable(read) == comparable(plainly(payload, form))
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_what_engines_mostly_send_is_read(form: str) -> None:
+    told = [
+        stored([1, 2], [*range(32)], None, lora_id=None, medium="GPU", lora_name=None),
+        stored([1 << 63, 7], [0xFFFFFFFF] * 32, 2, medium=None, extra_keys=[None, None]),
+        stored([b"\x01" * 32], [1] * 16, b"\x02" * 16, kv_cache_spec_kind="sliding_window"),
+        removed([3], medium="GPU"),
+        removed([4, 5], medium="GPU"),
+        removed([6], medium="CPU"),
+        {"type": "AllBlocksCleared"},
+    ]
+    payload = encode_batch(told, f"{form}-int", rank=0)
+    read = decode_plain(payload, form)
+    assert read is not None
+    assert comparable(read) == comparable(plainly(payload, form))
+    assert len(read.events) == 6, "two removals are one"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        encode([1.0, [], 0]),  # of no form at all
+        encode([1.0, [stored([1], [1] * 16, lora_name="a")], 0]),
+        encode([1.0, [stored([1], [1] * 16, extra_keys=[["salt"]])], 0]),
+        encode([1.0, [stored([1], [1 << 32] * 16)], 0]),
+        encode([1.0, [stored([1], [-1] * 16)], 0]),
+        encode([1.0, [stored([True], [1] * 16)], 0]),
+        encode([1.0, [stored([b""], [1] * 16)], 0]),
+        encode([1.0, [stored([1], [1] * 16)], 0]) + b"\0",
+        encode([1.0, [stored([1], [1] * 16)], 0])[:-1],
+        encode([1.0, [{"type": "BlockStored", "type2": 1}], 0]),
+        encode([1.0, [removed([1], locality="REMOTE")], 0]),
+        b"\x93\xcb\0\0\0\0\0\0\0\0\xdd\xff\xff\xff\xff\xc0",  # a list longer than the message
+        b"",
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_twin(payload: bytes) -> None:
+    assert decode_plain(payload, "map") is None
+
+
+# -- the feeder ------------------------------------------------------------------------------------
+
+
+class Engines:
+    """Two ranks that cache prompts of few words, so that they share, part, lose and repeat."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.names: list[list[int]] = [[], []]
+        self.fresh = 1000
+
+    def store(self, rank: int) -> dict[str, Any]:
+        random, held = self.random, self.names[rank]
+        count = random.choice([1, 1, 1, 2, 3, 9])
+        if held and random.random() < 0.15:
+            names = [random.choice(held) for _ in range(count)]
+        else:
+            names = [*range(self.fresh, self.fresh + count)]
+            self.fresh += count
+        parent = None
+        if held and random.random() < 0.85:
+            parent = held[-1] if random.random() < 0.7 else random.choice(held)
+        elif random.random() < 0.05:
+            parent = random.randrange(900)
+        tokens = [random.randrange(2) for _ in range(BLOCK_SIZE * count)]
+        held.extend(names)
+        event = stored(names, tokens, parent, block_size=BLOCK_SIZE)
+        self.colour(event)
+        if random.random() < 0.03:
+            event |= random.choice(
+                [{"lora_name": "a"}, {"block_size": 3}, {"extra_keys": [["s"]] + [None] * 8}]
+            )
+        return event
+
+    def colour(self, event: dict[str, Any]) -> None:
+        random = self.random
+        event["medium"] = random.choice(["GPU"] * 12 + [None, "CPU", "DISK"])
+        event["group_idx"] = random.choice([0] * 20 + [None, 1, 1, 2])
+        if random.random() < 0.05:
+            event["locality"] = random.choice(["LOCAL", "REMOTE"])
+        if event["type"] == "BlockStored":
+            kind = random.choice(["full_attention"] * 20 + [None, "sliding_window"])
+            event["kv_cache_spec_kind"] = kind
+
+    def remove(self, rank: int) -> dict[str, Any]:
+        random, held = self.random, self.names[rank]
+        count = min(len(held), random.choice([1, 1, 2, 5, 40]))
+        if random.random() < 0.7:
+            names = [held.pop() for _ in range(count)]
+        else:
+            names = [random.choice(held) for _ in range(count)]
+        event = removed(names)
+        self.colour(event)
+        return event
+
+    def batch(self, rank: int) -> list[dict[str, Any]]:
+        random = self.random
+        told = []
+        for _ in range(random.choice([0, 1, 1, 1, 2, 6, 20])):
+            if random.random() < 0.01:
+                told.append({"type": "AllBlocksCleared"})
+                self.names[rank].clear()
+            else:
+                told.append(self.store(rank) if random.random() < 0.65 else self.remove(rank))
+        return told
+
+
+def streams(*, compiled: bool, limits: StreamLimits) -> tuple[KvIndex, list[EventStream]]:
+    registry = Registry(limits=limits)
+    index = registry.open_index(SCOPE, BLOCK_SIZE)
+    opened = [
+        registry.open_stream(SCOPE, WorkerRank(7, rank), worker_ranks=range(2), has_replay=False)
+        for rank in range(2)
+    ]
+    if not compiled:
+        for stream in opened:
+            stream._feeder = None
+    return index, opened
+
+
+def feed(stream: EventStream, messages: list[list[bytes]], now: float) -> None:
+    inbox = deque([*frames] for frames in messages)
+    while inbox or stream.is_busy:
+        if stream.is_busy:
+            stream.resume(now)
+        else:
+            stream.take(inbox, now)
+
+
+def books(index: KvIndex, opened: list[EventStream]) -> Any:
+    """Everything that tells two histories apart."""
+    index.check()
+    kept = []
+    for stream in opened:
+        stream.check()
+        tallies, cursor = stream.tallies, stream.cursor
+        holder = index._ranks[stream.rank]
+        kept.append(
+            (
+                {name: getattr(tallies, name) for name in tallies.__slots__},
+                (cursor.last, cursor.recent(99), cursor._floor),
+                (stream.last_batch_ts, stream.last_event_at, stream.kv_state, stream.lost_batches),
+                (stream.rank, dict(stream._writer.groups), stream._names),
+                (holder.home, [*holder.blocks]),
+                sorted(holder.where),
+            )
+        )
+    dumped = sorted(msgspec.json.encode(event) for event in index.dump())
+    return kept, dumped, index.stats._replace(bytes=0)  # a dict is as large as it once was
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from(["map-int", "array-int", "map-bytes"]))
+def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, form: str) -> None:
+    random = Random(seed)
+    engines = Engines(random)
+    limits = StreamLimits(
+        blocks_per_turn=random.choice([8, 64, 512]), orphan_blocks_max=random.choice([5, 65_536])
+    )
+    fast, slow = (streams(compiled=compiled, limits=limits) for compiled in (True, False))
+    assert fast[1][0]._feeder is not None
+    sequences = [0, 0]
+    for step in range(30):
+        rank = random.randrange(2)
+        messages = []
+        for _ in range(random.choice([1, 3, 10])):
+            payload = encode_batch(
+                engines.batch(rank), form, ts=float(step), rank=random.choice([rank] * 9 + [None])
+            )
+            if random.random() < 0.02:
+                payload = payload[:-1]
+            messages.append(message(sequences[rank], payload))
+            sequences[rank] += random.choice([1] * 60 + [0, 2])
+        if random.random() < 0.02:
+            messages.append([b"", b"1"])
+        for _, opened in (fast, slow):
+            feed(opened[rank], messages, float(step))
+        assert books(*fast) == books(*slow)
+        budget = random.choice([0, 0, 0, 3, 1000])
+        for index, _ in (fast, slow):
+            index.sweep(budget)
+
+
+def test_a_stream_at_rest_keeps_nothing_of_its_rank() -> None:
+    """A rank that is cleared has millions of names to give back, and its stream may be silent."""
+    index, (stream, _) = streams(compiled=True, limits=StreamLimits())
+    told = [encode_batch([stored([n], [n] * 4, block_size=BLOCK_SIZE)]) for n in range(3)]
+    feed(stream, [message(seq, payload) for seq, payload in enumerate(told)], 0.0)
+    holder = index._ranks[stream.rank]
+    assert len(holder.where) == 3
+    for kept in (holder, holder.where, holder.runs, holder.blocks):
+        assert stream._feeder not in gc.get_referrers(kept)

@@ -1,0 +1,107 @@
+"""Both twins of the map from names to nodes against a plain dict."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.core import plain_names
+from indexer.core.node import Node
+from indexer.types import BASE_NAMESPACE, U64_MASK
+from tests.indexer.kernels import twins
+
+NODES = [Node(b"", None, BASE_NAMESPACE) for _ in range(3)]
+
+
+@pytest.fixture(scope="module", params=twins("indexer._names", plain_names))
+def twin(request: pytest.FixtureRequest) -> ModuleType:
+    module = request.param
+    assert isinstance(module, ModuleType)
+    return module
+
+
+_NAMES = st.one_of(
+    st.integers(0, 40),
+    st.integers(0, U64_MASK),
+    st.integers(0, 40).map(lambda n: n << 56),
+    st.integers(0, 40).map(lambda n: U64_MASK - n),
+)
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), _NAMES, st.integers(0, 2)),
+        st.tuples(st.just("del"), _NAMES, st.just(0)),
+        st.tuples(st.just("file"), st.lists(_NAMES, max_size=40), st.integers(0, 2)),
+        st.tuples(st.just("none"), st.lists(_NAMES, max_size=4), st.just(0)),
+        st.tuples(st.just("clear"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(steps=_STEPS)
+def test_it_is_a_dict(twin: ModuleType, steps: list[Any]) -> None:
+    names, model = twin.NameMap(), {}
+    for step, what, number in steps:
+        node = NODES[number]
+        if step == "set":
+            names[what] = model[what] = node
+        elif step == "del":
+            assert (what in names) == (what in model)
+            if what in model:
+                del names[what], model[what]
+            else:
+                with pytest.raises(KeyError):
+                    del names[what]
+                with pytest.raises(KeyError):
+                    _ = names[what]
+        elif step == "file":
+            names.file(what, node)
+            model.update(dict.fromkeys(what, node))
+        elif step == "none":
+            assert names.knows_none(what) == model.keys().isdisjoint(what)
+        else:
+            for name in [*names]:
+                del names[name]
+            model.clear()
+        assert len(names) == len(model)
+        assert bool(names) == bool(model)
+        for name in (what,) if isinstance(what, int) else what:
+            assert names.get(name) is model.get(name)
+    assert {name: names[name] for name in names} == model
+
+
+def test_many_names_come_and_go(twin: ModuleType) -> None:
+    names, node = twin.NameMap(), NODES[0]
+    empty, references = names.nbytes, sys.getrefcount(node)
+    names.file(range(100_000), node)
+    assert len(names) == 100_000
+    assert sys.getrefcount(node) == references + 100_000
+    full = names.nbytes
+    for name in range(0, 100_000, 2):
+        del names[name]
+    assert all((name in names) == bool(name % 2) for name in range(100_000))
+    left = len(names)
+    while names:
+        names.pop_some(70)
+        assert len(names) == max(left - 70, 0)
+        left = len(names)
+    names.pop_some(1)
+    assert sys.getrefcount(node) == references
+    assert names.nbytes <= full
+    if "plain" not in twin.__name__:
+        assert full < 32 * 100_000, "no object per name"
+        assert names.nbytes == empty
+
+
+def test_the_nodes_go_with_the_map(twin: ModuleType) -> None:
+    names, node = twin.NameMap(), NODES[0]
+    references = sys.getrefcount(node)
+    names.file([0, U64_MASK, 7], node)
+    del names
+    assert sys.getrefcount(node) == references

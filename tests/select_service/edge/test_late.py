@@ -1,0 +1,53 @@
+"""What waits until the port is open is there soon after, and nobody waits for all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from importlib import import_module
+
+import pytest
+
+from select_service.edge import late
+from tests.live.http import exchange
+from tests.select_service.edge.serving import listening, until
+
+
+def test_one_module_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(late, "import_module", loaded.append)
+    monkeypatch.setattr(late, "PAUSE_S", 0.0)
+
+    async def run() -> None:
+        loading = asyncio.ensure_future(late.load_in_turns())
+        seen = []
+        while not loading.done():
+            seen.append(len(loaded))
+            await asyncio.sleep(0)
+        await loading
+        steps = {later - sooner for sooner, later in itertools.pairwise([*seen, len(late.LATE)])}
+        assert steps <= {0, 1}, "others have their turn between two"
+
+    asyncio.run(run())
+    assert tuple(loaded) == late.LATE
+
+
+def test_every_name_is_one() -> None:
+    late.load()
+    for name in late.LATE:
+        assert sys.modules[name] is import_module(name)
+
+
+def test_a_server_loads_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(late, "import_module", loaded.append)
+    monkeypatch.setattr(late, "PAUSE_S", 0.0)
+
+    async def run() -> None:
+        async with listening() as (port, _, _):
+            await until(lambda: tuple(loaded) == late.LATE)
+            answer = await asyncio.to_thread(exchange, port, "GET", "/metrics")
+            assert answer.status == 200
+
+    asyncio.run(run())
