@@ -63,7 +63,7 @@ class Ledger:
         self.live = 0  # reservations
         self.prefilling = 0  # those whose prefill is not complete
         self._lanes: list[Lane] = []  # by slot
-        self._lane_numbers: Slots = np.zeros(0, dtype=np.int64)  # the same, as an index
+        self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number of a lane; -1: of none
         self._numbers = 0  # of lanes ever used
         self._free_numbers: list[int] = []  # a heap, so that lanes stay where slots are
         self._displaced = 0  # slots whose lane has another number than they
@@ -81,12 +81,9 @@ class Ledger:
         self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
         self._view()
         self._prefill_tokens += [0] * missing
-        opened = [self._open_lane() for _ in range(missing)]
-        self._displaced += sum(
-            lane.number != slot for slot, lane in enumerate(opened, len(self._lanes))
-        )
-        self._lanes += opened
-        self._lane_numbers = np.array([lane.number for lane in self._lanes], dtype=np.int64)
+        for slot in range(len(self._lanes), capacity):
+            self._lanes.append(self._open_lane(slot))
+            self._displaced += self._lanes[slot].number != slot
 
     def _view(self) -> None:
         """The columns once more, for one element at a time: numpy takes half as long again."""
@@ -95,12 +92,18 @@ class Ledger:
         self._requests = self.requests.data
         self._computing = self.computing.data
 
-    def _open_lane(self) -> Lane:
+    def _open_lane(self, slot: int) -> Lane:
         if self._free_numbers:
-            return Lane(heappop(self._free_numbers))
-        self._numbers += 1
-        self._weights.ensure(self._numbers)
-        return Lane(self._numbers - 1)
+            number = heappop(self._free_numbers)
+        else:
+            number = self._numbers
+            self._numbers += 1
+            self._weights.ensure(self._numbers)
+            if number == len(self._slots):
+                more = np.full(max(16, number), -1, dtype=np.int64)
+                self._slots = np.concatenate([self._slots, more])
+        self._slots[number] = slot
+        return Lane(number)
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -286,8 +289,8 @@ class Ledger:
             return 0
         lane.is_open = False
         self._closed.append(lane)
-        fresh = self._lanes[slot] = self._open_lane()
-        self._lane_numbers[slot] = fresh.number
+        self._slots[lane.number] = -1
+        fresh = self._lanes[slot] = self._open_lane(slot)
         self._displaced += (fresh.number != slot) - (lane.number != slot)
         self.live -= dropped
         self.prefilling -= self._computing[slot]
@@ -357,27 +360,26 @@ class Ledger:
 
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
-        groups = self.blocks.shared_prefix(sequence_hashes)
-        if not groups:
+        groups = self.shared_groups(sequence_hashes)
+        if groups is None:
             return None
-        shared = np.zeros(self._numbers)
-        for blocks, mask in groups:
-            shared[slots_of_mask(mask)] = blocks
-        # Closed lanes fall out here: no slot has their number.
-        return shared[self._lane_numbers] if self._displaced else shared[: len(self._lanes)]
+        shared = np.zeros(len(self._lanes))
+        for blocks, slots in groups:
+            shared[slots] = blocks
+        return shared
 
     def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
-        """The same as (blocks, slots), disjoint; None when there is none.
-
-        Only while every lane has the number of its slot, see `is_plain`.
-        """
+        """The same as (blocks, slots), disjoint; None when there is none."""
         groups = self.blocks.shared_prefix(sequence_hashes)
-        return [(blocks, slots_of_mask(mask)) for blocks, mask in groups] or None
+        by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
+        if self._displaced:
+            return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane] or None
+        return by_lane or None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether lanes have the numbers of their slots, as they have until a rank goes."""
-        return not self._displaced
+    def _slots_of(self, lanes: Slots) -> Slots:
+        """Return the slots of those lanes that are not closed."""
+        slots = self._slots[lanes]
+        return slots[slots >= 0]
 
     def chain_of(self, reservation: Reservation) -> PackedHashes:
         """The sequence hashes a live reservation was booked with."""
@@ -453,7 +455,10 @@ class Ledger:
     def _check_lanes(self) -> None:
         used = [lane.number for lane in (*self._lanes, *self._closed)]
         assert sorted(used + self._free_numbers) == list(range(self._numbers)), "one lane a number"
-        assert self._lane_numbers.tolist() == used[: len(self._lanes)]
+        slots = [-1] * len(self._slots)
+        for slot, lane in enumerate(self._lanes):
+            slots[lane.number] = slot
+        assert self._slots.tolist() == slots
         displaced = sum(lane.number != slot for slot, lane in enumerate(self._lanes))
         assert self._displaced == displaced
         for lane in self._closed:

@@ -268,7 +268,7 @@ class Partition:
         """The same for everyone and without special wishes; None: lower tiers matter."""
         ledger, index, pricer = self.ledger, self.index, self._pricer
         matches = index.find_matches(prompt.block_hashes)
-        if matches.host or matches.disk or not ledger.is_plain:
+        if matches.host or matches.disk:
             return None
         matched = None
         if matches.groups:

@@ -255,6 +255,18 @@ CHAINS = st.one_of(
 FRACTIONS = st.none() | st.sampled_from([0.0, 0.3, 0.5, 1.0]) | st.floats(0, 1)
 
 
+def test_who_shares_is_told_by_slot_also_after_a_rank_has_gone(ledger: Ledger) -> None:
+    book(ledger, "gone", 1, 2, 3)
+    ledger.drop_slot(0)
+    book(ledger, "here", 1, 2)
+    book(ledger, "there", 1, slot=1)
+    groups = ledger.shared_groups(pack(1, 2, 3)) or []
+    told = {int(slot): blocks for blocks, slots in groups for slot in slots}
+    assert told == {0: 2, 1: 1}
+    assert shared(ledger, 1, 2, 3) == [told.get(slot, 0) for slot in range(len(ledger.prefill))]
+
+
+
 class AgainstTheTwin(RuleBasedStateMachine):
     live = Bundle("live")
 
