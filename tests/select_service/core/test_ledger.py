@@ -266,7 +266,6 @@ def test_who_shares_is_told_by_slot_also_after_a_rank_has_gone(ledger: Ledger) -
     assert shared(ledger, 1, 2, 3) == [told.get(slot, 0) for slot in range(len(ledger.prefill))]
 
 
-
 class AgainstTheTwin(RuleBasedStateMachine):
     live = Bundle("live")
 
