@@ -47,7 +47,7 @@ HEAD_BYTES_MAX: Final = 1024
 
 
 class Heads:
-    """Header lines the parser has read before, by their bytes: two megabytes at most.
+    """Header lines the parser has read before, by their bytes: some four megabytes at most.
 
     Learnt only where every line is one header to the parser: there is no other way to read them.
     """
@@ -284,6 +284,7 @@ class FastLane(GuardedProtocol):
         if self.pipeline:
             self.server_state.total_requests -= 1  # it counts one more
             self.on_response_complete()  # lets the next one in
+        self._is_between = self._rests()
 
     @override
     def _is_refusal_due(self) -> bool:

@@ -13,6 +13,7 @@ from select_service.edge.answers import Response, Settling
 from select_service.edge.app import Server
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
+from select_service.edge.fast_lane import FastLane
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -357,3 +358,30 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
 
     on_a_port(use)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+    real = FastLane.on_headers_complete
+
+    def spy(self: FastLane) -> None:
+        parsed.append(self.url)
+        real(self)
+
+    async def use(port: int, _: Driver, __: Server) -> None:
+        def settling(*_: object) -> Settling:
+            written = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(written.set_result, None)
+            return Settling(Response(200, b"{}"), written)
+
+        monkeypatch.setattr(Door, "answer_now", settling)
+        monkeypatch.setattr(FastLane, "on_headers_complete", spy)
+        wire = await Wire.to(port)
+        for _n in range(4):
+            wire.ask("GET", "/health")
+            assert (await wire.answer())[0] == 200
+        assert parsed == [b"/health"]
+
+    on_a_port(use)
