@@ -149,6 +149,7 @@ class FastLane(GuardedProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_between and self._answer_whole(data):
             return
+        self._is_between = False  # an upgrade is read as new data, behind what came with it
         self._turn_used = False
         self._idle_since = None
         super().data_received(data)

@@ -280,6 +280,19 @@ def test_what_stands_before_a_request_is_no_part_of_its_head(taken: list[bytes])
     on_a_port(use)
 
 
+def test_an_upgrade_does_not_overtake_who_came_before_it() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        known = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
+        upgrade = known[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        wire.say(known)
+        assert (await wire.answer())[0] == 200
+        wire.say(b"PUT /health HTTP/1.1\r\nhost: s\r\n\r\n" + upgrade)
+        assert [(await wire.answer())[0] for _ in range(2)] == [405, 200]
+
+    on_a_port(use)
+
+
 def test_a_body_that_arrives_while_the_server_leaves(taken: list[bytes]) -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
         seat(service)
