@@ -292,6 +292,13 @@ class FastLane(GuardedProtocol):
         return self._debt is None and super()._is_refusal_due()
 
     @override
+    def _sweep_head(self, now: float) -> None:
+        if self._debt is None:
+            super()._sweep_head(now)
+        else:
+            self._since = now  # what comes behind is not late
+
+    @override
     def shutdown(self) -> None:
         if self._debt is not None:
             self._is_last = True

@@ -398,3 +398,26 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
         assert parsed == [b"/health"]
 
     on_a_port(use)
+
+
+def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        written = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(
+            Door, "answer_now", lambda *_: Settling(Response(200, b'"owed"'), written)
+        )
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
+        await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
+        (connection,) = _connections(server)
+        connection.sweep(1e12)
+        written.set_result(None)
+        assert (await wire.answer())[2] == b'"owed"'
+
+    on_a_port(use)
+
+
+def _connections(server: Server) -> list[FastLane]:
+    return [one for one in server.server_state.connections if isinstance(one, FastLane)]
