@@ -14,6 +14,7 @@ from select_service.admission_types import (
     RankMetrics,
     WorkerMetrics,
 )
+from select_service.core.admission.asks import Ask, Pool, Verdict
 from select_service.core.admission.tallies import ClassTally
 from select_service.core.admitting import DEADLINE_S
 from select_service.core.gatekeeping import Gatekeeper
@@ -110,6 +111,23 @@ def test_a_worker_with_a_cap_opens_the_gate_of_its_scope() -> None:
     some.core.check()
     assert keeper.pool.instances == 2
     assert keeper.pool.prefill_backlog == 16
+
+
+def test_a_request_is_asked_for_with_every_fact_in_its_place() -> None:
+    some = fleet(policy="tier-shed")
+    keeper, seen = keeper_of(some), list[Ask]()
+    judge = keeper.gate.policy.judge
+
+    def spy(ask: Ask, pool: Pool, now: float) -> Verdict:
+        seen.append(ask)
+        return judge(ask, pool, now)
+
+    keeper.gate.policy.judge = spy  # type: ignore[method-assign]
+    some.take("a", 1, slo_class="batch", fairness_id="t", slo_ttft_ms=500.0)
+    (ask,) = seen
+    assert ask == Ask(
+        tokens=16, slo_class="batch", tenant_id="t", target_s=0.5, key=ask.key, is_unique=True
+    )
 
 
 # -- busy thresholds -------------------------------------------------------------------------------
