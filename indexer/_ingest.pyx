@@ -174,7 +174,8 @@ cdef object _event(kv_event *e):
     group = e.group if e.group > 0 else 0
     if e.kind == KV_STORED:
         tokens = array.clone(u32_array, e.tokens, False)
-        memcpy(tokens.data.as_voidptr, scratch.tokens + e.tokens_at, e.tokens * 4)
+        if e.tokens:  # an empty array has no data, and `memcpy` wants some even for nothing
+            memcpy(tokens.data.as_voidptr, scratch.tokens + e.tokens_at, e.tokens * 4)
         return BlockStored(
             block_hashes=_names(e),
             parent=PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
