@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """The compiled way of plain KV events: out of the bytes, into the tree.
 
-Optional. `core/wire.py` and `core/stream.py` are its twins and say what is right; this module only does what is plain (see `_events.h` for messages, `Feeder` for streams) and
-hands everything else, a message or one event of it, to them before anything has happened.
+Optional. `core/wire.py` and `core/stream.py` are its twins and say what is right; this module only
+does what is plain (see `_events.h` for messages, `Feeder` for streams) and hands everything else, a message or one event of it, to them before anything has happened.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -34,7 +34,7 @@ from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import APPLIED, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Tier
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
@@ -174,7 +174,8 @@ cdef object _event(kv_event *e):
     group = e.group if e.group > 0 else 0
     if e.kind == KV_STORED:
         tokens = array.clone(u32_array, e.tokens, False)
-        memcpy(tokens.data.as_voidptr, scratch.tokens + e.tokens_at, e.tokens * 4)
+        if e.tokens:  # an empty array has no data, and `memcpy` wants some even for nothing
+            memcpy(tokens.data.as_voidptr, scratch.tokens + e.tokens_at, e.tokens * 4)
         return BlockStored(
             block_hashes=_names(e),
             parent=PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
@@ -250,6 +251,7 @@ cdef class Feeder:
     cdef bint is_named, is_map, has_many_orphans
     cdef int group0  # 0: does not count, 1: counts, 2: nothing was said
     cdef long turn
+    cdef public bint is_torn  # a message was taken and, by an error, not written to its end
     # since the last flush
     cdef long messages, stored_events, removed_events, stored_blocks, removed_blocks
     cdef long more_blocks, more_held
@@ -369,11 +371,13 @@ cdef class Feeder:
         self.expected += 1
         self.messages += 1
         self.last_ts = scratch.ts
+        self.is_torn = True
         for k in range(scratch.event_count):
             e = &scratch.events[k]
             if e.names > SLICE or cost > 4 * SLICE:
                 self._flush(now)
                 self.stream._begin(_batch(k, scratch.event_count))
+                self.is_torn = False
                 return 0
             if e.kind == KV_CLEARED:
                 done = False
@@ -389,9 +393,11 @@ cdef class Feeder:
                 if not self._load():
                     if k + 1 < scratch.event_count:
                         self.stream._begin(_batch(k + 1, scratch.event_count))
+                    self.is_torn = False
                     return 0
                 cost += SLICE // 4
             cost += event_cost + <long>e.names
+        self.is_torn = False
         return cost
 
     cdef int _flush(self, double now) except -1:

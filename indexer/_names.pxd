@@ -15,6 +15,7 @@ cdef struct Shard:
 cdef class NameMap:
     cdef Shard shards[SHARDS]
     cdef Py_ssize_t count
+    cdef uint64_t secret
 
     cdef PyObject *find(self, uint64_t name) noexcept
     cdef bint put_new(self, uint64_t name, PyObject *node) except -1

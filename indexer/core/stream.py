@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
-if usable("indexer._ingest", 1):
+if usable("indexer._ingest", 2):
     from indexer._ingest import Feeder
 else:
     Feeder = None  # type: ignore[assignment,misc]
@@ -138,7 +138,11 @@ class EventStream(Repair):
 
     def on_fault(self) -> None:
         """Let go of a batch whose writing raised: it would raise again, for ever."""
-        if self._writer.is_busy:
+        feeder = self._feeder
+        is_torn = feeder is not None and feeder.is_torn
+        if feeder is not None:
+            feeder.is_torn = False
+        if self._writer.is_busy or is_torn:
             self._writer.drop_batch()
             self._lose(1)
 

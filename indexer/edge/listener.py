@@ -42,6 +42,7 @@ class _Feed:
         "dealer",
         "inbox",
         "is_connected",
+        "is_faulty",
         "is_held",
         "is_queued",
         "is_watched",
@@ -69,6 +70,7 @@ class _Feed:
         self.vain_looks = 0  # in a row
         self.is_held = False
         self.is_connected = False
+        self.is_faulty = False  # its sockets made trouble; the next tick looks again
         self.was_connected = False
         self.connected_at = 0.0
         self.reconnect_at: float | None = None
@@ -253,10 +255,17 @@ class Listeners:
             feed = self._ready.popleft()
             if self._feeds.get(id(feed.stream)) is not feed:
                 continue  # stopped while it waited
-            if self._serve(feed, end):
-                self._ready.append(feed)
+            try:
+                is_idle = not self._serve(feed, end)
+                if is_idle:
+                    self._rest(feed)
+            except Exception as error:  # noqa: BLE001 - out of descriptors, say: the others go on
+                self._report(error)
+                feed.is_queued = False
+                feed.is_faulty = True  # until the next tick, or the loop would not rest
             else:
-                self._rest(feed)
+                if not is_idle:
+                    self._ready.append(feed)
             if self._clock() >= end:
                 break
         self._turn_handle = None
@@ -322,7 +331,11 @@ class Listeners:
         while self._round:
             feed = self._round.popleft()
             if self._feeds.get(id(feed.stream)) is feed:
-                self._watch(feed, now)
+                try:
+                    self._watch(feed, now)
+                except Exception as error:  # noqa: BLE001 - nor must one end the ticks
+                    self._report(error)
+                    feed.stream.on_fault()
                 now = self._clock()
                 if now >= end:
                     break
@@ -340,7 +353,8 @@ class Listeners:
         feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)
         if feed.stream.request is not feed.request:
             self._sync(feed)
-        if feed.stream.is_busy:
+        if feed.stream.is_busy or feed.is_faulty:
+            feed.is_faulty = False
             self._queue(feed)
 
     # -- connections -------------------------------------------------------------------------------
@@ -368,6 +382,7 @@ class Listeners:
         feed.reconnect_after_s = min(2 * feed.reconnect_after_s, RECONNECT_AFTER_MAX_S)
         feed.reconnect_at = now + feed.reconnect_after_s
         feed.subscriber.connect_again()
+        self._queue(feed)  # connecting may have swallowed what the descriptor had to tell
 
     # -- replays -----------------------------------------------------------------------------------
 

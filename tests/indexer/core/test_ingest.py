@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.compiled import kernels_in_use
-from indexer.core import wire
+from indexer.core import removal, wire
 from indexer.core.events import EventBatch
 from indexer.core.index import KvIndex
 from indexer.core.registry import Registry
@@ -347,6 +347,26 @@ def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, f
         budget = random.choice([0, 0, 0, 3, 1000])
         for index, _ in (fast, slow):
             index.sweep(budget)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("broken", ["remove", "store"])
+def test_a_message_that_an_error_cut_short_is_lost(broken: str, *, compiled: bool) -> None:
+    """Whichever way it was written: a stream that knows nothing of it would call itself whole."""
+    _, (stream, _) = streams(compiled=compiled, limits=StreamLimits())
+    events = [stored([1, 2], [1] * 8, block_size=BLOCK_SIZE)]
+    feed(stream, [message(0, encode_batch(events))], 0.0)
+    events = [removed([1])] if broken == "remove" else [stored([3], [2] * 4, 1, block_size=4)]
+    events.append(stored([4], [3] * 4, 2, block_size=BLOCK_SIZE))
+    spots = {"remove": (removal, "uncover_listed"), "store": (KvIndex, "store")}
+    with mock.patch.object(*spots[broken], side_effect=RuntimeError), pytest.raises(RuntimeError):
+        feed(stream, [message(1, encode_batch(events))], 1.0)
+    stream.on_fault()
+    assert stream.lost_batches == stream.tallies.lost_batches == 1
+    stream.on_fault()
+    assert stream.lost_batches == 1, "it is told once"
+    feed(stream, [message(2, encode_batch([removed([2])]))], 2.0)
+    assert (stream.cursor.last, stream.lost_batches) == (2, 1)
 
 
 def test_a_stream_at_rest_keeps_nothing_of_its_rank() -> None:

@@ -417,6 +417,56 @@ def test_a_bug_in_writing_costs_one_batch(context: Any, monkeypatch: pytest.Monk
     play(context, scenario)
 
 
+def test_a_socket_in_trouble_does_not_silence_the_others(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(house: House) -> None:
+        engines = [house.engine(), house.engine()]
+        first, second = [
+            await house.follow(engine, worker) for worker, engine in enumerate(engines, 1)
+        ]
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        true_ask = house.listeners._sockets.ask_replay
+
+        def refuse_once(endpoint: str, start: int) -> None:
+            monkeypatch.setattr(house.listeners._sockets, "ask_replay", true_ask)
+            raise OSError("no space left for another watch")
+
+        monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse_once)
+        engines[0].publish(batch(3), is_lost=True)
+        engines[0].publish(batch(4))
+        await house.until(lambda: house.listeners.faults == 1)
+        house.listeners.faults = 0
+        engines[1].publish(batch(5))
+        await house.until(lambda: house.holds(second, 5))
+        engines[0].publish(batch(6))
+        await house.until(lambda: house.holds(first, 6))
+
+    play(context, scenario)
+
+
+def test_a_bug_in_a_tick_does_not_end_the_ticks(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(house: House) -> None:
+        stream = await house.follow(house.engine())
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        ticks: list[float] = []
+
+        def broken(now: float, *, may_poll: bool = True) -> None:
+            del may_poll
+            ticks.append(now)
+            if len(ticks) == 1:
+                raise RuntimeError("a bug")
+
+        monkeypatch.setattr(stream, "on_timer", broken)
+        await house.until(lambda: len(ticks) > 1)
+        assert house.listeners.faults == 1
+        house.listeners.faults = 0
+
+    play(context, scenario)
+
+
 def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
