@@ -5,15 +5,15 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8092
-# Tests side by side, a file at a time: half of what they take is waiting.
-JOBS ?= 2
+# Tests side by side: half of what they take is waiting.
+JOBS ?= 3
 # Under Python 3.11 it is half of the processor time; `make test COVERAGE=` goes without.
 COVERAGE ?= --cov --cov-report=term
 
 VENV := .venv
 BIN := $(VENV)/bin
 FLOORS := .venv-floors
-SIDE_BY_SIDE := --numprocesses $(JOBS) --dist loadfile
+SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
 KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)

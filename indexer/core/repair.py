@@ -165,6 +165,8 @@ class Repair(Progress):
     def _watch_replay(self, replay: Replay, now: float) -> None:
         if now >= replay.deadline:
             self._abandon("deadline", now)
+        elif self._writer.is_busy:
+            replay.hear(now)  # its last reply is still being written, the next has to wait for that
         elif now >= replay.quiet_until and self.is_unproven and not self.backlog:
             self._ask_again(now)  # not heard at all: it may be on its way, and nothing waits
         elif now >= replay.quiet_until:

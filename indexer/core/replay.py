@@ -92,6 +92,10 @@ class Replay:
         """The engine is there and answers."""
         self.quiet_until = min(now + self._limits.replay_silence_s, self.deadline)
 
+    def excuse(self, seconds: float) -> None:
+        """So much of the time was no silence: nobody was there to hear."""
+        self.quiet_until = min(self.quiet_until + seconds, self.deadline)
+
     def waste(self) -> bool:
         """Count a reply that was of no use; False when it is one too many."""
         self.useless += 1

@@ -116,6 +116,11 @@ class EventStream(Repair):
             self._watch_silence(now, may_poll=may_poll and not self.is_busy)
             self.resume(now)
 
+    def on_absence(self, seconds: float) -> None:
+        """Count so much less of the time as silence: whoever calls `on_timer` came late."""
+        if self._replay is not None:
+            self._replay.excuse(seconds)
+
     def on_reconnect(self, now: float) -> None:
         """Look whose voice it is after the publisher was out of reach.
 

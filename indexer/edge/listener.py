@@ -105,6 +105,8 @@ class Listeners:
         self._pause_handle: asyncio.Handle | None = None
         self._round: deque[_Feed] = deque()  # who has still to be looked at in this tick
         self._tick_handle: asyncio.Handle | None = None
+        self._tick_due = self._clock()
+        self._late_s = 0.0  # by so much this tick is
         self._dealers = 0
         self.faults = 0
 
@@ -149,6 +151,7 @@ class Listeners:
         self._queue(feed)  # the descriptors tell of changes only, and one may be over already
         self._hear_news(feed)
         if self._tick_handle is None:
+            self._tick_due = self._clock()
             self._tick()
 
     def hold(self, stream: EventStream) -> None:
@@ -327,12 +330,13 @@ class Listeners:
         now = self._clock()
         end = now + self._limits.turn_s
         if not self._round:
+            self._late_s = max(now - self._tick_due, 0.0)
             self._round.extend(self._feeds.values())
         while self._round:
             feed = self._round.popleft()
             if self._feeds.get(id(feed.stream)) is feed:
                 try:
-                    self._watch(feed, now)
+                    self._watch(feed, now, end)
                 except Exception as error:  # noqa: BLE001 - nor must one end the ticks
                     self._report(error)
                     feed.stream.on_fault()
@@ -343,11 +347,17 @@ class Listeners:
         if self._round:
             self._tick_handle = loop.call_soon(self._tick)
         else:
+            self._tick_due = now + self._limits.tick_s
             self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
 
-    def _watch(self, feed: _Feed, now: float) -> None:
+    def _watch(self, feed: _Feed, now: float, end: float) -> None:
         if feed.is_held:
             return
+        if feed.dealer is not None:
+            # neither is silence: what we were too late to hear, and what waits for its turn
+            feed.stream.on_absence(self._late_s)
+            if self._serve(feed, end):
+                self._queue(feed)
         if feed.reconnect_at is not None and now >= feed.reconnect_at:
             self._connect_again(feed, now)
         feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)

@@ -158,12 +158,27 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(payload)
 
 
-@settings(max_examples=600)
-@given(st.one_of(payloads(), damaged(), st.binary(max_size=60)), st.sampled_from(["map", "array"]))
-def test_the_reader_says_what_the_twin_says_or_nothing(payload: bytes, form: str) -> None:
+PAYLOADS = st.one_of(payloads(), damaged(), st.binary(max_size=60))
+
+
+def says_what_the_twin_says_or_nothing(payload: bytes, form: str) -> None:
     read = decode_plain(payload, form)
     if read is not None:
         assert comparable(read) == comparable(plainly(payload, form))
+
+
+@settings(max_examples=200)
+@given(PAYLOADS, st.sampled_from(["map", "array"]))
+def test_the_reader_says_what_the_twin_says_or_nothing(payload: bytes, form: str) -> None:
+    says_what_the_twin_says_or_nothing(payload, form)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(max_examples=20_000)
+@given(PAYLOADS, st.sampled_from(["map", "array"]))
+def test_the_reader_says_what_the_twin_says_for_long(payload: bytes, form: str) -> None:
+    says_what_the_twin_says_or_nothing(payload, form)
 
 
 @pytest.mark.parametrize("form", ["map", "array"])
@@ -317,9 +332,11 @@ def books(index: KvIndex, opened: list[EventStream]) -> Any:
     return kept, dumped, index.stats._replace(bytes=0)  # a dict is as large as it once was
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.integers(0, 1 << 32), st.sampled_from(["map-int", "array-int", "map-bytes"]))
-def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, form: str) -> None:
+SEEDS = st.integers(0, 1 << 32)
+FORMS = st.sampled_from(["map-int", "array-int", "map-bytes"])
+
+
+def stands_where_its_twin_stands(seed: int, form: str) -> None:
     random = Random(seed)
     engines = Engines(random)
     limits = StreamLimits(
@@ -367,6 +384,20 @@ def test_a_message_that_an_error_cut_short_is_lost(broken: str, *, compiled: boo
     assert stream.lost_batches == 1, "it is told once"
     feed(stream, [message(2, encode_batch([removed([2])]))], 2.0)
     assert (stream.cursor.last, stream.lost_batches) == (2, 1)
+
+
+@settings(max_examples=12)
+@given(SEEDS, FORMS)
+def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, form: str) -> None:
+    stands_where_its_twin_stands(seed, form)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(max_examples=1_000)
+@given(SEEDS, FORMS)
+def test_a_stream_fed_the_compiled_way_for_long(seed: int, form: str) -> None:
+    stands_where_its_twin_stands(seed, form)
 
 
 def test_a_stream_at_rest_keeps_nothing_of_its_rank() -> None:

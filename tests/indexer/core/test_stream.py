@@ -845,6 +845,22 @@ def test_a_rebuild_goes_on_after_silence() -> None:
     assert bench.state() == "current"
 
 
+def test_an_engine_is_not_silent_while_its_last_words_are_written() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(3)
+    request = bench.stream.request
+    bench.reply(0)
+    many = list(range(100, 4_100))
+    bench.reply(1, encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])], ts=1.0))
+    for _ in range(3):
+        bench.wait(1.1)
+        assert bench.busy()
+        assert bench.stream.request is request
+    bench.reply(2)
+    assert bench.outcomes == {"complete": 1}
+
+
 def test_a_rebuild_from_an_empty_buffer_changes_nothing() -> None:
     bench = Bench()
     bench.live(0)

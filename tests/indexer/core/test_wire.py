@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.core.events import (
@@ -395,8 +395,7 @@ def test_any_bytes_are_survived(payload: bytes, is_eagle: bool) -> None:
     BatchDecoder(is_eagle=is_eagle).decode(payload)
 
 
-@given(st.lists(EVENTS, max_size=4), SCRAPS, SCRAPS)
-def test_any_events_keep_their_places(events: list[Any], ts: Any, rank: Any) -> None:
+def keep_their_places(events: list[Any], ts: Any, rank: Any) -> None:
     batch = BatchDecoder().decode(encode([ts, [*events, GOOD], rank]))
     assert batch is not None
     said = [event.events if isinstance(event, BlockRemoved) else 1 for event in batch.events]
@@ -404,6 +403,20 @@ def test_any_events_keep_their_places(events: list[Any], ts: Any, rank: Any) -> 
     last = batch.events[-1]
     assert isinstance(last, BlockRemoved)
     assert last.block_hashes[-1] == 9
+
+
+@settings(max_examples=40)
+@given(st.lists(EVENTS, max_size=4), SCRAPS, SCRAPS)
+def test_any_events_keep_their_places(events: list[Any], ts: Any, rank: Any) -> None:
+    keep_their_places(events, ts, rank)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(max_examples=2_000)
+@given(st.lists(EVENTS, max_size=4), SCRAPS, SCRAPS)
+def test_any_events_keep_their_places_for_long(events: list[Any], ts: Any, rank: Any) -> None:
+    keep_their_places(events, ts, rank)
 
 
 REAL = [bytes.fromhex(p.values[0]["payload"]) for p in _messages()]

@@ -4,109 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import zmq
 
-from indexer.core.hashing import block_hashes
-from indexer.core.registry import Registry
-from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused
-from indexer.types import Scope, StreamLimits, WorkerRank
-from tests.indexer.edge.fake_engine import FakeEngine
+from indexer.types import StreamLimits, WorkerRank
+from tests.indexer.edge.house import IMPATIENT, SCOPE, House, batch, play
 from tests.indexer.encoding import encode_batch, stored
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
-    from indexer.core.stream import EventStream
-
-SCOPE = Scope("m", "t")
-LIMITS = StreamLimits(replay_silence_s=0.1, tick_s=0.02, poll_after_s=0.0)
-
-
-def tokens(number: int) -> list[int]:
-    return [number * 16 + at for at in range(16)]
-
-
-def batch(number: int, ts: float = 0.0) -> bytes:
-    return encode_batch([stored([number + 1], tokens(number))], ts=ts + number)
-
-
-class House:
-    """Registry, listeners and engines on the test's loop."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], limits: StreamLimits) -> None:
-        self.context = context
-        self.registry = Registry(limits=limits)
-        self.index = self.registry.open_index(SCOPE, 16)
-        self.listeners = Listeners(self.registry)
-        self.engines: list[FakeEngine] = []
-
-    def engine(self, ports: tuple[int, int] = (0, 0)) -> FakeEngine:
-        self.engines.append(FakeEngine(self.context, ports))
-        return self.engines[-1]
-
-    async def reborn(self, ports: tuple[int, int]) -> FakeEngine:
-        """Another engine on the same ports, as soon as libzmq has let go of them."""
-        while True:
-            try:
-                return self.engine(ports)
-            except zmq.ZMQError:
-                await asyncio.sleep(0.005)
-
-    async def follow(
-        self, engine: FakeEngine, worker: int = 1, *, replay: bool = True
-    ) -> EventStream:
-        stream = self.registry.open_stream(
-            SCOPE, WorkerRank(worker, 0), worker_ranks=range(1), has_replay=replay
-        )
-        endpoint = engine.replay_endpoint if replay else None
-        self.listeners.start(stream, engine.endpoint, endpoint)
-        await self.until(engine.has_subscriber)
-        return stream
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Let the loop and the engines run until it holds."""
-        async with asyncio.timeout(20):
-            while not condition():
-                for engine in self.engines:
-                    engine.serve()
-                await asyncio.sleep(0.001)
-
-    def holds(self, stream: EventStream, number: int) -> bool:
-        slot = self.index.slot_of(stream.rank)
-        return slot in self.index.find_matches(block_hashes(tokens(number), 16)).rows()
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-def play(
-    context: zmq.Context[zmq.Socket[bytes]],
-    scenario: Callable[[House], Coroutine[Any, Any, None]],
-    limits: StreamLimits = LIMITS,
-) -> None:
-    """Run a scenario on a loop of its own and close everything after it."""
-
-    async def run() -> None:
-        house = House(context, limits)
-        try:
-            await scenario(house)
-            house.registry.check()
-            assert house.listeners.faults == 0
-        finally:
-            await house.listeners.close()
-            await house.listeners.close()
-            for engine in house.engines:
-                engine.close()
-
-    asyncio.run(run())
 
 
 def test_events_arrive(context: Any) -> None:
@@ -243,7 +148,7 @@ def test_a_mute_replay_endpoint_does_not_stop_live_events(context: Any) -> None:
         await house.until(lambda: house.holds(stream, 3))
         assert stream.tallies.replays == {"silent": 1}
 
-    play(context, scenario)
+    play(context, scenario, IMPATIENT)
 
 
 def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
@@ -483,7 +388,7 @@ def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
         await house.until(lambda: house.holds(stream, 4))
         assert stream.tallies.replays == {"silent": 1}
 
-    play(context, scenario)
+    play(context, scenario, IMPATIENT)
 
 
 def test_a_held_socket_lets_the_loop_rest(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def packed(values: list[int]) -> bytes:
 
 def follow(real: Any, naive: set[int], verb: str, values: list[int]) -> None:
     if verb == "enter":
-        fresh = len(naive | set(values)) - len(naive)
+        fresh = len(set(values) - naive)
         assert real.enter(packed(values)) == fresh
         naive.update(values)
     elif verb == "leave":
@@ -38,6 +38,12 @@ def follow(real: Any, naive: set[int], verb: str, values: list[int]) -> None:
             real.discard(value)
             naive.discard(value)
     assert len(real) == len(naive)
+
+
+def take_any(held: list[int], rng: random.Random) -> int:
+    at = rng.randrange(len(held))
+    held[at], held[-1] = held[-1], held[at]
+    return held.pop()
 
 
 @EITHER
@@ -56,12 +62,15 @@ def test_it_grows_and_shrinks_and_forgets_nothing(twin: ModuleType, stride: int)
     """Through every move between tables, with values that come and go meanwhile."""
     rng = random.Random(stride)
     real, naive, number = twin.ValueSet(), set[int](), 0
+    held: list[int] = []  # the same as `naive`, to choose from
     for tide in (1, -1, 1, -1):
         for _ in range(300):
             run = [(number + step) * stride % 2**64 for step in range(rng.randrange(200))]
             number += len(run)
-            gone = rng.sample(sorted(naive), min(len(naive), rng.randrange(200)))
-            much, little = (run, gone[:20]) if tide > 0 else (run[:20], gone)
+            some_held = rng.randrange(20 if tide > 0 else 200)
+            gone = [take_any(held, rng) for _ in range(min(len(held), some_held))]
+            much, little = (run, gone) if tide > 0 else (run[:20], gone)
+            held += much
             follow(real, naive, "enter", much)
             follow(real, naive, "leave", little)
             some = (much + little)[:50]

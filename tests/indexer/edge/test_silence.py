@@ -1,0 +1,122 @@
+"""What a replay's silence is: only time in which somebody listened and nothing came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zmq
+from msgspec.structs import replace
+
+from indexer.core.stream import EventStream
+from tests.indexer.edge.fake_engine import FakeEngine
+from tests.indexer.edge.house import IMPATIENT, House, batch, play
+
+BATCHES = 300
+SILENCE_S = IMPATIENT.replay_silence_s
+# ticks come when the test says so
+LIMITS = replace(IMPATIENT, tick_s=SILENCE_S / 4)
+
+
+class Clock:
+    """The listeners' time; it passes by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def asked(house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> EventStream:
+    """A stream that has just asked for a gap; the engine knows nothing of it yet."""
+    monkeypatch.setattr(house.listeners, "_clock", clock)
+    engine = house.engine()
+    stream = await house.follow(engine)
+    engine.publish(batch(0))
+    await house.until(lambda: house.holds(stream, 0))
+    serve, engine.serve = engine.serve, lambda: None  # type: ignore[method-assign]
+    for number in range(1, BATCHES):
+        engine.publish(batch(number), is_lost=True)
+    engine.publish(batch(BATCHES))
+    await house.until(lambda: stream.request is not None)
+    engine.serve = serve  # type: ignore[method-assign]
+    tick(house)  # the next one is due after `tick_s`, by the clock that stands still
+    return stream
+
+
+def tick(house: House) -> None:
+    """Let the listeners look for silence before their loop looks at any socket."""
+    handle = house.listeners._tick_handle
+    assert handle is not None
+    handle.cancel()
+    house.listeners._tick()
+
+
+def deliver(house: House, engine: FakeEngine, stream: EventStream) -> None:
+    """Have the engine answer, and the answer wait in the listener's socket."""
+    dealer = house.listeners._feeds[id(stream)].dealer
+    assert dealer is not None
+    assert engine.router.poll(20_000)
+    engine.serve()
+    assert dealer._socket.poll(20_000) == zmq.POLLIN
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_what_waits_unread_is_no_silence(
+    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(house: House) -> None:
+        stream = await asked(house, clock, monkeypatch)
+        (engine,) = house.engines
+        request = stream.request
+        deliver(house, engine, stream)
+        for _ in range(8):  # the sockets do not get their turn, the ticks come on time
+            clock.now += LIMITS.tick_s
+            tick(house)
+            assert stream.request in (request, None)
+        await house.until(lambda: stream.cursor.last == BATCHES)
+        assert stream.kv_state == "current"
+        assert stream.tallies.replays == {"complete": 1}
+        assert engine.requests == [0]
+
+    play(context, scenario, LIMITS)
+
+
+def test_time_in_which_the_process_stood_still_is_no_silence(
+    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(house: House) -> None:
+        stream = await asked(house, clock, monkeypatch)
+        (engine,) = house.engines
+        request = stream.request
+        clock.now += LIMITS.tick_s + 20 * SILENCE_S
+        tick(house)
+        assert stream.request is request, "neither asked again nor given up"
+        await house.until(lambda: stream.cursor.last == BATCHES)
+        assert engine.requests == [0]
+
+    play(context, scenario, LIMITS)
+
+
+def test_a_mute_endpoint_is_given_up_by_one_who_listens(
+    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(house: House) -> None:
+        stream = await asked(house, clock, monkeypatch)
+        ticks = 0
+        while stream.request is not None:
+            clock.now += LIMITS.tick_s
+            tick(house)
+            ticks += 1
+        # silence is noticed by the tick that ends it, or the one after where floats fall short
+        attempts = LIMITS.replay_attempts_max
+        assert 4 * attempts <= ticks <= 5 * attempts
+        assert stream.tallies.replays == {"silent": 1}
+        assert stream.kv_state == "uncertain"
+
+    play(context, scenario, LIMITS)
