@@ -372,7 +372,7 @@ class Ledger:
         """The same as (blocks, slots), disjoint; None when there is none."""
         groups = self.blocks.shared_prefix(sequence_hashes)
         by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
-        if self._displaced:
+        if self._displaced or self._closed:  # a closed lane may have a number no slot has
             return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane] or None
         return by_lane or None
 

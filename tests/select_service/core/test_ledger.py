@@ -255,6 +255,19 @@ CHAINS = st.one_of(
 FRACTIONS = st.none() | st.sampled_from([0.0, 0.3, 0.5, 1.0]) | st.floats(0, 1)
 
 
+def test_a_lane_that_closed_shares_nothing_though_every_slot_has_its_own_again() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    book(ledger, "first", 1)
+    ledger.drop_slot(0)  # closes lane 0, and the slot goes on in lane 1
+    ledger.sweep(10)
+    book(ledger, "second", 2)
+    ledger.drop_slot(0)  # closes lane 1, and the slot is back in lane 0
+    assert shared(ledger, 2) in (None, [0.0])
+    assert not [slots for _, slots in ledger.shared_groups(pack(2)) or () if len(slots)]
+    ledger.check()
+
+
 def test_who_shares_is_told_by_slot_also_after_a_rank_has_gone(ledger: Ledger) -> None:
     book(ledger, "gone", 1, 2, 3)
     ledger.drop_slot(0)
