@@ -42,7 +42,7 @@ class Effects(Struct):
     answered: list[Ticket] = []  # waited, and have their answer now
     published: list[ReplicaMessage] = []
     pulls: list[Pull] = []
-    decided: list[Placement] = []
+    decided: list[tuple[Placement, Ticket]] = []
     more: bool = False  # housekeeping should have its turn at once
 
     def __bool__(self) -> bool:

@@ -91,7 +91,7 @@ class Placing:
                 answer.needs_prefill = True
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
-        return answer, self._decided(placement, effects)
+        return answer, self._decided(ticket, placement, effects)
 
     def _book(
         self,
@@ -140,11 +140,11 @@ class Placing:
             effective_prefill_tokens=placement.effective_prefill_tokens,
         )
 
-    def _decided(self, placement: Placement, effects: Effects) -> Effects:
+    def _decided(self, ticket: Ticket, placement: Placement, effects: Effects) -> Effects:
         if not self._trace_decisions:
             return effects
         effects = Effects() if effects is NOTHING else effects
-        effects.decided.append(placement)
+        effects.decided.append((placement, ticket))
         return effects
 
     def count_refusal(self, refusal: ServiceError) -> None:

@@ -23,22 +23,20 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
-from select_service.core.desk import Desk
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.inspecting import Inspecting
 from select_service.core.matchmaking import Matchmaker
 from select_service.core.membership import Membership
 from select_service.core.operating import Operating
 from select_service.core.pairs import Pairs
-from select_service.core.placing import Placing
 from select_service.core.policy import default_policy
 from select_service.core.reading import Reader
+from select_service.core.recording import rooms_for
 from select_service.core.recovered import RecoveredRanks
 from select_service.core.registering import Registering
 from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
-from select_service.core.selecting import Selecting
 from select_service.core.state import (
     AdmissionRoom,
     LeaseRoom,
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
+    from select_service.core.marks import Recorder
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
@@ -77,6 +76,7 @@ class SelectionCore:
         epoch: int = 1,
         trace_decisions: bool = False,
         admission: AdmissionSettings | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Start empty.
 
@@ -90,6 +90,7 @@ class SelectionCore:
             epoch: which life of this router id this is, from 1.
             trace_decisions: report every placement in `Effects.decided`.
             admission: who is let in at all; everybody.
+            recorder: takes the marks of requests that are traced; None: none is.
 
         Raises:
             ValueError: those settings make no sense.
@@ -99,7 +100,8 @@ class SelectionCore:
         self.limits = limits or CoreLimits()
         self.counters = Counters()
         self.catalog = Catalog(data_parallel_size_max=self.limits.data_parallel_size_max)
-        self.desk = Desk(self.limits, self.counters, router_id, epoch)
+        rooms = rooms_for(recorder)
+        self.desk = rooms.desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold),
@@ -120,12 +122,14 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        placing = Placing(
+        placing = rooms.placing(
             *(self.desk, cache_hits, matchmaker, self.counters, rng),
             trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
-        self.selecting = Selecting(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        self.selecting = rooms.selecting(
+            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        )
         self._open_rooms()
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.state = State(

@@ -372,14 +372,13 @@ class FastLane(GuardedProtocol):
             self.transport.close()
 
 
-def fast_lane(door: Door, limits: ConnectionLimits, counts: Connections) -> type[FastLane]:
+def fast_lane(
+    door: Door, limits: ConnectionLimits, counts: Connections, kind: type[FastLane] = FastLane
+) -> type[FastLane]:
     """Return the protocol class for one server: uvicorn makes the instances itself."""
-
-    class Lane(FastLane):
-        pass
-
-    Lane.door, Lane.limits, Lane.counts, Lane.heads = door, limits, counts, Heads()
-    return Lane
+    lane: type[FastLane] = type("Lane", (kind,), {})
+    lane.door, lane.limits, lane.counts, lane.heads = door, limits, counts, Heads()
+    return lane
 
 
 def status_line(status: int) -> bytes:

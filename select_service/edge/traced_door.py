@@ -1,0 +1,227 @@
+"""The door and the lane of a service that traces requests: the same, and each tells `tracing.py`.
+
+Chosen at the start; a service that traces nothing has neither. A header line that says whose child
+a request is differs from request to request: it is taken out before the others are looked up, so
+that who sends one is answered as fast as who does not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from select_service.edge.answers import Response, Settling
+from select_service.edge.asgi import Door
+from select_service.edge.codec import encode
+from select_service.edge.fast_lane import FastLane
+from select_service.edge.trace_context import read_parent
+from select_service.edge.tracing import HERE
+from select_service.edge.traffic import CLIENT_GONE
+from select_service.errors import ServiceError, ShuttingDown, problem
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Awaitable
+
+    from starlette.types import Receive, Scope, Send
+
+    from select_service.edge.asgi import Call, Head
+    from select_service.edge.http import Api
+    from select_service.edge.trace_context import Parent
+    from select_service.edge.tracing import Span, Tracing
+    from select_service.edge.traffic import Traffic
+
+__all__ = ["TracedDoor", "TracedLane"]
+
+_LINES: Final = re.compile(
+    rb"\r\n(trace(?:parent|state)):[ \t]*([!-~][\t -~]{0,511})(?=\r\n|\Z)", re.IGNORECASE
+)
+_NAMES: Final = frozenset((b"traceparent", b"tracestate"))
+_QUIET: Final = frozenset(("/health", "/ready", "/metrics"))
+"""Asked again and again by machines: traced only as somebody's child."""
+
+_FAILED: Final = 500
+_REFUSED: Final = 400
+
+
+class TracedDoor(Door):
+    """Answers as `Door` does, and traces some of it."""
+
+    def __init__(
+        self,
+        api: Api,
+        traffic: Traffic,
+        tracing: Tracing,
+        *,
+        max_body_bytes: int,
+        access_log: bool = False,
+    ) -> None:
+        super().__init__(api, traffic, max_body_bytes=max_body_bytes, access_log=access_log)
+        self.tracing = tracing
+        self.parent: Parent | None = None
+        """Of the request that `answer_now` or `_do` is about; whoever calls them says so."""
+
+    @override
+    def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
+        span = self._begin(call)
+        if span is None:
+            return super().answer_now(call, head, body)
+        recorder = self.tracing.recorder
+        recorder.current = span.marks
+        here = HERE.set(span.log_ids)
+        try:
+            answer = super().answer_now(call, head, body)
+        finally:
+            HERE.reset(here)
+            recorder.current = None
+        return self._follow(span, answer)
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parent = read_parent(scope["headers"]) if scope["type"] == "http" else None
+        ids = None if parent is None else {"trace_id": f"{parent.trace_id:032x}"}
+        here = HERE.set(ids)
+        scope[_PARENT] = parent
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            HERE.reset(here)
+
+    @override
+    def _do(
+        self, call: Call, head: Head, body: bytes, scope: Scope
+    ) -> Response | Awaitable[Response]:
+        self.parent = scope[_PARENT]
+        try:
+            span = self._begin(call)
+        finally:
+            self.parent = None
+        if span is None:
+            return super()._do(call, head, body, scope)
+        HERE.set(span.log_ids)  # until the request is answered and logged
+        recorder = self.tracing.recorder
+        recorder.current = span.marks
+        try:
+            answer = super()._do(call, head, body, scope)
+        finally:
+            recorder.current = None
+        return self._follow(span, answer)
+
+    def _begin(self, call: Call) -> Span | None:
+        parent, route = self.parent, call.route
+        if parent is None and route.pattern in _QUIET:
+            return None
+        span = self.tracing.begin(parent)
+        if span is not None:
+            span.method, span.pattern, span.params = route.method, route.pattern, call.params
+        return span
+
+    def _follow(
+        self, span: Span, answer: Response | Awaitable[Response]
+    ) -> Response | Awaitable[Response]:
+        """Finish the span once the answer is there."""
+        if isinstance(answer, Response):
+            if answer.stream is None:
+                self._finish(span, answer)
+            else:
+                answer.stream = self._watch(span, answer.status, answer.stream)
+            return answer
+        if isinstance(answer, Settling):
+            response = answer.response
+            answer.written.add_done_callback(lambda disk: self._settled(span, disk, response))
+            return answer
+        return self._later(span, answer)
+
+    def _finish(self, span: Span, answer: Response) -> None:
+        status = answer.status
+        self.tracing.finish(span, status, answer.body if status >= _REFUSED else b"")
+
+    def _settled(self, span: Span, disk: asyncio.Future[None], answer: Response) -> None:
+        error = ShuttingDown() if disk.cancelled() else disk.exception()
+        if error is None:
+            self._finish(span, answer)
+        else:
+            self.tracing.finish(span, *_failure(error))
+
+    async def _watch(
+        self, span: Span, status: int, stream: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        outcome = CLIENT_GONE
+        try:
+            async for piece in stream:
+                yield piece
+            outcome = status
+        except Exception:
+            outcome = _FAILED
+            raise
+        finally:
+            self.tracing.finish(span, outcome)
+
+    async def _later(self, span: Span, answer: Awaitable[Response]) -> Response:
+        status, body = CLIENT_GONE, b""
+        here = HERE.set(span.log_ids)
+        try:
+            response = await answer
+            status = response.status
+            body = response.body if status >= _REFUSED else b""
+        except Exception as error:
+            status, body = _failure(error)
+            raise
+        finally:
+            HERE.reset(here)
+            if status == CLIENT_GONE and self.is_leaving:
+                status, body = _failure(ShuttingDown())
+            self.tracing.finish(span, status, body)
+        return response
+
+
+class TracedLane(FastLane):
+    """Takes out of a head whose child a request is, and tells the door."""
+
+    door: TracedDoor  # type: ignore[mutable-override] # set once, by `fast_lane`
+
+    @override
+    def _answer_whole(self, data: bytes) -> bool:
+        end = data.find(b"\r\n\r\n")
+        if end < 0 or _LINES.search(data, 0, end) is None:
+            return super()._answer_whole(data)
+        said = [(name.lower(), value) for name, value in _LINES.findall(data, 0, end)]
+        self.door.parent = read_parent(said)
+        try:
+            return super()._answer_whole(_LINES.sub(b"", data[:end]) + data[end:])
+        finally:
+            self.door.parent = None
+
+    @override
+    def _plain_call(self) -> Call | None:
+        headers = self.headers
+        self._parent = parent = read_parent(headers)
+        if parent is None and not any(name in _NAMES for name, _ in headers):
+            return super()._plain_call()
+        self.headers = [header for header in headers if header[0] not in _NAMES]
+        try:
+            return super()._plain_call()
+        finally:
+            self.headers = headers
+
+    _parent: Parent | None = None  # of the request whose body is arriving
+
+    @override
+    def on_message_complete(self) -> None:
+        self.door.parent, self._parent = self._parent, None
+        try:
+            super().on_message_complete()
+        finally:
+            self.door.parent = None
+
+
+_PARENT: Final = "select_service.parent"
+
+
+def _failure(error: BaseException) -> tuple[int, bytes]:
+    """Return the status and body that an error is answered with."""
+    known = error if isinstance(error, ServiceError) else ServiceError("internal error")
+    status, body = problem(known)
+    return status, encode(body)
