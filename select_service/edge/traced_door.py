@@ -1,13 +1,10 @@
 """The door and the lane of a service that traces requests: the same, and each tells `tracing.py`.
 
-Chosen at the start; a service that traces nothing has neither. A header line that says whose child
-a request is differs from request to request: it is taken out before the others are looked up, so
-that who sends one is answered as fast as who does not.
+Chosen at the start; a service that traces nothing has neither.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
@@ -16,7 +13,7 @@ from select_service.edge.answers import Response, Settling
 from select_service.edge.asgi import Door
 from select_service.edge.codec import encode
 from select_service.edge.fast_lane import FastLane
-from select_service.edge.trace_context import read_parent
+from select_service.edge.trace_context import VARYING_LINES, read_parent
 from select_service.edge.tracing import HERE
 from select_service.edge.traffic import CLIENT_GONE
 from select_service.errors import ServiceError, ShuttingDown, problem
@@ -35,10 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TracedDoor", "TracedLane"]
 
-_LINES: Final = re.compile(
-    rb"\r\n(trace(?:parent|state)):[ \t]*([!-~][\t -~]{0,511})(?=\r\n|\Z)", re.IGNORECASE
-)
-_NAMES: Final = frozenset((b"traceparent", b"tracestate"))
 _QUIET: Final = frozenset(("/health", "/ready", "/metrics"))
 """Asked again and again by machines: traced only as somebody's child."""
 
@@ -178,35 +171,30 @@ class TracedDoor(Door):
 
 
 class TracedLane(FastLane):
-    """Takes out of a head whose child a request is, and tells the door."""
+    """Tells the door whose child a request is."""
 
     door: TracedDoor  # type: ignore[mutable-override] # set once, by `fast_lane`
 
+    _parent: Parent | None = None  # of the request whose body is arriving
+
     @override
     def _answer_whole(self, data: bytes) -> bool:
-        end = data.find(b"\r\n\r\n")
-        if end < 0 or _LINES.search(data, 0, end) is None:
-            return super()._answer_whole(data)
-        said = [(name.lower(), value) for name, value in _LINES.findall(data, 0, end)]
-        self.door.parent = read_parent(said)
         try:
-            return super()._answer_whole(_LINES.sub(b"", data[:end]) + data[end:])
+            return super()._answer_whole(data)
         finally:
             self.door.parent = None
 
     @override
-    def _plain_call(self) -> Call | None:
-        headers = self.headers
-        self._parent = parent = read_parent(headers)
-        if parent is None and not any(name in _NAMES for name, _ in headers):
-            return super()._plain_call()
-        self.headers = [header for header in headers if header[0] not in _NAMES]
-        try:
-            return super()._plain_call()
-        finally:
-            self.headers = headers
+    def _steady(self, lines: bytes) -> bytes:
+        found = VARYING_LINES.findall(lines)
+        if found:
+            self.door.parent = read_parent([(name.lower(), value) for name, value in found])
+        return super()._steady(lines)
 
-    _parent: Parent | None = None  # of the request whose body is arriving
+    @override
+    def _plain_call(self) -> Call | None:
+        self._parent = read_parent(self.headers)
+        return super()._plain_call()
 
     @override
     def on_message_complete(self) -> None:
