@@ -13,7 +13,7 @@ from select_service.edge.answers import Response, Settling
 from select_service.edge.asgi import Door
 from select_service.edge.codec import encode
 from select_service.edge.fast_lane import FastLane
-from select_service.edge.trace_context import VARYING_LINES, read_parent
+from select_service.edge.trace_context import parent_in, read_parent
 from select_service.edge.tracing import HERE
 from select_service.edge.traffic import CLIENT_GONE
 from select_service.errors import ServiceError, ShuttingDown, problem
@@ -55,9 +55,13 @@ class TracedDoor(Door):
         self.tracing = tracing
         self.parent: Parent | None = None
         """Of the request that `answer_now` or `_do` is about; whoever calls them says so."""
+        self.lines = b""
+        """Those of its head that have yet to be read for that."""
 
     @override
     def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
+        if self.lines and self.tracing.sampler.passes_over(self.lines):
+            return super().answer_now(call, head, body)
         span = self._begin(call)
         if span is None:
             return super().answer_now(call, head, body)
@@ -103,7 +107,8 @@ class TracedDoor(Door):
         return self._follow(span, answer)
 
     def _begin(self, call: Call) -> Span | None:
-        parent, route = self.parent, call.route
+        route = call.route
+        parent = parent_in(self.lines) if self.lines else self.parent
         if parent is None and route.pattern in _QUIET:
             return None
         span = self.tracing.begin(parent)
@@ -182,13 +187,11 @@ class TracedLane(FastLane):
         try:
             return super()._answer_whole(data)
         finally:
-            self.door.parent = None
+            self.door.lines = b""
 
     @override
     def _steady(self, lines: bytes) -> bytes:
-        found = VARYING_LINES.findall(lines)
-        if found:
-            self.door.parent = read_parent([(name.lower(), value) for name, value in found])
+        self.door.lines = lines
         return super()._steady(lines)
 
     @override

@@ -93,7 +93,7 @@ class Tracing:
         self.recorder = Recorder()
         self.export = export
         self.sampled = 0
-        self._sampler = sampler
+        self.sampler = sampler
         self._shutdown_s = shutdown_s
         self._random = random.Random(random.SystemRandom().getrandbits(256)).getrandbits  # noqa: S311 - ids
 
@@ -101,10 +101,10 @@ class Tracing:
         """Begin a span if the request is to be traced."""
         if parent is None:
             low = self._random(_LOW_BITS)
-            if low >= self._sampler.below:
+            if low >= self.sampler.below:
                 return None
             trace_id = (self._random(_LOW_BITS) or 1) << _LOW_BITS | low
-        elif self._sampler.takes(parent):
+        elif self.sampler.takes(parent):
             trace_id = parent.trace_id
         else:
             return None
