@@ -97,7 +97,7 @@ def _tracing(settings: Settings) -> Tracing | None:
     try:
         return create_tracing(settings)
     except TracingUnavailableError as error:  # a service without traces is better than none
-        _log.error("nothing is traced, for that takes select-service[otel]: %s", error)
+        _log.error("nothing is traced: %s", error)
         return None
 
 

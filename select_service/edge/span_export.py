@@ -50,7 +50,7 @@ _PREFIX: Final = "select."
 
 
 class TracingUnavailableError(Exception):
-    """What tracing takes is not installed."""
+    """What tracing takes is not there."""
 
 
 class Finished(NamedTuple):
@@ -240,15 +240,18 @@ def otlp_exporter() -> SpanExporter:
     """Return the exporter that the OTEL_EXPORTER_OTLP_* variables describe.
 
     Raises:
-        TracingUnavailableError: the extra `otel` is not installed.
+        TracingUnavailableError: the extra `otel` is not installed, or they make no sense.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
             OTLPSpanExporter,
         )
+
+        return OTLPSpanExporter()
     except ImportError as error:
-        raise TracingUnavailableError(str(error)) from error
-    return OTLPSpanExporter()
+        raise TracingUnavailableError(f"it takes select-service[otel]: {error}") from error
+    except (ValueError, OSError) as error:
+        raise TracingUnavailableError(f"OTEL_EXPORTER_OTLP_*: {error}") from error
 
 
 def _members(state: bytes) -> list[tuple[str, str]]:

@@ -148,7 +148,7 @@ def create_tracing(settings: Settings, exporter: SpanExporter | None = None) -> 
     """Return what traces requests as settings say; None: nothing does.
 
     Raises:
-        TracingUnavailableError: the extra `otel` is not installed.
+        TracingUnavailableError: as `otlp_exporter`.
     """
     if settings.tracing == "none":
         return None

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from select_service.edge import logs
 from select_service.edge.app import create_driver
@@ -495,7 +496,7 @@ def _say_nothing(_: Any) -> bool:
 def test_a_bad_collector_costs_spans_only(
     collector: Collector, behave: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5" if behave == "mute" else "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     if behave == "away":
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     elif behave == "mute":
@@ -535,6 +536,14 @@ def test_without_the_extra_there_is_a_service(
 
     on_a_port(use, **ON)
     assert "select-service[otel]" in caplog.text
+
+
+def test_variables_that_make_no_sense_cost_traces_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    create_driver(replace(SETTINGS, **ON))  # with traces or without: that is the exporter's choice
+    assert "soon" in caplog.text
 
 
 def test_what_is_left_is_exported_at_the_end(collector: Collector) -> None:
