@@ -22,13 +22,13 @@ from select_service.types import Answer, CacheThreshold, SelectAndReserveRequest
 if TYPE_CHECKING:
     import random
 
+    from indexer.core.tiers import Matches
     from select_service.core.admission.asks import Ask
     from select_service.core.admitting import Admitting
     from select_service.core.columns import Rows
     from select_service.core.desk import Desk
     from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.placing import Placing
-    from select_service.core.projection import Projection
     from select_service.core.reading import Reader
     from select_service.core.waiting_room import WaitingRoom
     from select_service.types import SelectRequest
@@ -141,9 +141,9 @@ class Selecting:
             refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
             none.retry_after_s = refused.retry_after_s
             raise
-        projection = None
+        matches = None
         if keeper.gate.queue is not None:  # it wants to know what is left to compute
-            ask, projection = _measured(ticket, ask, rows)
+            ask, matches = _measured(ticket, ask, rows)
         ask, decision = keeper.judge(ticket, ask, rows, now)
         gone = NOTHING
         if decision.code == AT_CAPACITY.code:
@@ -161,9 +161,7 @@ class Selecting:
         if keeper.gate.queue is None and ticket.partition.must_wait(number, usable):
             self._wait_in_file(ticket, ask, number, usable, now)
             return self._room.waits_in_file(ticket, now), NOTHING
-        if usable is not rows:
-            projection = None
-        answer, effects = self._placing.place(ticket, usable, now, gone, projection)
+        answer, effects = self._placing.place(ticket, usable, now, gone, matches)
         if isinstance(answer, CacheThreshold):
             decision = _cache_refusal(decision)
         keeper.gate.settle(decision, ask, now)
@@ -192,14 +190,14 @@ class Selecting:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _measured(ticket: Ticket, ask: Ask, rows: Rows) -> tuple[Ask, Projection | None]:
+def _measured(ticket: Ticket, ask: Ask, rows: Rows) -> tuple[Ask, Matches]:
     """Say what the best candidate would still have to compute."""
     partition, prompt = ticket.partition, ticket.prompt
-    if partition.index.find_matches(prompt.block_hashes).empty:
-        return ask, None  # all of it
-    projection = partition.project(prompt, rows, ticket.weights)
-    cached = int(projection.cached_tokens.max(initial=0.0))
-    return ask._replace(prefill_tokens=max(0, ask.tokens - cached)), projection
+    matches = partition.index.find_matches(prompt.block_hashes)
+    if matches.empty:
+        return ask, matches  # all of it
+    cached = partition.best_cached_tokens(prompt, rows, ticket.weights, matches)
+    return ask._replace(prefill_tokens=max(0, ask.tokens - cached)), matches
 
 
 def _cache_refusal(decision: Decision) -> Decision:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from indexer.compiled import usable
 from select_service.core.admission.drain import DrainMeter
+
+if not TYPE_CHECKING and usable("select_service.core._speed", 2):
+    from select_service.core._speed import filled
+else:
+    from select_service.core.plain_pricer import filled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,8 +107,6 @@ class PoolLoad:
         self._room = 1.0  # the prefill tokens of a full rank
         self._block_tokens: Floats = np.zeros(0)
         """The prefill tokens that fill a rank as much as one block does."""
-        self._filled: Floats = np.zeros(0)  # scratch
-        self._ones: Floats = np.zeros(0)
         self._tenants: dict[str, int] = {}
 
     # -- who is here ---------------------------------------------------------------------------
@@ -114,8 +118,6 @@ class PoolLoad:
         more = np.zeros(missing)
         self._share = np.concatenate([self._share, more])
         self._floor = np.concatenate([self._floor, more])
-        self._filled = np.zeros(capacity)
-        self._ones = np.ones(capacity)
         self._rate_at = -math.inf
 
     def seat(self, slot: int, total_kv_blocks: int | None) -> None:
@@ -187,16 +189,13 @@ class PoolLoad:
         loads = self.loads
         if self.meter.work.at - self._rate_at > _RATE_STEP_S:
             self._follow_rate()
-        prefill, filled = loads.prefill, self._filled
-        if len(prefill) != len(filled):
+        prefill = loads.prefill
+        if len(prefill) != len(self._block_tokens):
             self._ensure(len(prefill))
             self._follow_rate()
-            filled = self._filled
-        np.multiply(loads.decode, self._block_tokens, out=filled)
-        np.maximum(filled, prefill, out=filled)
-        if self._has_floor:
-            np.maximum(filled, self._floor * self._room, out=filled)
-        return float(filled.dot(self._ones)) / (self._room * self.instances)
+        floor = self._floor if self._has_floor else None
+        total = filled(prefill, loads.decode, self._block_tokens, floor, self._room)
+        return total / (self._room * self.instances)
 
     @property
     def queue_depth(self) -> Floats:
