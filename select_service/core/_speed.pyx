@@ -165,29 +165,40 @@ cdef class Pricer:
         return 0
 
 
-def filled(
-    const double[::1] prefill not None,
-    const double[::1] decode not None,
-    const double[::1] block_tokens not None,
-    floor,
-    double room,
-):
-    """Return Σ max(prefill, decode · block_tokens, floor · room) over the rows; floor may be None."""
-    cdef Py_ssize_t row, rows = prefill.shape[0]
-    cdef const double[::1] least = floor
-    cdef double total = 0.0, one
-    if decode.shape[0] != rows or block_tokens.shape[0] != rows:
-        raise ValueError("columns of one length")
-    if floor is not None and least.shape[0] != rows:
-        raise ValueError("columns of one length")
-    for row in range(rows):
-        one = decode[row] * block_tokens[row]
-        if one < prefill[row]:
-            one = prefill[row]
-        if floor is not None and one < least[row] * room:
-            one = least[row] * room
-        total += one
-    return total
+@cython.final
+cdef class Fill:
+    """How full ranks are, read from columns whose content changes."""
+
+    cdef const double[::1] _prefill
+    cdef const double[::1] _decode
+    cdef const double[::1] _block_tokens
+    cdef const double[::1] _floor
+
+    def __cinit__(
+        self,
+        const double[::1] prefill not None,
+        const double[::1] decode not None,
+        const double[::1] block_tokens not None,
+        const double[::1] floor not None,
+    ):
+        cdef Py_ssize_t rows = prefill.shape[0]
+        if decode.shape[0] != rows or block_tokens.shape[0] != rows or floor.shape[0] != rows:
+            raise ValueError("columns of one length")
+        self._prefill, self._decode = prefill, decode
+        self._block_tokens, self._floor = block_tokens, floor
+
+    def total(self, double room):
+        """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room)."""
+        cdef Py_ssize_t row
+        cdef double total = 0.0, one
+        for row in range(self._prefill.shape[0]):
+            one = self._decode[row] * self._block_tokens[row]
+            if one < self._prefill[row]:
+                one = self._prefill[row]
+            if one < self._floor[row] * room:
+                one = self._floor[row] * room
+            total += one
+        return total
 
 
 cdef struct Table:

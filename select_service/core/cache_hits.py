@@ -24,7 +24,7 @@ from select_service.types import BestWorker, CacheHit, CacheThreshold
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from select_service.admission_types import AdmissionSettings
-    from select_service.core.admission.cache_hit import Hits, Threshold
+    from select_service.core.admission.cache_hit import Hits, Source, Threshold
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
     from select_service.core.projection import Projection
@@ -46,27 +46,20 @@ class HitTally:
 
     def measure(self, rate: float) -> None:
         """Note the best hit rate of one request."""
-        self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
-        self.rate_sum += rate
+        if rate:
+            self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
+            self.rate_sum += rate
+        else:
+            self.rates[0] += 1
 
 
 class Found(NamedTuple):
     """What a threshold leaves of the candidates."""
 
     rows: Rows
-    threshold: Threshold
-    hits: Hits
-    needs_prefill: bool
-    refused: CacheThreshold | None
-
-    @property
-    def facts(self) -> CacheHit:
-        """How the selection stands to the threshold."""
-        return CacheHit(
-            best_hit_rate=self.hits.best_rate,
-            threshold=self.threshold.value,
-            threshold_source=self.threshold.source,
-        )
+    facts: CacheHit  # how the selection stands to the threshold
+    needs_prefill: bool = False
+    refused: CacheThreshold | None = None
 
 
 class CacheHits:
@@ -75,6 +68,7 @@ class CacheHits:
     def __init__(self, settings: AdmissionSettings) -> None:
         self._settings = settings
         self._process_wide = settings.cache_hit_threshold
+        self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
     def concerns(self, request: SelectRequest) -> bool:
         """Tell whether any threshold may be in force for a request."""
@@ -89,6 +83,12 @@ class CacheHits:
         matches: Matches,
     ) -> Found:
         """Keep the candidates that hold enough; count what came of it."""
+        tally = partition.hit_tally
+        size = partition.index.block_size
+        if request.cache_hit_threshold == 0.0 and matches.empty and prompt.isl_tokens > size:
+            # it asks for nothing, nobody holds any of it, and there is something to hold
+            tally.measure(0.0)
+            return Found(rows, self._facts(0.0, 0.0, "request"))
         threshold = threshold_in_force(
             request.cache_hit_threshold,
             self._process_wide,
@@ -96,23 +96,34 @@ class CacheHits:
             attempts_max=self._settings.cache_hit_attempts_max,
         )
         hits = self._hits(partition, request, prompt, rows, matches, threshold.value)
-        tally = partition.hit_tally
         if hits.best_rate is not None:
             tally.measure(hits.best_rate)
         tally.guarded += threshold.source == "loop_guard"
+        facts = self._facts(hits.best_rate, *threshold)
         if hits.passing is None:
-            return Found(rows, threshold, hits, needs_prefill=False, refused=None)
+            return Found(rows, facts)
         if not hits.refused:
-            kept = hits.passing if isinstance(rows, slice) else rows[hits.passing]
-            return Found(kept, threshold, hits, needs_prefill=False, refused=None)
+            return Found(hits.passing if isinstance(rows, slice) else rows[hits.passing], facts)
         if request.on_cache_threshold == "fallback":
             tally.fallbacks += 1
             if partition.roles.given:  # it will be prefilled where it goes
                 rows = partition.roles.rather_whole(rows)
-            return Found(rows, threshold, hits, needs_prefill=True, refused=None)
+            return Found(rows, facts, needs_prefill=True)
         tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
-        refused = _refusal(partition, request, rows, threshold, hits)
-        return Found(rows, threshold, hits, needs_prefill=False, refused=refused)
+        return Found(rows, facts, refused=_refusal(partition, request, rows, threshold, hits))
+
+    def _facts(self, rate: float | None, threshold: float, source: Source) -> CacheHit:
+        """Say it as answers do; the same again as long as it is the same."""
+        said = self._said
+        if (
+            rate != said.best_hit_rate
+            or threshold != said.threshold
+            or source != said.threshold_source
+        ):
+            said = self._said = CacheHit(
+                best_hit_rate=rate, threshold=threshold, threshold_source=source
+            )
+        return said
 
     def _hits(
         self,

@@ -1,7 +1,8 @@
 """Prices the fleet for the request without special wishes, and picks the cheapest.
 
-The plain twin of `Pricer` in `_speed.pyx`: same names, same numbers to the last bit. The formula
-with all its terms is in `scoring.py`; what is left of it here is what nearly every request needs.
+The plain twins of `Pricer` and `Fill` in `_speed.pyx`: same names, same numbers to the last bit.
+The formula with all its terms is in `scoring.py`; what is left of it here is what nearly every
+request needs.
 """
 
 from __future__ import annotations
@@ -17,31 +18,42 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats, Rows, Slots
 
-__all__ = ["Pricer", "filled"]
+__all__ = ["Fill", "Pricer"]
 
 
-def filled(
-    prefill: Floats, decode: Floats, block_tokens: Floats, floor: Floats | None, room: float
-) -> float:
-    """Return Σ max(prefill, decode · block_tokens, floor · room) over the rows.
+class Fill:
+    """How full ranks are, read from columns whose content changes.
 
     Args:
         prefill: booked tokens.
         decode: blocks.
         block_tokens: tokens that fill a rank as much as one of its blocks does.
-        floor: how full a rank is in any case, against 1; None: not at all.
-        room: tokens that fill a rank.
+        floor: how full a rank is in any case; 1 is full.
     """
-    if len(decode) != len(prefill) or len(block_tokens) != len(prefill):
-        raise ValueError("columns of one length")
-    if floor is not None and len(floor) != len(prefill):
-        raise ValueError("columns of one length")
-    if not len(prefill):
-        return 0.0
-    each = np.maximum(decode * block_tokens, prefill)
-    if floor is not None:
-        np.maximum(each, floor * room, out=each)
-    return float(np.add.accumulate(each)[-1])  # one after another, as the kernel adds them
+
+    __slots__ = ("_block_tokens", "_decode", "_floor", "_prefill")
+
+    def __init__(
+        self, prefill: Floats, decode: Floats, block_tokens: Floats, floor: Floats
+    ) -> None:
+        if not len(prefill) == len(decode) == len(block_tokens) == len(floor):
+            raise ValueError("columns of one length")
+        self._prefill = prefill
+        self._decode = decode
+        self._block_tokens = block_tokens
+        self._floor = floor
+
+    def total(self, room: float) -> float:
+        """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room).
+
+        Args:
+            room: tokens that fill a rank.
+        """
+        each = np.maximum(self._decode * self._block_tokens, self._prefill)
+        np.maximum(each, self._floor * room, out=each)
+        if not len(each):
+            return 0.0
+        return float(np.add.accumulate(each)[-1])  # one after another, as the kernel adds them
 
 
 class Pricer:

@@ -135,37 +135,52 @@ class Selecting:
         """Let the gate judge; what it decides is settled in the step that does it."""
         keeper.refresh(now)
         ask = self._admitting.ask(ticket)
-        try:
-            number, rows = self._candidates(ticket)
-        except NoEligibleWorker as none:
-            refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
-            none.retry_after_s = refused.retry_after_s
-            raise
-        matches = None
-        if keeper.gate.queue is not None:  # it wants to know what is left to compute
-            ask, matches = _measured(ticket, ask, rows)
+        number, rows = self._candidates_at_gate(ticket, keeper, ask, now)
+        matches, gate = None, keeper.gate
+        if gate.queue is not None:  # it wants to know what is left to compute
+            matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+            if not matches.empty:
+                ask = _measured(ticket, ask, rows, matches)
         ask, decision = keeper.judge(ticket, ask, rows, now)
         gone = NOTHING
         if decision.code == AT_CAPACITY.code:
             gone = self._room.give_way(ask, keeper, rows, now)
             if gone is not NOTHING:
                 ask, decision = keeper.judge(ticket, ask, rows, now)
-        if decision.outcome == "refuse":
-            keeper.settle(decision, ask, now, endpoint_of(ticket))
-            raise self._admitting.refusal(ticket.partition, decision, rows)
-        if decision.outcome == "wait":
-            keeper.settle(decision, ask, now)
-            keeper.wait(ticket, ask, rows, now)
-            return self._room.waits_at_gate(ticket, now), gone
+        if decision is not gate.admitted:
+            return self._turn_back(ticket, decision, ask, rows, now), gone
         usable = keeper.usable(rows)
-        if keeper.gate.queue is None and ticket.partition.must_wait(number, usable):
+        if gate.queue is None and ticket.partition.must_wait(number, usable):
             self._wait_in_file(ticket, ask, number, usable, now)
             return self._room.waits_in_file(ticket, now), NOTHING
         answer, effects = self._placing.place(ticket, usable, now, gone, matches)
         if isinstance(answer, CacheThreshold):
             decision = _cache_refusal(decision)
-        keeper.gate.settle(decision, ask, now)
+        gate.settle(decision, ask, now)
         return answer, effects
+
+    def _candidates_at_gate(
+        self, ticket: Ticket, keeper: Gatekeeper, ask: Ask, now: float
+    ) -> tuple[int, Rows]:
+        try:
+            return self._candidates(ticket)
+        except NoEligibleWorker as none:
+            refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
+            none.retry_after_s = refused.retry_after_s
+            raise
+
+    def _turn_back(
+        self, ticket: Ticket, decision: Decision, ask: Ask, rows: Rows, now: float
+    ) -> Ticket:
+        """Let one wait at the gate, or refuse it."""
+        keeper = ticket.partition.admission
+        assert keeper is not None
+        if decision.outcome == "refuse":
+            keeper.settle(decision, ask, now, endpoint_of(ticket))
+            raise self._admitting.refusal(ticket.partition, decision, rows)
+        keeper.settle(decision, ask, now)
+        keeper.wait(ticket, ask, rows, now)
+        return self._room.waits_at_gate(ticket, now)
 
     def _wait_in_file(self, ticket: Ticket, ask: Ask, number: int, rows: Rows, now: float) -> None:
         """Let one wait in the policy file's queue, whose limits may refuse it."""
@@ -190,14 +205,10 @@ class Selecting:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _measured(ticket: Ticket, ask: Ask, rows: Rows) -> tuple[Ask, Matches]:
+def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
     """Say what the best candidate would still have to compute."""
-    partition, prompt = ticket.partition, ticket.prompt
-    matches = partition.index.find_matches(prompt.block_hashes)
-    if matches.empty:
-        return ask, matches  # all of it
-    cached = partition.best_cached_tokens(prompt, rows, ticket.weights, matches)
-    return ask._replace(prefill_tokens=max(0, ask.tokens - cached)), matches
+    cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
+    return ask._replace(prefill_tokens=max(0, ask.tokens - cached))
 
 
 def _cache_refusal(decision: Decision) -> Decision:

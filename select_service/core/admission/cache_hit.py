@@ -92,9 +92,6 @@ def cached_blocks(device: Floats, host: Floats, disk: Floats, scope: Scope) -> F
     return device + host + disk
 
 
-_NOBODY: Final[Slots] = np.zeros(0, dtype=np.int64)
-
-
 class Hits(NamedTuple):
     """What a filter found: which candidates pass, and who came nearest."""
 
@@ -153,18 +150,20 @@ def filter_groups(
     base = base_tokens(isl_tokens, block_size, basis)
     if not base or not rows:
         return Hits(None, -1, None)
-    best, most, passing = 0, 0, []
+    best, most = 0, 0
+    passing: list[int] = []
     for blocks, slots in groups:
-        here = slots[slots < rows]
-        if not len(here):
+        here = [slot for slot in slots.tolist() if slot < rows]
+        if not here:
             continue
         cached = min(blocks * block_size, base)
-        first = int(here.min())
+        first = min(here)
         if cached > most or (cached == most and first < best):
             best, most = first, cached
         if cached / base >= threshold:
-            passing.append(here)
+            passing += here
     if threshold <= 0.0:
         return Hits(None, best, most / base)
-    kept = np.sort(np.concatenate(passing)) if passing else _NOBODY
-    return Hits(None if len(kept) == rows else kept, best, most / base)
+    if len(passing) == rows:
+        return Hits(None, best, most / base)
+    return Hits(np.array(sorted(passing), dtype=np.int64), best, most / base)

@@ -126,28 +126,29 @@ def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
 @EITHER
 @given(
     ranks=st.lists(st.tuples(counts, counts, st.floats(0, 100), st.floats(0, 3)), max_size=ROWS),
-    has_floor=st.booleans(),
     room=st.floats(1, 1e6),
 )
 def test_how_full_ranks_are(
     twin: ModuleType,
     ranks: list[tuple[int, int, float, float]],
-    has_floor: bool,
     room: float,
 ) -> None:
     columns = np.array(ranks, dtype=np.float64).reshape(len(ranks), 4).T.copy()
     prefill, decode, block_tokens, floor = columns
     total = 0.0
     for booked, blocks, tokens, least in columns.T.tolist():
-        total += max(booked, blocks * tokens, least * room if has_floor else 0.0)
-    assert twin.filled(prefill, decode, block_tokens, floor if has_floor else None, room) == total
+        total += max(booked, blocks * tokens, least * room)
+    fill = twin.Fill(prefill, decode, block_tokens, floor)
+    assert fill.total(room) == total
+    prefill[:] = 0.0  # it reads what is there, not what was
+    decode[:] = 0.0
+    assert fill.total(0.0) == 0.0
 
 
 @EITHER
 def test_columns_of_one_length(twin: ModuleType) -> None:
     some, more = np.zeros(3), np.zeros(4)
-    for columns in ((more, some, some), (some, more, some), (some, some, more)):
+    for longer in range(4):
+        columns = [more if longer == at else some for at in range(4)]
         with pytest.raises(ValueError, match="length"):
-            twin.filled(*columns, None, 1.0)
-    with pytest.raises(ValueError, match="length"):
-        twin.filled(some, some, some, more, 1.0)
+            twin.Fill(*columns)
