@@ -355,8 +355,7 @@ def test_dropped_orphans_are_no_hearsay_any_more() -> None:
     index = KvIndex(16, orphan_blocks_max=1)
     index.attach(A)
     told(index, 1, parent=99)
-    told(index, 2, parent=98)
-    told(index, 3, parent=97)
+    index.store(A, GPU, 98, [2], pack(2))
     assert index.stats.orphan_blocks_dropped == 1
     for _ in range(2):
         index.store(A, GPU, None, [1], pack(1))
