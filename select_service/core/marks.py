@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from select_service.core.catalog import Worker
     from select_service.core.partition import Placement
@@ -39,15 +39,17 @@ class Booked(NamedTuple):
 class Marks:
     """The steps of one request, and what it led to."""
 
-    __slots__ = ("_clock", "answer", "booked", "placement", "steps", "ticket")
+    __slots__ = ("_clock", "answer", "booked", "ids", "placement", "steps", "ticket")
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], ids: Mapping[str, str]) -> None:
         """Begin without any.
 
         Args:
             clock: nanoseconds, from whenever.
+            ids: what the request is called in logs.
         """
         self._clock = clock
+        self.ids = ids
         self.steps: list[tuple[str, int]] = []
         """Each with when it began; the next one ends it. One without a name is none."""
         self.ticket: Ticket | None = None

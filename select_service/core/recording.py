@@ -1,8 +1,7 @@
 """The rooms a request passes through, as they are where requests are traced.
 
 Each does what the one it stands for does, and marks when. A service that traces nothing has the
-plain rooms and pays nothing; here who is not traced pays for one look at `Recorder`. What is found
-of a prompt is looked up once for itself, to see how long that takes: picking looks again.
+plain rooms and pays nothing; here who is not traced pays for one look at `Recorder`.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from select_service.core.queue import Ticket
 from select_service.core.selecting import Selecting
 
 if TYPE_CHECKING:
+    from indexer.core.tiers import Matches
     from select_service.core.columns import Rows
     from select_service.core.desk import Order
     from select_service.core.effects import Effects
     from select_service.core.marks import Marks, Recorder
     from select_service.core.partition import Partition, Placement
-    from select_service.core.projection import Projection
     from select_service.core.reservation import Reservation
     from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectRequest
 
@@ -109,20 +108,21 @@ class RecordingPlacing(Placing):
         rows: Rows,
         now: float,
         effects: Effects,
-        projection: Projection | None = None,
+        matches: Matches | None = None,
     ) -> tuple[Answer, Effects]:
         recorder = self.recorder
         caller = recorder.current
         if caller is None and not recorder.waiting:
-            return super().place(ticket, rows, now, effects, projection)
+            return super().place(ticket, rows, now, effects, matches)
         marks = recorder.of(ticket)
         recorder.current = marks  # not the caller's, whose call may have let others in
         try:
             if marks is not None:
-                marks.enter(MATCH)
-                ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+                if matches is None:  # else who judged it has looked them up
+                    marks.enter(MATCH)
+                    matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
                 marks.enter(PICK)
-            return super().place(ticket, rows, now, effects, projection)
+            return super().place(ticket, rows, now, effects, matches)
         finally:
             if marks is not None:
                 marks.leave()

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
     from select_service.edge.answers import Response
 
-__all__ = ["log_access", "short"]
+__all__ = ["TRACE_IDS", "log_access", "short"]
 
 _log = logging.getLogger("select_service.access")
+
+TRACE_IDS: Final = "select_service.trace_ids"
+"""Key of the scope: what a record says of the trace, where requests are traced."""
 
 _PATH_CHARS_MAX: Final = 128
 _RESERVATIONS: Final = b"/reservations/"
@@ -43,6 +46,7 @@ def log_access(scope: Scope, status: int, seconds: float, answer: Response | Non
             "ms": round(seconds * 1e3, 3),
             "client": client[0] if client else None,
             **_ids(path, answer),
+            **scope.get(TRACE_IDS, {}),
         },
     )
 

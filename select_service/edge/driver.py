@@ -712,7 +712,8 @@ class Driver:
         if self.replicas is not None:
             self.replicas.carry_out(effects)
         for placement, ticket in effects.decided:
-            _log.debug("Selected worker", extra=_decision_facts(placement) | _ids_of(ticket))
+            with contextlib.nullcontext() if self.tracing is None else self.tracing.about(ticket):
+                _log.debug("Selected worker", extra=_decision_facts(placement) | _ids_of(ticket))
 
     def _answer(self, effects: Effects) -> None:
         if effects.more:

@@ -5,22 +5,24 @@ Chosen at the start; a service that traces nothing has neither.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
+from select_service.edge.access_log import TRACE_IDS
 from select_service.edge.answers import Response, Settling
 from select_service.edge.asgi import Door
 from select_service.edge.codec import encode
 from select_service.edge.fast_lane import FastLane
 from select_service.edge.trace_context import parent_in, read_parent
-from select_service.edge.tracing import HERE
+from select_service.edge.tracing import HERE, log_ids
 from select_service.edge.traffic import CLIENT_GONE
 from select_service.errors import ServiceError, ShuttingDown, problem
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Iterator
 
     from starlette.types import Receive, Scope, Send
 
@@ -65,26 +67,17 @@ class TracedDoor(Door):
         span = self._begin(call)
         if span is None:
             return super().answer_now(call, head, body)
-        recorder = self.tracing.recorder
-        recorder.current = span.marks
-        here = HERE.set(span.log_ids)
-        try:
+        with self._working_on(span):
             answer = super().answer_now(call, head, body)
-        finally:
-            HERE.reset(here)
-            recorder.current = None
         return self._follow(span, answer)
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parent = read_parent(scope["headers"]) if scope["type"] == "http" else None
-        ids = None if parent is None else {"trace_id": f"{parent.trace_id:032x}"}
-        here = HERE.set(ids)
         scope[_PARENT] = parent
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            HERE.reset(here)
+        if parent is not None:
+            scope[TRACE_IDS] = log_ids(parent.trace_id)
+        await super().__call__(scope, receive, send)
 
     @override
     def _do(
@@ -97,14 +90,31 @@ class TracedDoor(Door):
             self.parent = None
         if span is None:
             return super()._do(call, head, body, scope)
-        HERE.set(span.log_ids)  # until the request is answered and logged
-        recorder = self.tracing.recorder
-        recorder.current = span.marks
-        try:
+        scope[TRACE_IDS] = span.log_ids
+        with self._working_on(span):
             answer = super()._do(call, head, body, scope)
-        finally:
-            recorder.current = None
         return self._follow(span, answer)
+
+    @override
+    def _fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
+        ids = vars(error).get(_IDS)  # of one that had to wait before it failed
+        if ids is None:
+            return super()._fault(error, api, method, raw_path)
+        HERE.ids = ids
+        try:
+            return super()._fault(error, api, method, raw_path)
+        finally:
+            HERE.ids = None
+
+    @contextmanager
+    def _working_on(self, span: Span) -> Iterator[None]:
+        """For as long as nothing is awaited."""
+        recorder = self.tracing.recorder
+        recorder.current, HERE.ids = span.marks, span.log_ids
+        try:
+            yield
+        finally:
+            recorder.current = HERE.ids = None
 
     def _begin(self, call: Call) -> Span | None:
         route = call.route
@@ -159,16 +169,15 @@ class TracedDoor(Door):
 
     async def _later(self, span: Span, answer: Awaitable[Response]) -> Response:
         status, body = CLIENT_GONE, b""
-        here = HERE.set(span.log_ids)
         try:
             response = await answer
             status = response.status
             body = response.body if status >= _REFUSED else b""
         except Exception as error:
             status, body = _failure(error)
+            vars(error)[_IDS] = span.log_ids
             raise
         finally:
-            HERE.reset(here)
             if status == CLIENT_GONE and self.is_leaving:
                 status, body = _failure(ShuttingDown())
             self.tracing.finish(span, status, body)
@@ -209,6 +218,7 @@ class TracedLane(FastLane):
 
 
 _PARENT: Final = "select_service.parent"
+_IDS: Final = "select_service_trace_ids"
 
 
 def _failure(error: BaseException) -> tuple[int, bytes]:

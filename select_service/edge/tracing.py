@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from contextvars import ContextVar
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -25,15 +25,16 @@ from select_service.edge.trace_context import Parent, Sampler, sampler
 from select_service.types import CacheThreshold, PairSelection, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from select_service.config import Settings
     from select_service.core.partition import Placement
+    from select_service.core.queue import Ticket
     from select_service.types import Answer
 
-__all__ = ["HERE", "Span", "Tracing", "TracingUnavailableError", "create_tracing"]
+__all__ = ["HERE", "Span", "Tracing", "TracingUnavailableError", "create_tracing", "log_ids"]
 
 _LOW_BITS: Final = 64
 _REFUSED: Final = 400
@@ -45,38 +46,48 @@ _PATH_FACTS: Final = {
     "{lease_id}": "lease_id",
 }
 
-HERE: Final[ContextVar[dict[str, str] | None]] = ContextVar("select_service_span", default=None)
-"""The ids of the request that a log record is about."""
+
+class _Here:
+    """Which request is being worked on, for as long as nothing else can be."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self) -> None:
+        self.ids: Mapping[str, str] | None = None
+
+    def get(self) -> Mapping[str, str] | None:
+        return self.ids
+
+
+HERE: Final = _Here()
+"""The ids of the request that a log record is about. No context variable: timers and tasks that a
+request happens to start would inherit it."""
 
 
 class Span:
     """A request that is traced and under way."""
 
     __slots__ = (
-        "began_ns",
-        "marks",
-        "method",
-        "params",
-        "parent",
-        "pattern",
-        "span_id",
-        "trace_id",
+        *("began_ns", "log_ids", "marks", "method", "params", "parent", "pattern"),
+        *("span_id", "trace_id"),
     )
 
     def __init__(self, trace_id: int, span_id: int, parent: Parent | None) -> None:
         self.trace_id = trace_id
         self.span_id = span_id
         self.parent = parent
-        self.marks = Marks(time.perf_counter_ns)
+        self.log_ids = log_ids(trace_id, span_id)
+        self.marks = Marks(time.perf_counter_ns, self.log_ids)
         self.marks.enter("")  # when it began
         self.began_ns = time.time_ns()
         self.method = self.pattern = ""
         self.params: tuple[str, ...] = ()
 
-    @property
-    def log_ids(self) -> dict[str, str]:
-        """What a log record says of it."""
-        return {"trace_id": f"{self.trace_id:032x}", "span_id": f"{self.span_id:016x}"}
+
+def log_ids(trace_id: int, span_id: int | None = None) -> dict[str, str]:
+    """Return what a log record says of a request; `span_id` where that is traced."""
+    ids = {"trace_id": f"{trace_id:032x}"}
+    return ids if span_id is None else {**ids, "span_id": f"{span_id:016x}"}
 
 
 class Tracing:
@@ -134,6 +145,16 @@ class Tracing:
                 _facts(span, status),
             )
         )
+
+    @contextmanager
+    def about(self, ticket: Ticket) -> Iterator[None]:
+        """Let log records be about who has brought a ticket, whoever is being worked on."""
+        before, marks = HERE.ids, self.recorder.of(ticket)
+        HERE.ids = None if marks is None else marks.ids
+        try:
+            yield
+        finally:
+            HERE.ids = before
 
     def start(self) -> None:
         """Begin to export."""

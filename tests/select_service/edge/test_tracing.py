@@ -367,6 +367,62 @@ def test_a_stream_an_unusual_request_and_the_disk(collector: Collector, tmp_path
     assert [one.name for one in collector.children(collector.servers()[0])] == PLACED
 
 
+def test_requests_in_pieces_and_in_a_row(collector: Collector) -> None:
+    """However the bytes come, everybody keeps his own parent."""
+    parents = [f"{number:016x}" for number in range(1, 5)]
+
+    def request(parent: str) -> bytes:
+        body = json.dumps(PROMPT)
+        return (
+            f"POST /select HTTP/1.1\r\nhost: s\r\ntraceparent: 00-{TRACE}-{parent}-01\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            for cut in (30, 90, -5):
+                whole = request(parents[0])
+                wire.say(whole[:cut])
+                await wire.writer.drain()
+                await asyncio.sleep(0.02)  # so that it arrives by itself, as a rule
+                wire.say(whole[cut:])
+                assert (await wire.answer())[0] == 200
+            wire.say(b"".join(map(request, parents)))
+            for _ in parents:
+                assert (await wire.answer())[0] == 200
+
+    run(asks())
+    assert [one.parent_id for one in collector.servers()] == [parents[0]] * 3 + parents
+
+
+def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any) -> None:
+    async def fail(*_: object) -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    said: list[tuple[str, object]] = []
+    log = logging.getLogger("select_service.http")
+    monkeypatch.setattr(
+        log, "error", lambda message, **_: said.append((message, dict(HERE.get() or {})))
+    )
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            monkeypatch.setattr(service, "loads", lambda *_: 1 / 0)
+            assert await ask(wire, "GET", "/loads", None, TRACEPARENT) == 500
+            monkeypatch.setattr(service, "clear_lease", fail)
+            monkeypatch.setattr(service, "close_lease_now", lambda *_: object())
+            assert await ask(wire, "DELETE", "/leases/x", None, TRACEPARENT) == 500
+            assert HERE.get() is None
+
+    run(asks())
+    assert [
+        ("request failed", {"trace_id": TRACE, "span_id": span.span_id})
+        for span in collector.servers()
+    ] == said
+    assert [span.failed for span in collector.servers()] == [True, True]
+
+
 def test_bookings_by_hand_and_pairs(collector: Collector) -> None:
     async def asks() -> None:
         async with traced() as (wire, service):
