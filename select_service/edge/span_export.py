@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Finished", "SpanExport", "TracingUnavailableError", "otlp_exporter"]
 
 _log = logging.getLogger("select_service.tracing")
+_exporters_log = logging.getLogger("opentelemetry")
 
 TEXT_CHARS_MAX: Final = 256
 """Longer strings are cut: an id may be as long as a body."""
@@ -71,8 +72,8 @@ class Finished(NamedTuple):
 
     @property
     def spans(self) -> int:
-        """How many spans it makes, at most."""
-        return 1 + len(self.steps)
+        """How many spans it makes."""
+        return 1 + sum(name != "" for name, _ in self.steps)
 
 
 class SpanExport:
@@ -135,6 +136,7 @@ class SpanExport:
         if self._thread.is_alive():
             _log.warning("spans not exported in time", extra={"spans": self.queued})
         self._exporter.shutdown()  # wakes the thread where it waits to try again
+        _exporters_log.setLevel(logging.NOTSET)
 
     def _run(self) -> None:
         while not self._closing:
@@ -165,12 +167,18 @@ class SpanExport:
             self.exported += len(built)
         else:
             self.failed += max(len(built), len(batch))
-        if is_done is self._is_failing:  # said once, whichever way it changes
-            self._is_failing = not is_done
-            if is_done:
-                _log.info("spans are exported again")
-            else:
-                _log.warning("spans cannot be exported", extra={"spans": len(built)})
+        if is_done is self._is_failing:
+            self._turn(is_failing=not is_done)
+
+    def _turn(self, *, is_failing: bool) -> None:
+        """Say once that it fails, or works again; the exporter would say why with every batch."""
+        self._is_failing = is_failing
+        if is_failing:
+            _log.warning("spans cannot be exported")
+            _exporters_log.setLevel(logging.CRITICAL + 1)
+        else:
+            _log.info("spans are exported again")
+            _exporters_log.setLevel(logging.NOTSET)
 
 
 class _Builder:

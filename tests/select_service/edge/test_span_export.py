@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -83,9 +84,13 @@ class Broken(InMemorySpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.calls += 1
+        if self.calls < 4:
+            logging.getLogger("opentelemetry.exporter.some").error("why")
         if self.calls == 1:
-            raise OSError("no network")
+            return SpanExportResult.FAILURE
         if self.calls == 2:
+            raise OSError("no network")
+        if self.calls == 3:
             return SpanExportResult.FAILURE
         return super().export(spans)
 
@@ -93,12 +98,13 @@ class Broken(InMemorySpanExporter):
 def test_failures_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     queue = export(Broken(), batch_max=1)
-    for _ in range(4):
+    for _ in range(5):
         queue.put(ONE)
     queue.start()
     queue.close(10.0)
-    assert (queue.exported, queue.failed) == (6, 6)
+    assert (queue.exported, queue.failed) == (6, 9)
     assert [record.message for record in caplog.records] == [
+        "why",
         "spans cannot be exported",
         "spans are exported again",
     ]
