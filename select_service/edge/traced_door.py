@@ -93,6 +93,9 @@ class TracedDoor(Door):
         scope[TRACE_IDS] = span.log_ids
         with self._working_on(span):
             answer = super()._do(call, head, body, scope)
+        if scope["method"] == "HEAD" and isinstance(answer, Response):
+            self._finish(span, answer)  # also a stream, which nobody will read
+            return answer
         return self._follow(span, answer)
 
     @override

@@ -354,6 +354,9 @@ def test_a_stream_an_unusual_request_and_the_disk(collector: Collector, tmp_path
             )
             assert (await wire.answer())[0] == 200
             assert await ask(wire, "DELETE", "/reservations/r", None, TRACEPARENT) == 200
+            for path in ("/workers", "/dump"):
+                wire.say(f"HEAD {path} HTTP/1.1\r\nhost: s\r\n{TRACEPARENT}\r\n\r\n".encode())
+                await wire.reader.readuntil(b"\r\n\r\n")
             head = f"GET /dump HTTP/1.1\r\nhost: s\r\n{TRACEPARENT}\r\nconnection: close\r\n\r\n"
             wire.say(head.encode())
             assert (await wire.rest()).startswith(b"HTTP/1.1 200")
@@ -362,6 +365,8 @@ def test_a_stream_an_unusual_request_and_the_disk(collector: Collector, tmp_path
     assert [(one.name, one.parent_id) for one in collector.servers()] == [
         ("POST /select_and_reserve", PARENT),
         ("DELETE /reservations/{reservation_id}", PARENT),
+        ("GET /workers", PARENT),
+        ("GET /dump", PARENT),
         ("GET /dump", PARENT),
     ]
     assert [one.name for one in collector.children(collector.servers()[0])] == PLACED
