@@ -8,6 +8,7 @@ in `plain_pricer.py` and `plain_value_set.py`, and give the same to the last bit
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.math cimport floor
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -15,7 +16,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -58,11 +59,13 @@ cdef class Pricer:
         list matched,
         list shared,
         draw,
+        trust=None,
     ):
         """Return (row, price, decode blocks) of the cheapest of the first `rows`, at least one.
 
         `matched` and `shared` are (blocks, rows as packed int64) or None; `draw` gives a number
-        in [0, 1) when several are the cheapest.
+        in [0, 1) when several are the cheapest; `trust` has a factor for the credit of each
+        row, None: 1.0.
         """
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
@@ -71,10 +74,19 @@ cdef class Pricer:
         cdef double *price = common + self._rows
         cdef double raw, adjusted, low = 0.0, tokens, bare
         cdef Py_ssize_t row, ties = 0, best = 0, which
+        cdef double credited
+        cdef Py_buffer view
+        cdef const double *factor = NULL
         if matched is not None:
             self._fill(device, matched)
         if shared is not None:
             self._fill(common, shared)
+        if trust is not None:
+            PyObject_GetBuffer(trust, &view, PyBUF_SIMPLE)
+            if view.len < rows * <Py_ssize_t>sizeof(double):
+                PyBuffer_Release(&view)
+                raise ValueError("rows beyond the columns")
+            factor = <const double *>view.buf
         for row in range(rows):
             bare = self._decode[row] + blocks
             if shared is not None:
@@ -83,10 +95,14 @@ cdef class Pricer:
                 adjusted = (self._prefill[row] + isl_tokens) / block_size if track else 0.0
             else:
                 tokens = device[row] * block_size
+                credited = credit * device[row]
+                if factor != NULL:
+                    tokens = floor(tokens * factor[row])
+                    credited = credited * factor[row]
                 if tokens < isl_tokens:
                     tokens = isl_tokens
                 raw = (self._prefill[row] + tokens) / block_size if track else 0.0
-                adjusted = raw - credit * device[row]
+                adjusted = raw - credited
                 if adjusted < 0.0:
                     adjusted = 0.0
             price[row] = scale * adjusted + bare
@@ -94,6 +110,8 @@ cdef class Pricer:
                 low, best, ties = price[row], row, 1
             elif price[row] == low:
                 ties += 1
+        if factor != NULL:
+            PyBuffer_Release(&view)
         if ties > 1:
             which = <Py_ssize_t>(<double>draw() * ties)
             while which:

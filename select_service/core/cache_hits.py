@@ -142,7 +142,8 @@ class CacheHits:
         if overlap is None:
             return np.zeros(len(projection.prefill))
         scope = request.cache_hit_scope or self._settings.cache_hit_scope
-        return cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
+        blocks = cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
+        return blocks if projection.trust is None else blocks * projection.trust
 
 
 def _refusal(

@@ -23,10 +23,18 @@ from select_service.core.projection import matched, project
 from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
+from select_service.core.trust import Trust
 from select_service.errors import NoEligibleWorker, QueueFull
-from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
+from select_service.types import (
+    LoadRow,
+    Overlap,
+    OverlapRow,
+    SelectPairRequest,
+    TrustSettings,
+    WorkerRank,
+)
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 1):
+if not TYPE_CHECKING and usable("select_service.core._speed", 2):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -76,10 +84,12 @@ class Partition:
         policy: RoutingPolicy,
         *,
         prefill_tokens_per_s: float,
+        trust: TrustSettings | None = None,
     ) -> None:
         self.scope = scope
         self.index = index
         self.ledger = Ledger()
+        self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.workers: dict[int, Worker] = {}
@@ -118,6 +128,7 @@ class Partition:
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
+        self.trust.ensure(self.index.capacity)
         self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._reseat()
 
@@ -211,7 +222,7 @@ class Partition:
 
     def project(self, prompt: Prompt, rows: Rows, weights: Weights) -> Projection:
         """Return what each of the rows would carry with this prompt."""
-        return project(self.ledger, self.index, prompt, rows, weights)
+        return project(self.ledger, self.index, prompt, rows, weights, self.trust.column)
 
     def place(
         self,
@@ -231,7 +242,7 @@ class Partition:
                 placement = self._place_plain(prompt, rows.stop, weights, rng)
                 if placement is not None:
                     return placement
-            projection = project(self.ledger, self.index, prompt, rows, weights)
+            projection = self.project(prompt, rows, weights)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
         if (
@@ -274,6 +285,7 @@ class Partition:
         if matches.groups:
             matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
         isl_tokens, size = prompt.isl_tokens, index.block_size
+        trust = self.trust.column
         shared = None
         if ledger.blocks.begins(prompt.first_hash):
             shared = ledger.shared_groups(prompt.sequence_hashes)
@@ -284,6 +296,7 @@ class Partition:
             matched,
             shared,
             rng.random,
+            trust,
         )
         worker, dp_rank = self.rank_at(slot)
         device = 0
@@ -297,6 +310,8 @@ class Partition:
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
         left = max(0, isl_tokens - device * size)
+        if trust is not None:  # what we believe will have to be computed
+            left = max(0, isl_tokens - int(device * size * trust[slot]))
         return Placement(
             *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode, weights)
         )
@@ -351,7 +366,7 @@ class Partition:
 
     def best_cached_tokens(self, prompt: Prompt, rows: Rows, weights: Weights) -> int:
         """Return the most tokens any candidate has cached, tier-weighted."""
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        projection = self.project(prompt, rows, weights)
         return int(projection.cached_tokens.max(initial=0.0))
 
     def enqueue(
@@ -496,7 +511,7 @@ class Partition:
         """Return the load every rank would carry with this prompt (contract 5.2)."""
         seats = self.seats()
         rows = np.array([slot for _, slot in seats], dtype=np.int64)
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        projection = self.project(prompt, rows, weights)
         added = [
             max(0, prompt.isl_tokens - int(cached)) if weights.track_prefill_tokens else 0
             for cached in projection.cached_tokens
@@ -544,6 +559,7 @@ class Partition:
         """State every promise of the partition."""
         self.index.check()
         self.ledger.check()
+        self.trust.check()
         for queue in self.queues:
             queue.check()
         for worker in self.workers.values():

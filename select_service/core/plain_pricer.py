@@ -44,6 +44,7 @@ class Pricer:
         matched: list[tuple[int, Slots]] | None,
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
+        trust: Floats | None = None,
     ) -> tuple[int, float, int]:
         """Return (row, price, decode blocks) of the cheapest of the first `rows`, at least one.
 
@@ -58,16 +59,17 @@ class Pricer:
             matched: (blocks, rows) on the device, disjoint; None: nothing.
             shared: (blocks, rows) with active chains, disjoint; None: nothing.
             draw: gives a number in [0, 1) when several are the cheapest.
+            trust: by what the credit of each row is multiplied; None: 1.0.
         """
-        if not 0 < rows <= len(self._prefill):
+        if not 0 < rows <= len(self._prefill) or (trust is not None and len(trust) < rows):
             raise ValueError("rows beyond the columns")
         common = None if shared is None else self._by_row(shared)[:rows]
         self._matched = [] if matched is None else self._by_row(matched)
-        if rows > FEW:
+        if rows > FEW or trust is not None:
             bare = self._decode[:rows] + blocks
             if common is not None:
                 bare -= common
-            raw = self._raw_of_many(rows, isl_tokens, block_size, credit, track)
+            raw = self._raw_of_many(rows, isl_tokens, block_size, credit, track, trust)
             prices = scale * raw + bare
             row = cheapest(prices, draw)
             return row, float(prices[row]), int(bare[row])
@@ -99,16 +101,19 @@ class Pricer:
         block_size: int,
         credit: float,
         track: bool,  # noqa: FBT001
+        trust: Floats | None,
     ) -> Floats:
         """Return the prefill blocks of each row, less what is credited, at least 0."""
         if not self._matched:
             return (self._prefill[:rows] + isl_tokens) / block_size if track else np.zeros(rows)
         device = np.array(self._matched[:rows], dtype=np.float64)
         raw: Floats = np.zeros(rows)
+        cached, credited = device * block_size, credit * device
+        if trust is not None:
+            cached, credited = np.floor(cached * trust[:rows]), credited * trust[:rows]
         if track:
-            tokens = np.maximum(device * block_size, isl_tokens)
-            raw = (self._prefill[:rows] + tokens) / block_size
-        return np.maximum(raw - credit * device, 0.0)
+            raw = (self._prefill[:rows] + np.maximum(cached, isl_tokens)) / block_size
+        return np.maximum(raw - credited, 0.0)
 
     def matched_at(self, row: int) -> int:
         """Blocks that `matched` of the last call gave a row."""

@@ -36,11 +36,12 @@ class Projection(NamedTuple):
     decode: Floats  # active decode blocks with the prompt's new blocks
     overlap: Overlap | None  # of the candidates; None: nothing matched anywhere
     matched: Overlap | None  # of every slot
-    cached_tokens: Floats  # tier-weighted tokens that need no prefill
+    cached_tokens: Floats  # tier-weighted tokens that need no prefill, as far as is believed
     has_lower_tiers: bool
     isl_tokens: int
     block_size: int
     cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
+    trust: Floats | None = None  # how far `overlap` is believed; None: altogether
 
 
 def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
@@ -78,8 +79,13 @@ def project(
     prompt: Prompt,
     rows: Rows,
     weights: Weights,
+    trust: Floats | None = None,
 ) -> Projection:
-    """Project the prompt on the given rows (slots)."""
+    """Project the prompt on the given rows (slots).
+
+    With `trust`, a factor by slot, only so much of what is cached is expected to be there; the
+    overlap stays what the index says.
+    """
     decode = ledger.decode[rows] + prompt.blocks
     if ledger.blocks.begins(prompt.first_hash):
         shared = ledger.shared_blocks(prompt.sequence_hashes)
@@ -88,10 +94,15 @@ def project(
     overlap, has_lower = matched(index, prompt)
     prefill = ledger.prefill[rows]
     if overlap is None:
-        cached, taken = no_floats(len(prefill)), None
+        cached, taken, trust = no_floats(len(prefill)), None, None
     else:
         taken = Overlap(overlap.device[rows], overlap.host[rows], overlap.disk[rows])
         cached = cached_tokens(taken, weights, index.block_size, has_lower_tiers=has_lower)
+        if trust is not None:
+            trust = trust[rows]
+            cached = np.floor(cached * trust)
     size, isl_tokens = index.block_size, prompt.isl_tokens
     within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
-    return Projection(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within)
+    return Projection(
+        *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, trust)
+    )
