@@ -787,8 +787,8 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
     """When what a rank's index says counts for less."""
 
     samples: int = 16  # prompts over which errors are kept; half of them before anything follows
-    error_max: float = 0.4  # share of predicted tokens that were not found; 1: never too many
-    error_clear: float = 0.2  # below that the rank counts in full again
+    error_max: float = 0.3  # share of predicted tokens that were not found; 1: never too many
+    error_clear: float = 0.15  # below that the rank counts in full again
     reread_s: float = 30.0  # between two readings of a doubtful index, doubled up to the next
     reread_max_s: float = 3600.0
     weigh_freshness: bool = True

@@ -225,10 +225,9 @@ class Trusting:
     def _reread(self, partition: Partition, slot: int, rank: RankTrust, now: float) -> None:
         """Have the index of a distrusted rank read again, from time to time."""
         settings = self._settings
-        is_first = rank.reread_at is None or not rank.reread_wait_s
-        if now < rank.reread_after or not (
-            is_first or rank.samples >= rank.reread_samples + settings.samples / 2
-        ):
+        fresh = rank.samples - rank.reread_samples
+        is_again = rank.reread_wait_s > 0.0
+        if now < rank.reread_after or (is_again and fresh < settings.samples / 2):
             return
         at = partition.index.rank_of(slot)
         stream = None if at is None else self._membership.stream_at(at)

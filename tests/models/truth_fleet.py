@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from indexer.core.progress import END_MARKER
 from indexer.core.registry import Registry
+from indexer.core.stream import EventStream
 from indexer.types import WorkerRank
-from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.demo.encoding import encode_batch
 from select_service.demo.engine import Engine, EngineSpeed, Job
@@ -159,7 +159,6 @@ class TruthFleet:
             SelectAndReserveRequest(reservation_id=name, token_ids=tokens), self.now
         )
         assert isinstance(answer, Selection), "nobody is ever busy"
-        assert not isinstance(answer, Ticket)
         self.decisions.append((answer.worker_id, answer.effective_prefill_tokens))
         self._home[name] = (answer.worker_id, len(tokens))
         self.ranks[answer.worker_id].engine.submit(Job(name, tokens, outputs))
@@ -217,7 +216,7 @@ class TruthFleet:
 
     # -- looking ---------------------------------------------------------------------------------
 
-    def stream(self, worker_id: int):
+    def stream(self, worker_id: int) -> EventStream:
         stream = self.core.membership.stream_at(WorkerRank(worker_id, 0))
         assert stream is not None
         return stream
