@@ -15,6 +15,7 @@ from select_service.core.columns import no_floats
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
+    from indexer.core.tiers import Matches
     from select_service.core.columns import Floats, Rows
     from select_service.core.ledger import Ledger
     from select_service.core.prompt import Prompt
@@ -44,9 +45,8 @@ class Projection(NamedTuple):
     trust: Floats | None = None  # how far `overlap` is believed; None: altogether
 
 
-def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
+def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
     """Return the overlap of every slot of the index, and whether lower tiers take part."""
-    matches = index.find_matches(prompt.block_hashes)
     if matches.empty:
         return None, False
     rows = index.capacity
@@ -73,25 +73,28 @@ def cached_tokens(
     return np.floor(blocks * block_size + 0.5)
 
 
-def project(
+def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
     ledger: Ledger,
     index: KvIndex,
     prompt: Prompt,
     rows: Rows,
     weights: Weights,
+    matches: Matches | None = None,
     trust: Floats | None = None,
 ) -> Projection:
-    """Project the prompt on the given rows (slots).
+    """Project the prompt on the given rows (slots); what it finds, if somebody looked already.
 
     With `trust`, a factor by slot, only so much of what is cached is expected to be there; the
     overlap stays what the index says.
     """
+    if matches is None:
+        matches = index.find_matches(prompt.block_hashes)
     decode = ledger.decode[rows] + prompt.blocks
     if ledger.blocks.begins(prompt.first_hash):
         shared = ledger.shared_blocks(prompt.sequence_hashes)
         if shared is not None:
             decode -= shared[rows]
-    overlap, has_lower = matched(index, prompt)
+    overlap, has_lower = matched(index, matches)
     prefill = ledger.prefill[rows]
     if overlap is None:
         cached, taken, trust = no_floats(len(prefill)), None, None

@@ -10,6 +10,7 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.replica_wire import decode_message, encode_message
+from select_service.core.scoring import costs
 from select_service.core.trusting import BASE_S, STREAMS_PER_TURN
 from select_service.errors import InvalidField, ReservationNotFound
 from select_service.types import (
@@ -256,8 +257,7 @@ def test_half_believed() -> None:
     assert only.effective_prefill_tokens == ISL - int(128 * trust(fleet, 2).trust)
 
 
-@pytest.mark.parametrize("override", [None, RouterConfigOverride(router_temperature=1e-9)])
-def test_every_way_of_pricing_agrees(override: RouterConfigOverride | None) -> None:
+def test_every_way_of_pricing_agrees() -> None:
     fleet = distrusting()
     serve(fleet, 2, 90, times=50)
     partition = fleet.core.partitions[DEFAULT]
@@ -267,10 +267,12 @@ def test_every_way_of_pricing_agrees(override: RouterConfigOverride | None) -> N
     _, prompt, weights = read.selection(request)
     rows = partition.candidates(request)
     plain = partition.place(request, prompt, rows, weights, fleet.core.selecting._rng)
-    projection = partition.project(prompt, rows, weights)
-    slow = partition.place(request, prompt, rows, weights, fleet.core.selecting._rng, projection)
-    assert plain == slow
+    prices = costs(partition.project(prompt, rows, weights), weights)
+    assert (plain.cost, plain.slot) == (float(prices.min()), int(prices.argmin()))
     assert plain.worker.worker_id == 2, "the other one is too busy"
+    warm = weights._replace(temperature=1e-9)
+    slow = partition.place(request, prompt, rows, warm, fleet.core.selecting._rng)
+    assert slow[:-1] == plain[:-1]
 
 
 def test_a_threshold_for_cached_prompts_believes_as_much() -> None:
