@@ -799,10 +799,12 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
         """Refuse what makes no sense.
 
         Raises:
-            ValueError: a rank would be believed and not believed at once.
+            ValueError: naming it.
         """
         if not 0.0 < self.error_clear <= self.error_max:
             raise ValueError("trust: error_clear must be above 0 and at most error_max")
+        if self.samples < 1 or not (self.reread_s > 0.0 and self.lag_half_s > 0.0):
+            raise ValueError("trust: samples, reread_s and lag_half_s must be above 0")
 
 
 class ReplicaLimits(Struct, frozen=True, kw_only=True):

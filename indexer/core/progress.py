@@ -119,6 +119,11 @@ class Progress:
         """Ranks whose blocks came, at least in part, from this stream."""
         return self._writer.ranks
 
+    @property
+    def clearings(self) -> int:
+        """Times all blocks of a rank went at once: cleared, or the engine's as it was before."""
+        return self._writer.clearings
+
     def memory(self) -> StreamMemory:
         """What another process needs to go on from here; the stream is at rest."""
         assert self.is_at_rest

@@ -590,6 +590,7 @@ class Partition:
             self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
+            assert slot in owned or self.trust.factor(slot) == 1.0, "nor an opinion"
 
 
 def _is_plain(request: SelectRequest, weights: Weights) -> bool:

@@ -183,7 +183,7 @@ class Reserving:
             ReservationNotFound: nothing live has that id.
         """
         if cached_tokens is not None:
-            self._trusting.hear(name, cached_tokens)
+            self._trusting.hear(name, cached_tokens, now)
         of_pair = self._pairs.prefill_complete(name, now)
         partition, effects = of_pair or self._desk.prefill_complete(name, now)
         if partition is None:

@@ -40,17 +40,18 @@ class RankTrust:
         "_count",
         "_missing",
         "_weight",
+        "clearings",
         "freshness",
         "is_distrusted",
         "mean_error_tokens",
         "reports",
         "reread_after",
-        "reread_at",
         "reread_samples",
         "reread_wait_s",
         "rereads",
         "samples",
         "stale",
+        "void_before",
     )
 
     def __init__(self) -> None:
@@ -64,7 +65,8 @@ class RankTrust:
         self.freshness = 1.0
         self.stale: tuple[Reason, ...] = ()
         self.rereads = 0
-        self.reread_at: float | None = None  # the last one; what was predicted before counts not
+        self.clearings = 0  # of its stream, when it was looked at last
+        self.void_before = float("-inf")  # predictions are of an index that is no more
         self.reread_after = 0.0  # no earlier than this the next
         self.reread_wait_s = 0.0
         self.reread_samples = 0  # how many there were at the last one
@@ -155,6 +157,12 @@ class Trust:
 
     # -- reasons ---------------------------------------------------------------------------------
 
+    def void(self, slot: int, clearings: int, now: float) -> None:
+        """What was predicted is void if a rank's index was cleared since the last call."""
+        rank = self._rank(slot)
+        if clearings != rank.clearings:
+            rank.clearings, rank.void_before = clearings, now
+
     def compare(self, slot: int, predicted: int, actual: int, since: float) -> None:
         """An engine says what it found of a prompt.
 
@@ -168,7 +176,7 @@ class Trust:
         window = self._settings.samples
         rank.tell(predicted, actual, window)
         self._has_found |= actual > 0
-        if predicted <= 0 or (rank.reread_at is not None and since < rank.reread_at):
+        if predicted <= 0 or since <= rank.void_before:
             return
         rank.count(predicted, actual, window)
         before = rank.reasons

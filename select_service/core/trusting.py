@@ -76,12 +76,18 @@ class _Watch:
             self.base_before, self.base, self.base_until = self.base, None, now + BASE_S
         self.base = offset if self.base is None else min(self.base, offset)
         before = self.base_before
-        self.lag_s = offset - (self.base if before is None else min(self.base, before))
+        lag_s = offset - (self.base if before is None else min(self.base, before))
+        # with nothing heard for as long as that, nothing is on its way any more
+        is_over = stream.last_event_at is None or now - stream.last_event_at >= lag_s
+        self.lag_s = 0.0 if is_over else lag_s
 
 
 class _Verdict(NamedTuple):
     factor: float
     stale: tuple[Reason, ...]
+
+
+_FRESH: Final = _Verdict(1.0, ())
 
 
 class Trusting:
@@ -105,13 +111,13 @@ class Trusting:
         self._watches: dict[EventStream, _Watch] = {}
         self._round: deque[EventStream] = deque()  # still to be looked at
         self._looked: dict[EventStream, _Watch] = {}  # in this round
-        self._found: dict[tuple[Partition, int], _Verdict] = {}  # ranks that are stale, likewise
-        self._stale: dict[tuple[Partition, int], _Verdict] = {}  # as the last round found them
+        self._found: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # who is stale, likewise
+        self._stale: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # as the last round found
         self._next_look = 0.0
 
     # -- what engines found ----------------------------------------------------------------------
 
-    def hear(self, name: str, cached_tokens: int) -> None:
+    def hear(self, name: str, cached_tokens: int, now: float) -> None:
         """A prompt was computed, and so much of it was found cached. Before it is completed.
 
         Only the first completion counts, and only where a selection here has predicted anything.
@@ -125,6 +131,8 @@ class Trusting:
             return
         reservation = booking.reservation
         isl_tokens = reservation.isl_tokens
+        if cached_tokens < 0:  # embedding calls without a codec
+            raise InvalidField("cached_tokens must be at least 0", field="cached_tokens")
         if isl_tokens and cached_tokens > isl_tokens:
             raise InvalidField(
                 f"cached_tokens ({cached_tokens}) must not exceed isl_tokens ({isl_tokens})",
@@ -135,11 +143,18 @@ class Trusting:
             self._count("repeated" if reservation.prefill_done else "unpredicted")
             return
         self._count("compared")
-        partition = booking.partition
-        findable = _findable(partition, isl_tokens)
-        partition.trust.compare(
-            reservation.slot, min(predicted, findable), cached_tokens, reservation.created
-        )
+        partition, slot = booking.partition, reservation.slot
+        predicted = min(predicted, _findable(partition, isl_tokens))
+        if cached_tokens < predicted:
+            self._look_for_a_clearing(partition, slot, now)
+        partition.trust.compare(slot, predicted, cached_tokens, reservation.created)
+
+    def _look_for_a_clearing(self, partition: Partition, slot: int, now: float) -> None:
+        """An engine that dropped its cache, or was restarted, is no liar for what was before."""
+        at = partition.index.rank_of(slot)
+        stream = None if at is None else self._membership.stream_at(at)
+        if stream is not None:
+            partition.trust.void(slot, stream.clearings, now)
 
     def _booking(self, name: str) -> Booking | None:
         """Return the reservation whose prompt it is: of a pair, the leg that computes."""
@@ -189,10 +204,8 @@ class Trusting:
             return
         partition = self._membership.partitions[stream.scope]
         for rank in stream.ranks_written:
-            slot = partition.index.slot_of(rank)
-            if slot is not None:
-                worse = self._found.get((partition, slot), verdict)
-                self._found[partition, slot] = min(worse, verdict)
+            worse = self._found.get((partition, rank), verdict)
+            self._found[partition, rank] = min(worse, verdict)
 
     def _judge(self, stream: EventStream, watch: _Watch, now: float) -> _Verdict:
         """Say how fresh a stream is: the late lose credit by halves, the lost their share."""
@@ -214,11 +227,12 @@ class Trusting:
 
     def _conclude(self) -> None:
         """A round is over: tell partitions who is stale, and who is so no longer."""
-        fresh = [key for key in self._stale if key not in self._found]
-        for partition, slot in fresh:
-            partition.trust.note_freshness(slot, 1.0, ())
-        for (partition, slot), verdict in self._found.items():
-            partition.trust.note_freshness(slot, *verdict)
+        fresh = dict.fromkeys(self._stale, _FRESH)
+        for (partition, rank), verdict in (fresh | self._found).items():
+            worker = partition.workers.get(rank.worker_id)
+            slot = None if worker is None else worker.slots.get(rank.dp_rank)
+            if slot is not None:  # it may have gone meanwhile
+                partition.trust.note_freshness(slot, *verdict)
         self._stale, self._found = self._found, {}
         self._watches, self._looked = self._looked, {}
 
@@ -245,7 +259,7 @@ class Trusting:
         self._rereads[outcome] = self._rereads.get(outcome, 0) + 1
         if outcome in {"asked", "forgotten"}:
             rank.rereads += 1
-            rank.reread_at = now
+            rank.void_before = now
         doubled = min(2 * rank.reread_wait_s, settings.reread_max_s)
         rank.reread_wait_s = doubled or settings.reread_s
         rank.reread_after = now + rank.reread_wait_s

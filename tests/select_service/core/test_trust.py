@@ -171,9 +171,12 @@ def test_more_room_keeps_who_is_there() -> None:
 
 
 def test_settings_that_make_no_sense() -> None:
-    for settings in ({"error_clear": 0.5}, {"error_clear": 0.0}):
-        with pytest.raises(ValueError, match="error_clear"):
-            TrustSettings(**settings).check()  # type: ignore[arg-type]
+    for settings in (
+        *({"error_clear": 0.5}, {"error_clear": 0.0}, {"samples": 0}),
+        *({"reread_s": 0.0}, {"lag_half_s": 0.0}),
+    ):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            TrustSettings(**settings).check()
 
 
 @given(

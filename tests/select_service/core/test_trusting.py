@@ -23,7 +23,7 @@ from select_service.types import (
     SelectRequest,
     TrustSettings,
 )
-from tests.indexer.encoding import encode_batch, message, stored
+from tests.indexer.encoding import CLEARED, encode_batch, message, stored
 from tests.select_service.core.fleet import DEFAULT, Fleet
 from tests.select_service.core.test_replicas import Replica
 from tests.select_service.core.test_state import Disk, restored
@@ -337,6 +337,28 @@ def test_what_was_predicted_before_its_index_was_read_again_does_not_count() -> 
     assert trust(fleet, 2).samples == before
 
 
+def test_an_engine_that_drops_its_cache_is_no_liar() -> None:
+    fleet = Late()
+    fleet.worker(2)
+    for worker_id in (1, 2):
+        fleet.hold(worker_id, list(PROMPT))
+    serve(fleet, 2, FINDABLE)
+    for turn in range(3):
+        for number in range(30):
+            placed(fleet.take(f"r{number}", *PROMPT, isl=ISL, allowed_worker_ids=[1]))
+        fleet.now += 0.1
+        fleet.stream.on_live(message(turn, encode_batch([CLEARED], ts=fleet.now)), fleet.now)
+        fleet.hold(1, list(PROMPT))
+        for number in range(30):
+            fleet.now += 0.1
+            fleet.core.prefill_complete(f"r{number}", fleet.now, 0)
+            fleet.free(f"r{number}")
+        assert trust(fleet, 1).samples == 0
+        assert trust(fleet, 1).trust == 1.0
+    serve(fleet, 1, 0, times=8)
+    assert trust(fleet, 1).trust == 0.0, "what is said after that counts"
+
+
 # -- how fresh -----------------------------------------------------------------------------------
 
 
@@ -378,6 +400,10 @@ def test_events_that_come_in_time_or_not_at_all_cost_nothing() -> None:
     for _ in range(100):
         fleet.tick(100.0)
         assert fleet.row.trust == 1.0, "an idle engine says nothing"
+    fleet.event(20.0)
+    assert fleet.row.trust < 1.0
+    fleet.tick(20.0)
+    assert fleet.row.trust == 1.0, "whatever was as late has come by now"
     assert fleet.core.partitions[DEFAULT].trust.column is None
 
 
