@@ -767,6 +767,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
+    streams_watched_per_turn_max: int = 128  # for lag and gaps; a microsecond each
     replica_heartbeat_s: float = 1.0
     replica_output_interval_s: float = 3.0  # output blocks are told together, this often
     replica_timeout_s: float = 10.0  # silent for longer: gone, its claims age or are adopted
@@ -791,6 +792,7 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
     error_clear: float = 0.15  # below that the rank counts in full again
     reread_s: float = 30.0  # between two readings of a doubtful index, doubled up to the next
     reread_max_s: float = 3600.0
+    rereads_max: int = 4  # at one time; each takes a second of the event loop, in slices
     weigh_freshness: bool = True
     lag_grace_s: float = 5.0  # events may be late by so much, and a gap open for so long
     lag_half_s: float = 10.0  # beyond, half of the credit goes in so many seconds

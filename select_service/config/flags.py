@@ -1042,6 +1042,13 @@ FLAGS: Final = (
         watch="index_rereads_total",
     ),
     Flag(
+        "--trust-rereads-max",
+        _whole(0, _COUNT),
+        "N",
+        "indexes read again at one time; 0 = never",
+        watch='kv_listeners{state="replaying"}',
+    ),
+    Flag(
         "--no-freshness-weighting",
         None,
         "",

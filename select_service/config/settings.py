@@ -169,6 +169,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     trust_error_clear: float = _TRUST.error_clear
     trust_reread_s: float = _TRUST.reread_s
     trust_reread_max_s: float = _TRUST.reread_max_s
+    trust_rereads_max: int = _TRUST.rereads_max
     no_freshness_weighting: bool = not _TRUST.weigh_freshness
     freshness_grace_s: float = _TRUST.lag_grace_s
     freshness_half_s: float = _TRUST.lag_half_s
@@ -264,6 +265,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             error_clear=self.trust_error_clear,
             reread_s=self.trust_reread_s,
             reread_max_s=self.trust_reread_max_s,
+            rereads_max=self.trust_rereads_max,
             weigh_freshness=not self.no_freshness_weighting,
             lag_grace_s=self.freshness_grace_s,
             lag_half_s=self.freshness_half_s,

@@ -113,7 +113,10 @@ class SelectionCore:
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
-        self.trusting = Trusting(trust, self.membership, self.desk.bookings, self.counters)
+        self.trusting = Trusting(
+            *(trust, self.membership, self.desk.bookings, self.counters),
+            self.limits.streams_watched_per_turn_max,
+        )
         self.replicas = Replicas(
             self.limits, self.desk.announcer.claims, self.desk, self.membership
         )

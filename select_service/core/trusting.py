@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 """Between two looks at one event stream."""
 
-STREAMS_PER_TURN: Final = 128
-"""Looked at before requests are let through again; a microsecond each."""
-
 PLAUSIBLE_S: Final = 86_400.0
 """An engine whose clock is off by more than a day has none that a delay could be read from."""
 
@@ -99,8 +96,10 @@ class Trusting:
         membership: Membership,
         bookings: Bookings,
         counters: Counters,
+        streams_per_turn: int,
     ) -> None:
         settings.check()
+        self._streams_per_turn = streams_per_turn
         self.wall_ahead: float | None = None
         """Wall clock less monotonic, about; None: not known, and no lag is."""
         self._settings = settings
@@ -114,6 +113,7 @@ class Trusting:
         self._found: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # who is stale, likewise
         self._stale: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # as the last round found
         self._next_look = 0.0
+        self._rereading: list[EventStream] = []
 
     # -- what engines found ----------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Trusting:
                 return False
             self._next_look = now + LOOK_S
             self._round.extend(self._membership.streams())
-        for _ in range(min(STREAMS_PER_TURN, len(self._round))):
+        for _ in range(min(self._streams_per_turn, len(self._round))):
             stream = self._round.popleft()
             if not stream.closed:
                 self._look_at(stream, now)
@@ -245,9 +245,14 @@ class Trusting:
             return
         at = partition.index.rank_of(slot)
         stream = None if at is None else self._membership.stream_at(at)
+        self._rereading = [one for one in self._rereading if one.is_replaying]
+        if len(self._rereading) >= settings.rereads_max:
+            return
         outcome: str = "no_stream" if stream is None else stream.reread(now)
         if outcome == "later":
             return  # something is on its way anyhow
+        if stream is not None and outcome == "asked":
+            self._rereading.append(stream)
         if (
             stream is not None
             and outcome in {"no_replay", "past_gone"}

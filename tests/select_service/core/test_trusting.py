@@ -11,10 +11,11 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.replica_wire import decode_message, encode_message
 from select_service.core.scoring import costs
-from select_service.core.trusting import BASE_S, STREAMS_PER_TURN
+from select_service.core.trusting import BASE_S
 from select_service.errors import InvalidField, ReservationNotFound
 from select_service.types import (
     BatchPrefillComplete,
+    CoreLimits,
     PairSelection,
     PotentialLoadsRequest,
     RankTrustRow,
@@ -322,6 +323,24 @@ def test_a_second_reading_waits_for_evidence_and_for_longer_each_time() -> None:
     assert set(gaps) == {50}
 
 
+def test_not_all_indexes_are_read_again_at_once() -> None:
+    fleet = fleet_of(0)
+    for worker_id in range(1, 8):
+        fleet.worker(worker_id, replay_endpoint="tcp://127.0.0.1:6001")
+        fleet.hold(worker_id, list(PROMPT))
+    serve(fleet, 7, FINDABLE)
+    for worker_id in range(1, 7):
+        serve(fleet, worker_id, 0, times=8)
+    fleet.tick(1.0)
+    streams = fleet.core.membership.streams()
+    assert sum(stream.is_replaying for stream in streams) == TrustSettings().rereads_max
+    for stream in streams:
+        if stream.is_replaying:
+            stream.on_replay([b"", b"kv", b"\xff" * 8, b""], fleet.now)
+    fleet.tick(1.0)
+    assert fleet.core.counters.rereads == {"asked": 6}
+
+
 def test_what_was_predicted_before_its_index_was_read_again_does_not_count() -> None:
     fleet = fleet_of(3)
     for worker_id in (1, 2, 3):
@@ -495,7 +514,7 @@ def test_it_can_be_switched_off() -> None:
 
 def test_streams_are_looked_at_some_a_turn() -> None:
     fleet = Fleet()
-    for worker_id in range(STREAMS_PER_TURN + 1):
+    for worker_id in range(CoreLimits().streams_watched_per_turn_max + 1):
         spec: dict[str, Any] = {"kv_events_endpoint": f"tcp://127.0.0.1:{5000 + worker_id}"}
         fleet.worker(worker_id, **spec)
     trusting = fleet.core.trusting
