@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +14,7 @@ from indexer.types import Tier, WorkerRank
 from select_service.core.replica_wire import decode_message, encode_message
 from select_service.core.scoring import costs
 from select_service.core.trusting import BASE_S
-from select_service.errors import InvalidField, ReservationNotFound
+from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import (
     BatchPrefillComplete,
     CoreLimits,
@@ -532,3 +534,38 @@ def test_a_scope_is_shown_alone() -> None:
     assert [row.worker_id for row in fleet.core.trust().ranks] == [1, 2, 9]
     assert [row.worker_id for row in fleet.core.trust(tenant_id="other").ranks] == [9]
     assert fleet.core.trust(model_name="none").ranks == []
+
+
+# -- whatever happens ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_every_promise_holds(seed: int) -> None:
+    rng = random.Random(seed)
+    fleet = fleet_of(4, samples=rng.choice([2, 16]), reread_s=rng.choice([0.5, 5.0]))
+    live = [""]
+    for number in range(120):
+        fleet.now += rng.random()
+        worker_id = rng.randrange(1, 5)
+        with contextlib.suppress(ServiceError):
+            match rng.randrange(7):
+                case 0 | 1:
+                    blocks = PROMPT[: rng.randrange(1, 9)]
+                    wishes: list[dict[str, Any]] = [{}, {"cache_hit_threshold": 0.5}]
+                    wish = rng.choice([*wishes, {"allowed_worker_ids": [worker_id]}])
+                    fleet.take(f"r{number}", *blocks, isl=16 * len(blocks) + 3, **wish)
+                    live.append(f"r{number}")
+                case 2 | 3:
+                    found = rng.choice([None, 0, 16, 64, 10**6])
+                    fleet._did(fleet.core.prefill_complete(rng.choice(live), fleet.now, found))
+                case 4:
+                    fleet.hold(worker_id, list(PROMPT[: rng.randrange(1, 9)]))
+                case 5:
+                    fleet.free(rng.choice(live))
+                case _:
+                    fleet.tick(rng.random() * 3)
+                    if rng.random() < 0.3:
+                        fleet.delete(worker_id)
+                        fleet.worker(worker_id)
+        fleet.core.check()
+        assert all(0.0 <= one.trust <= 1.0 for one in fleet.core.trust().ranks)

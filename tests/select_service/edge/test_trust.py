@@ -13,9 +13,12 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service import SelectAndReserveRequest, SelectionService, TrustSettings, WorkerSpec
+from select_service.demo.encoding import encode_batch
+from select_service.demo.pool import Stored
+from select_service.demo.publisher import EventPublisher
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
-from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, until
 from tests.select_service.edge.test_http import problem
 from tests.select_service.edge.test_metrics import SCOPE, scrape, value
 
@@ -170,6 +173,48 @@ def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> Non
     assert [one.message for one in told] == ["a rank's index counts for less"]
     assert vars(told[0])["worker_id"] == 2
     assert vars(told[0])["reasons"] == "prediction"
+
+
+def test_a_doubtful_index_is_read_again_over_the_wire() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 2)
+        hold(service, 2)
+        with EventPublisher() as engine:
+            endpoints = {
+                "kv_events_endpoint": engine.endpoint,
+                "replay_endpoint": engine.replay_endpoint,
+            }
+            seat(service, 1, **endpoints)
+            rank = WorkerRank(1, 0)
+            stream = service.core.membership.stream_at(rank)
+            index = service.core.partitions[Scope("default", "default")].index
+            assert stream is not None
+            assert service._listeners is not None
+            listeners = service._listeners
+            await until(lambda: listeners.is_connected(stream))
+            tokens = list(range(64))
+            payload = encode_batch(1.0, [Stored((1, 2, 3, 4), None, tuple(tokens))], block_size=16)
+            while not index.holds_anything(rank):  # it may be connected and not subscribed yet
+                engine.publish(payload)
+                await asyncio.sleep(0.02)
+            before = stream.tallies.batches
+            hold(service, 1)  # which it has never said
+            for worker_id, found in ((2, 64), *[(1, 0)] * 8):
+                await book(client, worker_id)
+                assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
+                await client.delete("/reservations/r")
+            assert (await row(client))["trust"] == 0.0
+            service._carry_out(service.core.tick(service._clock())[1])
+            assert service.core.counters.rereads == {"asked": 1}
+            await until(lambda: engine.serve_replay() > 0)
+            await until(lambda: not stream.is_replaying)
+            await until(lambda: stream.tallies.batches > before)
+            assert stream.tallies.replays.get("complete") == 1
+            assert index.blocks_of(rank)[Tier.DEVICE] == 4, "what was never said is gone"
+            answer = await client.post("/select", json=BODY | {"allowed_worker_ids": [1]})
+            assert answer.json()["overlap"]["gpu"] == 0
+
+    in_process(use)
 
 
 def test_flags_reach_the_core() -> None:
