@@ -8,7 +8,6 @@ in `plain_pricer.py` and `plain_value_set.py`, and give the same to the last bit
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.math cimport floor
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -134,7 +133,7 @@ cdef class Pricer:
                 tokens = device[row] * block_size
                 credited = credit * device[row]
                 if factor != NULL:
-                    tokens = floor(tokens * factor[row])
+                    tokens = <double><int64_t>(tokens * factor[row])  # rounded down
                     credited = credited * factor[row]
                 if tokens < isl_tokens:
                     tokens = isl_tokens
