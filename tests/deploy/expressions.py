@@ -14,7 +14,19 @@ GROUPING = frozenset(("by", "without", "on", "ignoring", "group_left", "group_ri
 WORDS = frozenset(("and", "or", "unless", "bool", "offset", *GROUPING))
 FUNCTIONS = frozenset(
     (
-        *("sum", "max", "min", "avg", "count", "topk", "rate", "increase", "time", "vector"),
+        *(
+            "sum",
+            "max",
+            "min",
+            "avg",
+            "count",
+            "topk",
+            "bottomk",
+            "rate",
+            "increase",
+            "time",
+            "vector",
+        ),
         *("histogram_quantile", "min_over_time", "max_over_time", "absent", "label_values"),
     )
 )

@@ -138,6 +138,7 @@ CASES = {
         {LAG: "0+60x60", REQUESTS: ZERO},
         RANK,
     ),
+    "SelectServiceIndexDistrusted": _gauge(P + "trust_factor", 0.8, 1.0, R, **RANK),
     "SelectServiceEventsLost": _counter(P + "kv_lost_batches_total", S, **SCOPE),
     "SelectServiceEventGaps": _counter(P + "kv_gaps_total", S, **SCOPE),
     "SelectServiceBadEvents": _counter(P + "kv_bad_messages_total", S + ',reason="x"', **SCOPE),
