@@ -6,7 +6,7 @@ plain rooms and pays nothing; here who is not traced pays for one look at `Recor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -26,21 +26,11 @@ if TYPE_CHECKING:
     from select_service.core.reservation import Reservation
     from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectRequest
 
-__all__ = ["Rooms", "rooms_for"]
+__all__ = ["rooms_for"]
 
 
-class Rooms(NamedTuple):
-    """What to build a service out of."""
-
-    desk: type[Desk]
-    placing: type[Placing]
-    selecting: type[Selecting]
-
-
-def rooms_for(recorder: Recorder | None) -> Rooms:
-    """Return the plain rooms, or those that make marks for this recorder."""
-    if recorder is None:
-        return Rooms(Desk, Placing, Selecting)
+def rooms_for(recorder: Recorder) -> tuple[type[Desk], type[Placing], type[Selecting]]:
+    """Return the rooms to build a service of whose marks go to this recorder."""
 
     class OfDesk(RecordingDesk):
         pass
@@ -52,7 +42,7 @@ def rooms_for(recorder: Recorder | None) -> Rooms:
         pass
 
     OfDesk.recorder = OfPlacing.recorder = OfSelecting.recorder = recorder
-    return Rooms(OfDesk, OfPlacing, OfSelecting)
+    return OfDesk, OfPlacing, OfSelecting
 
 
 class RecordingSelecting(Selecting):

@@ -23,20 +23,22 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
+from select_service.core.desk import Desk
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.inspecting import Inspecting
 from select_service.core.matchmaking import Matchmaker
 from select_service.core.membership import Membership
 from select_service.core.operating import Operating
 from select_service.core.pairs import Pairs
+from select_service.core.placing import Placing
 from select_service.core.policy import default_policy
 from select_service.core.reading import Reader
-from select_service.core.recording import rooms_for
 from select_service.core.recovered import RecoveredRanks
 from select_service.core.registering import Registering
 from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
+from select_service.core.selecting import Selecting
 from select_service.core.state import (
     AdmissionRoom,
     LeaseRoom,
@@ -103,8 +105,8 @@ class SelectionCore:
         self.limits = limits or CoreLimits()
         self.counters = Counters()
         self.catalog = Catalog(data_parallel_size_max=self.limits.data_parallel_size_max)
-        rooms = rooms_for(recorder)
-        self.desk = rooms.desk(self.limits, self.counters, router_id, epoch)
+        desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
+        self.desk = desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold),
@@ -130,12 +132,12 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        placing = rooms.placing(
+        placing = kind_of_placing(
             *(self.desk, cache_hits, matchmaker, self.counters, rng),
             trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
-        self.selecting = rooms.selecting(
+        self.selecting = kind_of_selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
         )
         self._open_rooms()
@@ -309,3 +311,11 @@ class SelectionCore:
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(len(p.workers) for p in self.partitions.values())
+
+
+def _rooms(recorder: Recorder | None) -> tuple[type[Desk], type[Placing], type[Selecting]]:
+    if recorder is None:
+        return Desk, Placing, Selecting
+    from select_service.core.recording import rooms_for  # noqa: PLC0415 - for who traces
+
+    return rooms_for(recorder)

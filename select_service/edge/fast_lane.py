@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from select_service.edge.answers import ONLY_JSON, Response, Settling
 from select_service.edge.asgi import HANDED_OVER
 from select_service.edge.protocol import GuardedProtocol, Phase
-from select_service.edge.trace_context import VARYING, VARYING_LINES
+from select_service.edge.varying import VARYING, VARYING_LINES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable

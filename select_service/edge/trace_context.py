@@ -9,24 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from select_service.edge.varying import VARYING_LINES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["VARYING", "VARYING_LINES", "Parent", "Sampler", "parent_in", "read_parent", "sampler"]
-
-VARYING: Final = frozenset(
-    (
-        *(b"traceparent", b"tracestate", b"baggage", b"x-request-id"),
-        *(b"b3", b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled"),
-    )
-)
-"""Headers whose value is another one with every request, and which change nothing in its answer."""
-
-VARYING_LINES: Final = re.compile(
-    rb"\r\n(" + rb"|".join(sorted(VARYING, reverse=True)) + rb"):[ \t]*([\t -~]{0,512})(?=\r\n|\Z)",
-    re.IGNORECASE,
-)
-"""Each as a whole line of a head."""
+__all__ = ["Parent", "Sampler", "parent_in", "read_parent", "sampler"]
 
 _TRACEPARENT: Final = re.compile(
     rb"[ \t]*(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
