@@ -390,7 +390,7 @@ class ServiceMachine(RuleBasedStateMachine):
             return None
         assert not effects.answered
         asked = TwinTicket(wish, prompt, name, term)
-        self.accept(asked, answer, effects.decided[0].cost)
+        self.accept(asked, answer, effects.decided[0][0].cost)
         return answer
 
     def is_leaseless(self, term: Mapping[str, Any]) -> bool:
