@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from select_service.core.matchmaking import Matchmaker
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
+    from select_service.core.sampling import Sampler
     from select_service.errors import ServiceError
 
 
@@ -48,6 +49,7 @@ class Placing:
         self._counters = counters
         self._rng = rng
         self._trace_decisions = trace_decisions
+        self.sampler: Sampler | None = None  # from when on somebody examines the fleet
 
     def place(
         self,
@@ -84,6 +86,8 @@ class Placing:
                 return found.refused, effects
             rows = found.rows
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
+        if self.sampler is not None and self.sampler.left:
+            self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
         if found is not None:

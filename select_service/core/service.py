@@ -132,7 +132,7 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        placing = kind_of_placing(
+        placing = self.placing = kind_of_placing(
             *(self.desk, cache_hits, matchmaker, self.counters, rng),
             trace_decisions=trace_decisions,
         )
