@@ -34,6 +34,8 @@ class ServiceError(Exception):
     retry_after_s: float = RETRY_AFTER_S
     """When to ask again, for the statuses that say so (see `retry_after`); who raises it says so
     where something drains: a queue, a gate's room, leases, the journal's next attempt."""
+    decision: object = None
+    """What led to it, when that was to be explained; whoever answers reads it."""
 
     def __init__(
         self,
