@@ -8,24 +8,27 @@ leave records here.
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET
 
 from indexer.types import WorkerRank
 from select_service.core.decision_record import (
     HASH_BYTES_KEPT,
+    RESERVATION_ID,
+    SEEN,
+    SELECTION_ID,
+    SIZE,
     Absent,
     Odds,
     Record,
     Seat,
     Seating,
-    Seen,
     StreamState,
 )
 from select_service.core.roles import role_of
 from select_service.decision_types import DecisionRefusal
+from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 
 if TYPE_CHECKING:
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from select_service.core.catalog import Catalog
     from select_service.core.columns import Rows
+    from select_service.core.decision_record import Seen
     from select_service.core.matchmaking import Match
     from select_service.core.partition import Partition, Placement
     from select_service.core.queue import Ticket
     from select_service.errors import ServiceError
+
+    RawRecord = tuple[Any, ...]
 
 EXPLAINED_MAX: Final = 64
 """Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
@@ -47,6 +53,7 @@ STREAMS_S: Final = 0.25
 """How old what is written down of event streams may be: to ask a thousand takes 0.3 ms."""
 
 RECORD_BYTES: Final = 640  # the record with its places in ring and ids; measured, rounded up
+_LONG: Final = RECORD_BYTES + HASH_BYTES_KEPT
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots
 _ODDS_BYTES: Final = 512
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
@@ -58,7 +65,7 @@ id that is somebody's already (409): they must not stand where that one's decisi
 class Lookout:
     """What a record needs to know of a partition and that seldom changes."""
 
-    __slots__ = ("open", "seating", "streams", "until", "version")
+    __slots__ = ("open", "seating", "told", "until", "version")
 
     def __init__(
         self, seating: Seating, version: int, streams: list[EventStream | None], now: float
@@ -70,7 +77,8 @@ class Lookout:
 
     def look(self, now: float) -> None:
         """Write down how the streams stand."""
-        self.streams = tuple([_NO_STREAM if one is None else _stream_state(one) for one in self.open])
+        states = [_NO_STREAM if one is None else _stream_state(one) for one in self.open]
+        self.told = self.seating, tuple(states)
         self.until = now + STREAMS_S
 
 
@@ -111,153 +119,148 @@ class Decisions:
         """
         self.is_on = count_max > 0 and bytes_max > 0
         self.bytes = 0
-        self.evicted = 0
         self.transfer_cost = transfer_cost
         self._catalog = catalog
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._next = first
-        self._ring: deque[Record] = deque()
-        self._last: Record | None = None  # the newest in the ring
-        self._ids: dict[str, Record] = {}
-        self._explained: dict[str, Record] = {}
+        self._first = self._next = first
+        self._ring: deque[RawRecord] = deque()
+        self._columns = b""  # of the newest
+        self._explained: dict[str, RawRecord] = {}
 
     def __len__(self) -> int:
         return len(self._ring)
 
-    # -- what happened ------------------------------------------------------------------------------
+    @property
+    def evicted(self) -> int:
+        """Records that had to go for others."""
+        return self._next - self._first - len(self._ring) if self.is_on else 0
 
-    def placed(
-        self, ticket: Ticket, rows: Rows, placement: Placement, now: float, *, holds: bool
-    ) -> Record:
-        """A rank was chosen, and booked if that was asked for.
+    # -- what happened --------------------------------------------------------------------------
+
+    def keep(  # noqa: PLR0913, PLR0917 - the facts, in one call: each costs
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None = None,
+    ) -> RawRecord:
+        """A decision was made; 0.6 µs.
 
         Args:
             ticket: the request.
+            seen: what it met, before anything was booked.
             rows: the candidates.
-            placement: what came of it, with what it had seen.
+            slot: who was chosen; -1: nobody.
             now: monotonic seconds.
-            holds: whether a cache-hit threshold chose the candidates.
+            odds: what is unusual, if the caller knows of something.
         """
-        assert placement.seen is not None
-        odds = None
-        if (
-            holds
+        partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
+        if odds is None and (
+            type(rows) is not slice
             or ticket.judged is not None
-            or not isinstance(rows, slice)
-            or ticket.request.routing_constraints is not UNSET
+            or request.routing_constraints is not UNSET
         ):
-            odds = _odds_of(ticket)
-            odds.holds_to_cache = holds
-        return self._keep(ticket, placement.seen, rows, placement.slot, odds, now)
+            odds = odds_of(ticket)
+        lookout = partition.lookout
+        if lookout is None or now >= lookout.until or lookout.version != self._catalog.version:
+            lookout = self._look_at(partition, now)
+        columns, matched, shared = seen
+        hashes = prompt.block_hashes
+        size = RECORD_BYTES + len(hashes)
+        if size > _LONG:
+            hashes = hashes[:HASH_BYTES_KEPT]
+            size = _LONG
+        if matched is not None:
+            size += 2 * len(columns) + _GROUP_BYTES * len(matched)
+        if shared is not None:
+            size += len(columns) + _GROUP_BYTES * len(shared)
+        name, number = request.selection_id, self._next
+        if name is not None:
+            size += len(name)
+        if odds is not None:
+            size += _size_of(odds, rows, len(columns))
+        # fmt: off
+        record = (
+            number, now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks,
+            prompt.isl_tokens, ticket.weights, slot, name, ticket.reservation_id, odds, size,
+        )
+        # fmt: on
+        if self.is_on:
+            self._next = number + 1
+            ring = self._ring
+            ring.append(record)
+            if columns is not self._columns:  # charged once for a run of records with the same
+                self._columns = columns
+                size += len(columns)
+            if len(ring) > self._count_max:
+                oldest = ring.popleft()
+                size -= oldest[SIZE]
+                columns = oldest[SEEN][0]
+                if ring[0][SEEN][0] is not columns:
+                    size -= len(columns)
+            self.bytes += size
+            if self.bytes > self._bytes_max:
+                self._shrink()
+        if request.explain:
+            self._note_explained(ticket, record)
+        return record
 
-    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record:
+    def _shrink(self) -> None:
+        """Let the oldest go until what is left takes no more than it may."""
+        ring = self._ring
+        while self.bytes > self._bytes_max:
+            record = ring.popleft()
+            self.bytes -= record[SIZE]
+            columns = record[SEEN][0]
+            if not ring:
+                self._columns = b""
+            if not ring or ring[0][SEEN][0] is not columns:
+                self.bytes -= len(columns)
+
+    def _note_explained(self, ticket: Ticket, record: RawRecord) -> None:
+        name = ticket.reservation_id
+        if name is not None:
+            self._explained[name] = record
+            if len(self._explained) > EXPLAINED_MAX:
+                del self._explained[next(iter(self._explained))]
+
+    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> RawRecord:
         """Two ranks were chosen, or one that does better, and booked."""
-        plan = match.plan
-        odds = _odds_of(ticket)
+        plan, odds = match.plan, odds_of(ticket)
         odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.roles
         if match.placement is not None:
             slot = match.placement.slot
         else:
             assert plan.couple is not None
             slot = plan.couple.decode_slot
-        return self._keep(ticket, seen, plan.whole, slot, odds, now)
+        return self.keep(ticket, seen, plan.whole, slot, now, odds)
 
-    def held_back(self, ticket: Ticket, rows: Rows, seen: Seen, now: float) -> Record:
-        """Nobody holds enough of the prompt for the threshold in force."""
-        odds = _odds_of(ticket)
-        odds.holds_to_cache = odds.is_threshold = True
-        return self._keep(ticket, seen, rows, -1, odds, now)
-
-    def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> Record | None:
+    def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> RawRecord | None:
         """It was turned away, before anybody was priced; None: that is no decision."""
-        if refusal.status not in _REFUSED and not hasattr(refusal, "gate"):
+        gate = refusal.gate if isinstance(refusal, AdmissionRefused) else None
+        if gate is None and refusal.status not in _REFUSED:
             return None
-        odds = _odds_of(ticket)
+        odds = odds_of(ticket)
         odds.refusal = DecisionRefusal(
             code=refusal.code,
             error=str(refusal),
-            gate=getattr(refusal, "gate", None),
-            reason=refusal.code if hasattr(refusal, "gate") else None,
+            gate=gate,
+            reason=None if gate is None else refusal.code,
         )
-        seen = Seen(ticket.partition.ledger.columns(), None, None)
-        return self._keep(ticket, seen, None, -1, odds, now)
-
-    def _keep(
-        self,
-        ticket: Ticket,
-        seen: Seen,
-        rows: Rows | None,
-        slot: int,
-        odds: Odds | None,
-        now: float,
-    ) -> Record:
-        partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
-        lookout = partition.lookout
-        if lookout is None or lookout.version != self._catalog.version:
-            lookout = self._look_at(partition, now)
-        elif now >= lookout.until:
-            lookout.look(now)
-        columns, matched, shared = seen
-        hashes = prompt.block_hashes
-        if len(hashes) > HASH_BYTES_KEPT:
-            hashes = hashes[:HASH_BYTES_KEPT]
-        size = RECORD_BYTES + len(columns) + len(hashes)
-        if matched is not None:
-            size += 2 * len(columns) + _GROUP_BYTES * len(matched)
-        if shared is not None:
-            size += len(columns) + _GROUP_BYTES * len(shared)
-        if odds is not None:
-            size += _size_of(odds, rows, len(columns))
-        number, selection_id, name = self._next, request.selection_id, ticket.reservation_id
-        self._next = number + 1
-        if selection_id is not None:
-            size += len(selection_id)
-        record = Record(
-            *(number, now, ticket.since, lookout.seating, lookout.streams, rows),
-            *(columns, matched, shared, hashes, prompt.blocks, prompt.isl_tokens),
-            *(ticket.weights, slot, selection_id, name, odds, size),
-        )
-        if request.explain and name is not None and slot >= 0:
-            self._explained[name] = record
-            if len(self._explained) > EXPLAINED_MAX:
-                del self._explained[next(iter(self._explained))]
-        if self.is_on:
-            self._push(record)
-        return record
-
-    def _push(self, record: Record) -> None:
-        last = self._last
-        if last is not None and last.columns is record.columns:
-            # one copy, charged to the newest, which leaves last
-            last.size -= len(record.columns)
-            self.bytes -= len(record.columns)
-        self._last = record
-        ring = self._ring
-        ring.append(record)
-        self.bytes += record.size
-        if record.reservation_id is not None:
-            self._ids[record.reservation_id] = record
-        if record.selection_id is not None:
-            self._ids[record.selection_id] = record
-        while len(ring) > self._count_max or self.bytes > self._bytes_max:
-            self._evict(ring.popleft())
-
-    def _evict(self, record: Record) -> None:
-        self.bytes -= record.size
-        self.evicted += 1
-        ids = self._ids
-        for name in (record.reservation_id, record.selection_id):
-            if name is not None and ids.get(name) is record:
-                del ids[name]
-        if record is self._last:
-            self._last = None
+        seen = ticket.partition.ledger.columns(), None, None
+        return self.keep(ticket, seen, None, -1, now, odds)
 
     # -- who sits where -----------------------------------------------------------------------------
 
     def _look_at(self, partition: Partition, now: float) -> Lookout:
-        version = self._catalog.version
+        lookout, version = partition.lookout, self._catalog.version
+        if lookout is not None and lookout.version == version:
+            lookout.look(now)
+            return lookout
         seats = tuple(
             Seat(slot, worker.worker_id, rank, worker.spec.endpoint, worker.taints, role_of(worker))
             for worker_id in sorted(partition.workers)
@@ -278,36 +281,43 @@ class Decisions:
     # -- who asks -----------------------------------------------------------------------------------
 
     def find(self, name: str) -> Record | None:
-        """Return the newest record under an id: a selection's, a reservation's, or one of ours."""
-        record = self._ids.get(name) or self._explained.get(name)
-        if record is not None or not name.startswith(PREFIX):
-            return record
-        digits = name[len(PREFIX) :]
-        if not self._ring or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
+        """Return the newest record under an id: a selection's, a reservation's, or one of ours.
+
+        O(records), some 60 ns each: no selection should pay for finding it.
+        """
+        for record in reversed(self._ring):
+            if record[RESERVATION_ID] == name or record[SELECTION_ID] == name:
+                return Record._make(record)
+        if name in self._explained:
+            return Record._make(self._explained[name])
+        digits = name.removeprefix(PREFIX)
+        if name == digits or not self._ring or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             return None
-        at = int(digits) - self._ring[0].number
-        return self._ring[at] if 0 <= at < len(self._ring) else None
+        at = int(digits) - self._ring[0][0]
+        return Record._make(self._ring[at]) if 0 <= at < len(self._ring) else None
 
     def explained(self, name: str) -> Record | None:
         """Return the record behind a booking that is repeated."""
-        return self._explained.get(name) or self._ids.get(name)
+        found = self._explained.get(name)
+        return self.find(name) if found is None else Record._make(found)
 
-    def newest_first(self, limit: int | None = None) -> Iterator[Record]:
+    def newest_first(self) -> Iterator[Record]:
         """Yield records; not to be gone on with once another one has come."""
-        return islice(reversed(self._ring), limit)
+        return map(Record._make, reversed(self._ring))
 
     def check(self) -> None:
         """State every promise of the ring."""
-        assert len(self._ring) <= self._count_max
-        assert self.bytes == sum(record.size for record in self._ring) <= self._bytes_max
-        held = set(map(id, self._ring))
-        assert all(id(record) in held for record in self._ids.values())
-        for name, record in self._ids.items():
-            assert name in (record.selection_id, record.reservation_id)
+        records = list(self.newest_first())
+        assert len(records) <= self._count_max
+        before: list[bytes] = [one.seen[0] for one in records[1:]]
+        held = sum(len(one.seen[0]) for one in records[-1:])
+        for one, other in zip(records, before, strict=False):
+            held += 0 if one.seen[0] is other else len(one.seen[0])
+        assert self.bytes == held + sum(one.size for one in records)
+        assert self.bytes <= self._bytes_max
         assert len(self._explained) <= EXPLAINED_MAX
-        assert self._last is (self._ring[-1] if self._ring else None)
-        numbers = [record.number for record in self._ring]
-        assert numbers == list(range(self._next - len(numbers), self._next))
+        numbers = [one.number for one in records]
+        assert numbers == [*range(self._next - 1, self._next - 1 - len(numbers), -1)]
 
 
 PREFIX: Final = "decision-"
@@ -316,7 +326,8 @@ PREFIX: Final = "decision-"
 _DIGITS_MAX: Final = 20
 
 
-def _odds_of(ticket: Ticket) -> Odds:
+def odds_of(ticket: Ticket) -> Odds:
+    """Return what is unusual about a request and its moment."""
     request, keeper = ticket.request, ticket.partition.admission
     constraints = request.routing_constraints
     odds = Odds(

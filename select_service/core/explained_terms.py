@@ -27,15 +27,16 @@ class Terms:
         """Compute them; some 50 µs, and a µs for every ten taints that ranks differ by."""
         seating, weights = record.seating, record.weights
         slots, size, isl = seating.slots, seating.block_size, float(record.isl_tokens)
-        loads = np.frombuffer(record.columns)
+        columns, matched, shared = record.seen
+        loads = np.frombuffer(columns)
         rows = len(loads) // 2
         self._record = record
         self.prefill: Floats = loads[:rows][slots]  # tokens
         self.decode: Floats = loads[rows:][slots]
         self.is_priced = record.odds is None or record.odds.refusal is None
         self.considered = _considered(record, rows)[slots]
-        self.overlap = _overlap(record, rows)
-        self.shared = _column(record.shared, rows)[slots]
+        self.overlap = _overlap(record, matched, rows)
+        self.shared = _column(shared, rows)[slots]
         self.cached = cached_tokens(self.overlap, weights, size)  # tokens
         self.raw: Floats = np.zeros(len(slots))
         if weights.track_prefill_tokens:
@@ -91,8 +92,8 @@ def _column(groups: Groups | None, rows: int) -> Floats:
     return column
 
 
-def _overlap(record: Record, rows: int) -> Overlap:
-    slots, found = record.seating.slots, record.matched
+def _overlap(record: Record, found: Groups | Overlap | None, rows: int) -> Overlap:
+    slots = record.seating.slots
     if isinstance(found, Overlap):
         return Overlap(*(column[slots] for column in found))
     nothing = np.zeros(len(slots))

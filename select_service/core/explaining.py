@@ -188,7 +188,7 @@ class Told:
         return _unfit(odds, seat)
 
     def _index(self, position: int) -> DecisionIndex:
-        stream = self._record.streams[position]
+        stream = self._record.lookout[1][position]
         lag = None
         if stream.last_batch_ts is not None:
             lag = self._wall_at - stream.last_batch_ts

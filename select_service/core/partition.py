@@ -15,7 +15,6 @@ from msgspec import UNSET
 from indexer.compiled import usable
 from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
-from select_service.core.decision_record import Seen
 from select_service.core.drainage import Drainage
 from select_service.core.eligibility import eligible_slots, wants_everyone
 from select_service.core.ledger import Ledger
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.catalog import Worker
     from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.decision_record import Seen
     from select_service.core.decisions import Lookout
     from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.policy import PolicyClass, RoutingPolicy
@@ -253,9 +253,9 @@ class Partition:
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.rank_at(slot)
         isl_tokens, taken = prompt.isl_tokens, projection.overlap
-        seen = None
+        seen: Seen | None = None
         if self.is_watched or request.explain:
-            seen = Seen(self.ledger.columns(), projection.matched, projection.shared)
+            seen = self.ledger.columns(), projection.matched, projection.shared
         cost, decode = float(prices[position]), int(projection.decode[position])
         if taken is None:
             overlap = self._no_overlap(worker)
@@ -317,11 +317,9 @@ class Partition:
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
         left = max(0, isl_tokens - device * size)
-        seen = Seen(ledger.columns(), matched, shared) if watched else None
+        seen = (ledger.columns(), matched, shared) if watched else None
         return Placement(
-            *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode),
-            weights,
-            seen,
+            *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode, weights, seen)
         )
 
     def see(self, prompt: Prompt) -> Seen:
@@ -330,7 +328,7 @@ class Partition:
         shared = None
         if self.ledger.blocks.begins(prompt.first_hash):
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
-        return Seen(self.ledger.columns(), overlap, shared)
+        return self.ledger.columns(), overlap, shared
 
     def _no_overlap(self, worker: Worker) -> Overlap:
         """Return what a worker says of which nothing matched."""

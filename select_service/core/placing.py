@@ -6,11 +6,13 @@ and who waited (waiting room) are placed alike.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import UNSET
 
+from select_service.core.decision_record import Record
+from select_service.core.decisions import odds_of
 from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
 from select_service.types import (
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from select_service.core.cache_hits import CacheHits, Found
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
-    from select_service.core.decision_record import Record
     from select_service.core.decisions import Decisions
     from select_service.core.desk import Desk
     from select_service.core.matchmaking import Matchmaker
@@ -90,8 +91,10 @@ class Placing:
             if found.refused is not None:
                 found.refused.advice = self._matchmaker.advise(ticket)
                 if self.decisions.is_on or request.explain:
+                    odds = odds_of(ticket)
+                    odds.holds_to_cache = odds.is_threshold = True
                     seen = partition.see(ticket.prompt)
-                    record = self.decisions.held_back(ticket, rows, seen, now)
+                    record = self.decisions.keep(ticket, seen, rows, -1, now, odds)
                     if request.explain:
                         _explain(found.refused, record)
                 return found.refused, effects
@@ -108,8 +111,11 @@ class Placing:
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
         if placement.seen is not None:
-            holds = found is not None and found.hits.passes is not None
-            record = self.decisions.placed(ticket, rows, placement, now, holds=holds)
+            odds = None
+            if found is not None:
+                odds = odds_of(ticket)
+                odds.holds_to_cache = found.hits.passes is not None
+            record = self.decisions.keep(ticket, placement.seen, rows, placement.slot, now, odds)
             if request.explain:
                 _explain(answer, record)
         return answer, self._decided(placement, effects)
@@ -189,7 +195,7 @@ class Placing:
         if ticket is not None and (self.decisions.is_on or ticket.request.explain):
             record = self.decisions.refused(ticket, refusal, now)
             if record is not None and ticket.request.explain:
-                refusal.decision = record
+                refusal.decision = Record._make(record)
 
     def repeated(self, request: SelectAndReserveRequest, known: Answer) -> Answer:
         """Explain an answer that was given before, if its record is still there."""
@@ -200,9 +206,9 @@ class Placing:
         return known
 
 
-def _explain(answer: Answer, record: Record) -> None:
+def _explain(answer: Answer, record: tuple[Any, ...]) -> None:
     """Leave the record where the decision is to stand; whoever sends the answer reads it.
 
     So nobody who does not ask pays, and a fleet of a thousand ranks can be told in slices.
     """
-    answer.decision = cast("Decision", record)
+    answer.decision = cast("Decision", Record._make(record))
