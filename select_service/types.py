@@ -352,7 +352,7 @@ class SelectRequest(PromptFields, kw_only=True):
     cache_hit_basis: CacheBasis | None = None
     on_cache_threshold: Literal["reject", "fallback"] = "reject"
     attempt: U32 = 0  # refusals for the cache, or preemptions, it has behind it
-    explain: bool | None | UnsetType = UNSET  # with the whole decision in the answer
+    explain: bool | UnsetType | None = UNSET  # with the whole decision in the answer
 
 
 class SelectAndReserveRequest(SelectRequest, kw_only=True):

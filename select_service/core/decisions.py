@@ -8,7 +8,7 @@ leave records here.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.decision_record import Seen
     from select_service.core.matchmaking import Match
-    from select_service.core.partition import Partition, Placement
+    from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.errors import ServiceError
-
-    RawRecord = tuple[Any, ...]
 
 EXPLAINED_MAX: Final = 64
 """Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
@@ -105,7 +103,6 @@ class Decisions:
         count_max: int,
         bytes_max: int,
         first: int = 1,
-        transfer_cost: float = 0.0,
     ) -> None:
         """Start empty.
 
@@ -114,20 +111,18 @@ class Decisions:
             stream_of: the open event stream of a rank.
             count_max: records kept; 0: none.
             bytes_max: bytes they may take together.
-            first: number of the first; others than those of the process's earlier lives.
-            transfer_cost: of moving a block between two legs, in blocks of prefill.
+            first: number of the first; beyond those of the process's earlier lives.
         """
         self.is_on = count_max > 0 and bytes_max > 0
         self.bytes = 0
-        self.transfer_cost = transfer_cost
         self._catalog = catalog
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._first = self._next = first
-        self._ring: deque[RawRecord] = deque()
+        self._ring: deque[Record] = deque()
         self._columns = b""  # of the newest
-        self._explained: dict[str, RawRecord] = {}
+        self._explained: dict[str, Record] = {}
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -139,7 +134,7 @@ class Decisions:
 
     # -- what happened --------------------------------------------------------------------------
 
-    def keep(  # noqa: PLR0913, PLR0917 - the facts, in one call: each costs
+    def keep(  # noqa: C901, PLR0912, PLR0915 - in one call and straight on: all pay for it
         self,
         ticket: Ticket,
         seen: Seen,
@@ -147,7 +142,7 @@ class Decisions:
         slot: int,
         now: float,
         odds: Odds | None = None,
-    ) -> RawRecord:
+    ) -> Record:
         """A decision was made; 0.6 µs.
 
         Args:
@@ -184,7 +179,7 @@ class Decisions:
         if odds is not None:
             size += _size_of(odds, rows, len(columns))
         # fmt: off
-        record = (
+        record: Record = (  # type: ignore[assignment]
             number, now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks,
             prompt.isl_tokens, ticket.weights, slot, name, ticket.reservation_id, odds, size,
         )
@@ -221,14 +216,14 @@ class Decisions:
             if not ring or ring[0][SEEN][0] is not columns:
                 self.bytes -= len(columns)
 
-    def _note_explained(self, ticket: Ticket, record: RawRecord) -> None:
+    def _note_explained(self, ticket: Ticket, record: Record) -> None:
         name = ticket.reservation_id
         if name is not None:
             self._explained[name] = record
             if len(self._explained) > EXPLAINED_MAX:
                 del self._explained[next(iter(self._explained))]
 
-    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> RawRecord:
+    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record:
         """Two ranks were chosen, or one that does better, and booked."""
         plan, odds = match.plan, odds_of(ticket)
         odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.roles
@@ -239,7 +234,7 @@ class Decisions:
             slot = plan.couple.decode_slot
         return self.keep(ticket, seen, plan.whole, slot, now, odds)
 
-    def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> RawRecord | None:
+    def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> Record | None:
         """It was turned away, before anybody was priced; None: that is no decision."""
         gate = refusal.gate if isinstance(refusal, AdmissionRefused) else None
         if gate is None and refusal.status not in _REFUSED:
@@ -254,7 +249,7 @@ class Decisions:
         seen = ticket.partition.ledger.columns(), None, None
         return self.keep(ticket, seen, None, -1, now, odds)
 
-    # -- who sits where -----------------------------------------------------------------------------
+    # -- who sits where -------------------------------------------------------------------------
 
     def _look_at(self, partition: Partition, now: float) -> Lookout:
         lookout, version = partition.lookout, self._catalog.version
@@ -278,7 +273,7 @@ class Decisions:
         lookout = partition.lookout = Lookout(seating, version, streams, now)
         return lookout
 
-    # -- who asks -----------------------------------------------------------------------------------
+    # -- who asks -------------------------------------------------------------------------------
 
     def find(self, name: str) -> Record | None:
         """Return the newest record under an id: a selection's, a reservation's, or one of ours.
@@ -302,8 +297,8 @@ class Decisions:
         return self.find(name) if found is None else Record._make(found)
 
     def newest_first(self) -> Iterator[Record]:
-        """Yield records; not to be gone on with once another one has come."""
-        return map(Record._make, reversed(self._ring))
+        """Yield the records there are now, whatever comes meanwhile."""
+        return map(Record._make, reversed(list(self._ring)))
 
     def check(self) -> None:
         """State every promise of the ring."""

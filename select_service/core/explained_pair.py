@@ -6,6 +6,7 @@ Computed again from the record like all else (`explaining.py` stands behind), by
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -125,18 +126,16 @@ class PairTerms:
             picked_by="softmax" if drawn else "lowest",
         )
 
-    def legs(self, some: slice) -> list[DecisionLegs | None]:
+    def legs(self, some: slice[int, int, None]) -> list[DecisionLegs]:
         """Return what some ranks would cost as legs."""
-        told: list[DecisionLegs | None] = []
         decode = set(self._decode.tolist())
-        columns = (self._computing, self._decoding, self._to_move)
-        rows = zip(*(column[some].tolist() for column in columns), strict=True)
-        for position, (computing, decoding, to_move) in enumerate(rows, some.start):
-            told.append(
-                DecisionLegs(
-                    computing if computing == computing else None,  # noqa: PLR0124 - nan
-                    decoding if decoding < np.inf else None,
-                    int(to_move) if position in decode else None,
-                )
+        computing, decoding = self._computing[some].tolist(), self._decoding[some].tolist()
+        to_move = self._to_move[some].tolist()
+        return [
+            DecisionLegs(
+                None if math.isnan(computing[at]) else computing[at],
+                decoding[at] if math.isfinite(decoding[at]) else None,
+                int(to_move[at]) if some.start + at in decode else None,
             )
-        return told
+            for at in range(len(to_move))
+        ]

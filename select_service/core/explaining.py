@@ -23,19 +23,18 @@ from select_service.decision_types import (
     Decision,
     DecisionAdmission,
     DecisionIndex,
-    DecisionLegs,
     DecisionPrompt,
     DecisionWeights,
     RunnerUp,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from typing import Literal
 
-    from select_service.core.columns import Floats
     from select_service.core.decision_record import Odds, Record, Seat
     from select_service.decision_types import Excluded
+
 
 class Told:
     """One record, told piece by piece."""
@@ -136,43 +135,36 @@ class Told:
     def candidates(self, start: int, stop: int) -> list[Candidate]:
         """Return some of the ranks: those seated, by worker and rank, then the others."""
         seating = self._record.seating
-        told = list(self._seated(slice(start, min(stop, len(seating.seats)))))
-        absent = seating.absent[max(0, start - len(seating.seats)) : stop - len(seating.seats)]
-        if stop > len(seating.seats):
-            told += [
-                Candidate(*(*one, "not_schedulable"), *(None,) * 13, 1.0)  # type: ignore[arg-type]
-                for one in absent
-            ]
-        return told
+        seated = len(seating.seats)
+        told = self._seated(slice(min(start, seated), min(stop, seated)))
+        absent = seating.absent[max(0, start - seated) : max(0, stop - seated)]
+        return told + [_absent(*one) for one in absent]
 
-    def _seated(self, some: slice) -> Iterator[Candidate]:
-        record, terms = self._record, self._terms
-        seats = record.seating.seats[some]
+    def _seated(self, some: slice[int, int, None]) -> list[Candidate]:
+        terms, seats = self._terms, self._record.seating.seats[some]
         count = len(seats)
-        nothing = [None] * count
-        columns: list[list[float | int | None]] = [_whole(terms.prefill[some])]
-        columns.append(_whole(terms.decode[some]))
-        if terms.is_priced:
-            columns += [_whole(column[some]) for column in (terms.shared, *terms.overlap)]
-            columns.append(_whole(terms.cached[some]))
-            columns += [column[some].tolist() for column in (terms.raw, terms.credit, terms.bare)]
-            columns.append(nothing if terms.factors is None else terms.factors[some].tolist())
-            columns.append(terms.cost[some].tolist())
-        else:
-            columns += [nothing] * 10
         in_play = self._in_play[some].tolist()
-        legs = [None] * count if self._pair is None else self._pair.legs(some)
-        for position, (seat, *numbers) in enumerate(zip(seats, *columns, strict=True)):
-            told = Candidate(
-                seat.worker_id,
-                seat.dp_rank,
-                seat.endpoint,
-                None if in_play[position] else self._excluded(seat),
-                *numbers,  # type: ignore[arg-type]
-                self._index((some.start or 0) + position),
-                1.0,
-            )
-            yield told if legs[position] is None else _with_legs(told, legs[position])
+        columns: list[Sequence[object]] = [
+            [seat.worker_id for seat in seats],
+            [seat.dp_rank for seat in seats],
+            [seat.endpoint for seat in seats],
+            [
+                None if plays else self._excluded(seat)
+                for plays, seat in zip(in_play, seats, strict=True)
+            ],
+        ]
+        whole = (terms.prefill, terms.decode, terms.shared, *terms.overlap, terms.cached)
+        columns += [column[some].astype(np.int64).tolist() for column in whole]
+        columns += [column[some].tolist() for column in (terms.raw, terms.credit, terms.bare)]
+        columns.append([None] * count if terms.factors is None else terms.factors[some].tolist())
+        columns.append(terms.cost[some].tolist())
+        if not terms.is_priced:
+            columns[6:] = [[None] * count] * (len(columns) - 6)
+        columns.append([self._index(at) for at in range(some.start, some.stop)])
+        columns.append([1.0] * count)
+        if self._pair is not None:
+            columns.append(self._pair.legs(some))
+        return list(map(Candidate, *columns))
 
     def _excluded(self, seat: Seat) -> Excluded:
         """Say why a rank was no candidate: the first reason, in the order they are judged."""
@@ -211,14 +203,11 @@ def _unfit(odds: Odds, seat: Seat) -> Excluded:
     return "role" if odds.is_pair else "cache_hit"
 
 
-def _with_legs(told: Candidate, legs: DecisionLegs | None) -> Candidate:
-    assert legs is not None
-    return Candidate(*(getattr(told, name) for name in Candidate.__struct_fields__[:-1]), legs)
-
-
-def _whole(column: Floats) -> list[float | int | None]:
-    numbers: list[float | int | None] = column.astype(np.int64).tolist()
-    return numbers
+def _absent(worker_id: int, dp_rank: int, endpoint: str | None) -> Candidate:
+    return Candidate(
+        *(worker_id, dp_rank, endpoint, "not_schedulable", None, None, None, None, None, None),
+        *(None, None, None, None, None, None, None, 1.0),
+    )
 
 
 def _route(record: Record) -> Literal["select", "select_and_reserve", "select_pair"]:

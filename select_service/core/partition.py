@@ -319,7 +319,20 @@ class Partition:
         left = max(0, isl_tokens - device * size)
         seen = (ledger.columns(), matched, shared) if watched else None
         return Placement(
-            *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode, weights, seen)
+            *(
+                worker,
+                dp_rank,
+                slot,
+                cost,
+                overlap,
+                float(device),
+                0.0,
+                0.0,
+                left,
+                decode,
+                weights,
+                seen,
+            )
         )
 
     def see(self, prompt: Prompt) -> Seen:

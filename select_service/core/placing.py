@@ -6,7 +6,7 @@ and who waited (waiting room) are placed alike.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec import UNSET
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from select_service.core.cache_hits import CacheHits, Found
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
+    from select_service.core.decision_record import Odds
     from select_service.core.decisions import Decisions
     from select_service.core.desk import Desk
     from select_service.core.matchmaking import Matchmaker
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 class Placing:
     """Places requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whom it works with
         self,
         desk: Desk,
         cache_hits: CacheHits,
@@ -90,13 +91,7 @@ class Placing:
             found = self._cache_hits.filter(partition, request, rows, projection)
             if found.refused is not None:
                 found.refused.advice = self._matchmaker.advise(ticket)
-                if self.decisions.is_on or request.explain:
-                    odds = odds_of(ticket)
-                    odds.holds_to_cache = odds.is_threshold = True
-                    seen = partition.see(ticket.prompt)
-                    record = self.decisions.keep(ticket, seen, rows, -1, now, odds)
-                    if request.explain:
-                        _explain(found.refused, record)
+                self._note_threshold(ticket, rows, found.refused, now)
                 return found.refused, effects
             rows, projection = found.rows, found.projection
         placement = partition.place(
@@ -111,14 +106,23 @@ class Placing:
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
         if placement.seen is not None:
-            odds = None
-            if found is not None:
-                odds = odds_of(ticket)
-                odds.holds_to_cache = found.hits.passes is not None
+            odds = None if found is None else _held_to_cache(ticket)
             record = self.decisions.keep(ticket, placement.seen, rows, placement.slot, now, odds)
             if request.explain:
                 _explain(answer, record)
         return answer, self._decided(placement, effects)
+
+    def _note_threshold(
+        self, ticket: Ticket, rows: Rows, refused: CacheThreshold, now: float
+    ) -> None:
+        """Leave a record of a request that goes nowhere because nobody holds enough of it."""
+        if self.decisions.is_on or ticket.request.explain:
+            odds = _held_to_cache(ticket)
+            odds.is_threshold = True
+            seen = ticket.partition.see(ticket.prompt)
+            record = self.decisions.keep(ticket, seen, rows, -1, now, odds)
+            if ticket.request.explain:
+                _explain(refused, record)
 
     def _place_pair(
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
@@ -206,7 +210,13 @@ class Placing:
         return known
 
 
-def _explain(answer: Answer, record: tuple[Any, ...]) -> None:
+def _held_to_cache(ticket: Ticket) -> Odds:
+    odds = odds_of(ticket)
+    odds.holds_to_cache = True
+    return odds
+
+
+def _explain(answer: Answer, record: Record) -> None:
     """Leave the record where the decision is to stand; whoever sends the answer reads it.
 
     So nobody who does not ask pays, and a fleet of a thousand ranks can be told in slices.

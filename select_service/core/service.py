@@ -116,7 +116,6 @@ class SelectionCore:
             count_max=self.limits.decision_ring,
             bytes_max=self.limits.decision_ring_bytes,
             first=first_decision,
-            transfer_cost=config.kv_transfer_cost_per_block,
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
