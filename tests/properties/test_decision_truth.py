@@ -246,6 +246,10 @@ class Fleet:
         text = as_json(record)
         told = json.loads(text)
         check(told)
+        everybody = {
+            (worker.worker_id, rank) for worker in self.core.catalog for rank in worker.ranks
+        }
+        assert everybody == {(one["worker_id"], one["dp_rank"]) for one in told["candidates"]}
         if isinstance(answer, Selection):
             chosen = told["chosen"]
             assert (chosen["worker_id"], chosen["dp_rank"]) == (answer.worker_id, answer.dp_rank)
