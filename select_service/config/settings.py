@@ -15,7 +15,14 @@ from msgspec import Struct
 from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, StreamLimits
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
-from select_service.types import CacheBasis, CacheScope, CoreLimits, ReplicaLimits, RouterConfig
+from select_service.types import (
+    CacheBasis,
+    CacheScope,
+    CoreLimits,
+    ReplicaLimits,
+    RouterConfig,
+    TrustSettings,
+)
 
 __all__ = ["Durability", "FieldValidation", "LogFormat", "Settings"]
 
@@ -27,6 +34,7 @@ _STREAMS: Final = StreamLimits()
 _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
+_TRUST: Final = TrustSettings()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
 
 
@@ -158,6 +166,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     return_slots_max: int = _ADMISSION.return_slots_max
     tenant_labels_max: int = _ADMISSION.tenant_labels_max
     load_report_stale_s: float = _ADMISSION.load_report_stale_s
+    trust_samples: int = _TRUST.samples
+    trust_error_max: float = _TRUST.error_max
+    trust_error_clear: float = _TRUST.error_clear
+    trust_reread_s: float = _TRUST.reread_s
+    trust_reread_max_s: float = _TRUST.reread_max_s
+    trust_rereads_max: int = _TRUST.rereads_max
+    no_freshness_weighting: bool = not _TRUST.weigh_freshness
+    freshness_grace_s: float = _TRUST.lag_grace_s
+    freshness_half_s: float = _TRUST.lag_half_s
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
@@ -241,6 +258,21 @@ class Settings(Struct, frozen=True, kw_only=True):
             return_slots_max=self.return_slots_max,
             tenant_labels_max=self.tenant_labels_max,
             load_report_stale_s=self.load_report_stale_s,
+        )
+
+    @property
+    def trust(self) -> TrustSettings:
+        """When what an index says counts for less."""
+        return TrustSettings(
+            samples=self.trust_samples,
+            error_max=self.trust_error_max,
+            error_clear=self.trust_error_clear,
+            reread_s=self.trust_reread_s,
+            reread_max_s=self.trust_reread_max_s,
+            rereads_max=self.trust_rereads_max,
+            weigh_freshness=not self.no_freshness_weighting,
+            lag_grace_s=self.freshness_grace_s,
+            lag_half_s=self.freshness_half_s,
         )
 
     @property
