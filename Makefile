@@ -19,7 +19,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
-.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy peer readme clean
+.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy peer promtool readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -66,6 +66,7 @@ test-full: test-floors test-heavy
 
 test-heavy: $(VENV)/.installed-test
 	-$(MAKE) peer
+	-$(MAKE) promtool
 	$(BIN)/python -m tests.e2e.engines
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "heavy or slow" --timeout=600
 
@@ -77,6 +78,18 @@ test-floors: $(FLOORS)/.installed
 peer: $(VENV)/.installed-test
 	$(BIN)/python -m bench.compare.peer 1.3.1
 	$(BIN)/python -m bench.compare.peer 1.6.1
+
+# Debian's Prometheus, which checks our dashboard and alerts; where it cannot be installed the tests
+# that need it say so and skip.
+promtool:
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { \
+	  echo "installing Debian's prometheus" && export DEBIAN_FRONTEND=noninteractive && \
+	  apt-get update --quiet=2 && \
+	  apt-get install --quiet=2 --yes --no-install-recommends prometheus >/dev/null; }
+
+# deploy/grafana/select-service.json out of panels.yaml beside it; a test compares them.
+dashboard: $(VENV)/.installed-test
+	$(BIN)/python -m tests.deploy.dashboard
 
 # The tables of README.md that come out of the program; a test compares them.
 readme: $(VENV)/.installed-test

@@ -47,6 +47,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if values["replica_sync_peers"] and values["replica_sync_port"] is None:
         parser.error("--replica-sync-peers needs --replica-sync-port")
     _check_entrances(parser, argv, values)
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        values["tracing"] = "none"
     router = read_environment(environ)
     settings = Settings(router=router, **values)
     from select_service.core.admitting import check_admission  # noqa: PLC0415 - numpy; see `main`
@@ -97,7 +99,7 @@ def _parser(environ: Mapping[str, str], warnings: list[str]) -> argparse.Argumen
 def _default(flag: Flag, environ: Mapping[str, str], warnings: list[str]) -> object:
     """Return what holds without the flag; a variable that cannot be read leaves a warning."""
     text = environ.get(flag.env) if flag.env else None
-    if text is None or flag.parse is None:
+    if not text or flag.parse is None:
         return flag.default
     try:
         return flag.parse(text)

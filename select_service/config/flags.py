@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from indexer.config import EventLossPolicy
 from select_service.config.environment import parse_float
-from select_service.config.settings import Durability, FieldValidation, Settings
+from select_service.config.settings import SAMPLERS, Durability, FieldValidation, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,7 @@ _NO_LIMITS: Final = frozenset(
         "global_cache_hit_threshold",
         "slo_target_ttft_s",
         "prefill_tokens_per_s",
+        "trace_sample_ratio",
     }
 )
 _DEFAULTS: Final = Settings()
@@ -1083,4 +1084,55 @@ FLAGS: Final = (
         watch="trust_factor",
     ),
     Flag("--access-log", None, "", "log every request"),
+    Flag(
+        "--tracing",
+        _choice("none", "otlp"),
+        "none|otlp",
+        "trace requests and export them by OTLP over HTTP; takes select-service[otel]",
+        env="OTEL_TRACES_EXPORTER",
+    ),
+    Flag(
+        "--trace-sampler",
+        _choice(*SAMPLERS),
+        "NAME",
+        "who is traced, by OpenTelemetry's names",
+        watch="traced_requests_total",
+        env="OTEL_TRACES_SAMPLER",
+    ),
+    Flag(
+        "--trace-sample-ratio",
+        _number(0.0, 1.0),
+        "SHARE",
+        "of requests that are nobody's child, where the sampler goes by a ratio",
+        watch="traced_requests_total",
+        env="OTEL_TRACES_SAMPLER_ARG",
+    ),
+    Flag(
+        "--trace-queue-spans-max",
+        _whole(1, _COUNT),
+        "N",
+        "spans that wait to be exported; more are dropped",
+        watch='trace_spans_total{outcome="dropped"}',
+        env="OTEL_BSP_MAX_QUEUE_SIZE",
+    ),
+    Flag(
+        "--trace-batch-spans-max",
+        _whole(1, _COUNT),
+        "N",
+        "spans exported at once",
+        env="OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+    ),
+    Flag(
+        "--trace-interval-ms",
+        _whole(1, _COUNT),
+        "MS",
+        "how long spans wait for company",
+        env="OTEL_BSP_SCHEDULE_DELAY",
+    ),
+    Flag(
+        "--trace-shutdown-s",
+        _seconds(zero=True),
+        "S",
+        "how long the last spans may take at the end",
+    ),
 )

@@ -24,10 +24,21 @@ from select_service.types import (
     TrustSettings,
 )
 
-__all__ = ["Durability", "FieldValidation", "LogFormat", "Settings"]
+__all__ = ["SAMPLERS", "Durability", "FieldValidation", "LogFormat", "Settings"]
 
 LogFormat = Literal["json", "text"]
+TracesTo = Literal["none", "otlp"]
 KubernetesKind = Literal["pods", "endpointslices"]
+SAMPLERS: Final = (
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+)
+"""Who is traced, by the names OpenTelemetry has for it."""
+
 _CORE: Final = CoreLimits()
 _ADMISSION: Final = AdmissionSettings()
 _STREAMS: Final = StreamLimits()
@@ -188,6 +199,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False
+    tracing: TracesTo = "none"
+    trace_sampler: str = "parentbased_traceidratio"
+    trace_sample_ratio: float = 1.0
+    trace_queue_spans_max: int = 2048  # the defaults of OpenTelemetry's SDK
+    trace_batch_spans_max: int = 512
+    trace_interval_ms: int = 5000
+    trace_shutdown_s: float = 2.0
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 

@@ -53,7 +53,7 @@ class Effects(Struct):
     answered: list[Ticket] = []  # waited, and have their answer now
     published: list[ReplicaMessage] = []
     pulls: list[Pull] = []
-    decided: list[Placement] = []
+    decided: list[tuple[Placement, Ticket]] = []
     trusted: list[TrustNews] = []  # to be told people
     more: bool = False  # housekeeping should have its turn at once
 

@@ -112,7 +112,7 @@ class Placing:
             if request.explain:
                 _explain(answer, record)
                 self.decisions.note_explained(ticket, record)
-        return answer, self._decided(placement, effects)
+        return answer, self._decided(ticket, placement, effects)
 
     def _note_threshold(
         self, ticket: Ticket, rows: Rows, matches: Matches, refused: CacheThreshold, now: float
@@ -188,11 +188,11 @@ class Placing:
             effective_prefill_tokens=placement.effective_prefill_tokens,
         )
 
-    def _decided(self, placement: Placement, effects: Effects) -> Effects:
+    def _decided(self, ticket: Ticket, placement: Placement, effects: Effects) -> Effects:
         if not self._trace_decisions:
             return effects
         effects = Effects() if effects is NOTHING else effects
-        effects.decided.append(placement)
+        effects.decided.append((placement, ticket))
         return effects
 
     def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:

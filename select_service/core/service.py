@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
+    from select_service.core.marks import Recorder
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
@@ -80,6 +81,7 @@ class SelectionCore:
         trace_decisions: bool = False,
         admission: AdmissionSettings | None = None,
         first_decision: int = 1,
+        recorder: Recorder | None = None,
         trust: TrustSettings | None = None,
     ) -> None:
         """Start empty.
@@ -95,6 +97,7 @@ class SelectionCore:
             trace_decisions: report every placement in `Effects.decided`.
             admission: who is let in at all; everybody.
             first_decision: number of the first record of one; none of an earlier life's.
+            recorder: takes the marks of requests that are traced; None: none is.
             trust: when what an index says counts for less.
 
         Raises:
@@ -105,7 +108,8 @@ class SelectionCore:
         self.limits = limits or CoreLimits()
         self.counters = Counters()
         self.catalog = Catalog(data_parallel_size_max=self.limits.data_parallel_size_max)
-        self.desk = Desk(self.limits, self.counters, router_id, epoch)
+        desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
+        self.desk = desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold),
@@ -138,12 +142,14 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        placing = Placing(
+        placing = kind_of_placing(
             *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
-        self.selecting = Selecting(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        self.selecting = kind_of_selecting(
+            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        )
         self._open_rooms()
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.state = State(
@@ -316,3 +322,11 @@ class SelectionCore:
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(len(p.workers) for p in self.partitions.values())
+
+
+def _rooms(recorder: Recorder | None) -> tuple[type[Desk], type[Placing], type[Selecting]]:
+    if recorder is None:
+        return Desk, Placing, Selecting
+    from select_service.core.recording import rooms_for  # noqa: PLC0415 - for who traces
+
+    return rooms_for(recorder)

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.errors import IndexerError
+from select_service.edge.access_log import log_access, short
 from select_service.edge.answers import JSON_WRITER, Response, Settling, msgpack_writer
 from select_service.edge.forms import Form, answer_type, form_of
 from select_service.edge.http import ROUTES, Api, Handler, Request
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["HANDED_OVER", "Call", "Door", "Head"]
 
 _log = logging.getLogger("select_service.http")
-_access_log = logging.getLogger("select_service.access")
 
 HANDED_OVER: Final = "select_service.answer"
 """Key of the scope: a response the carrier got from `Door.answer_now` and cannot write itself."""
@@ -85,6 +85,11 @@ class Door:
     def leave(self) -> None:
         """Send waiting requests away and cut streams: the process is about to end."""
         self._leaving.set()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the process is about to end."""
+        return self._leaving.is_set()
 
     # -- at once -------------------------------------------------------------------------------
 
@@ -179,6 +184,7 @@ class Door:
         self._traffic.in_flight += 1
         stats, status = self._traffic.unmatched, CLIENT_GONE
         head = self._head_in(scope)
+        response: Response | None = None
         try:
             method, raw_path = scope["method"], scope.get("raw_path") or scope["path"].encode()
             try:
@@ -200,7 +206,7 @@ class Door:
             self._traffic.in_flight -= 1
             stats.observe(status, seconds)
             if self._access_log:
-                _log_access(scope, status, seconds)
+                log_access(scope, status, seconds, response)
 
     def _head_in(self, scope: Scope) -> Head:
         content_type, accept, length = None, None, 0
@@ -219,10 +225,23 @@ class Door:
             route = call.route
             bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
             body = b"" if bare else await self._read_body(call.route, head, receive)
-            answer = head.api.do(route, Request(call.params, call.query, body))
+            answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not
         return answer if isinstance(answer, Response) else await self._wait(answer, receive)
+
+    def _do(
+        self,
+        call: Call,
+        head: Head,
+        body: bytes,
+        scope: Scope,  # noqa: ARG002 - for who traces
+    ) -> Response | Awaitable[Response]:
+        """Do what a request asks for, whose body is whole. Never raises."""
+        try:
+            return head.api.do(call.route, Request(call.params, call.query, body))
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the process
+            return self._fault(error, head.api, call.route.method, call.path)
 
     async def _read_body(self, route: Route[Handler], head: Head, receive: Receive) -> bytes:
         if not (head.is_readable or route.body_lenient):
@@ -324,7 +343,7 @@ class Door:
                 response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
             return response
         self._traffic.crashes += 1
-        where = {"method": method[:16], "path": _short(raw_path)}
+        where = {"method": method[:16], "path": short(raw_path)}
         _log.error("request failed", extra=where, exc_info=error)
         return api.writer.refusal(ServiceError("internal error"))
 
@@ -372,21 +391,3 @@ async def _until_gone(receive: Receive) -> None:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is longer than {limit} bytes")
-
-
-def _short(raw_path: bytes) -> str:
-    return raw_path[:128].decode("ascii", "backslashreplace")
-
-
-def _log_access(scope: Scope, status: int, seconds: float) -> None:
-    client = scope.get("client")
-    _access_log.info(
-        "request",
-        extra={
-            "method": scope["method"][:16],
-            "path": _short(scope.get("raw_path") or b""),
-            "status": status,
-            "ms": round(seconds * 1e3, 3),
-            "client": client[0] if client else None,
-        },
-    )

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.keeper import Keeper
     from select_service.edge.replicas import Replicas
+    from select_service.edge.tracing import Tracing
     from select_service.edge.warm_start import WarmStart
     from select_service.types import (
         Answer,
@@ -133,6 +134,7 @@ class Driver:
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
+        tracing: Tracing | None = None,
         trust: TrustSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -153,6 +155,7 @@ class Driver:
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
+            tracing: of some requests; `close` closes it.
             trust: when what an index says counts for less.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
@@ -176,11 +179,12 @@ class Driver:
             epoch=1 if keeper is None else keeper.epoch,
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
             admission=admission,
+            recorder=None if tracing is None else tracing.recorder,
             trust=trust,
             first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
-        self.keeper = keeper
+        self.keeper, self.tracing = keeper, tracing
         self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
         self._replica_limits = replica_limits or ReplicaLimits()
@@ -258,6 +262,8 @@ class Driver:
             )
             await self.replicas.pulls.warm_up()
             self._register_again(self.replicas)
+        if self.tracing is not None:
+            self.tracing.start()
         loop = asyncio.get_running_loop()
         self.readiness.start()
         if self.recovery is not None:
@@ -292,6 +298,8 @@ class Driver:
             self.replicas = None
         if self.keeper is not None:
             await self.keeper.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def _send_away(self) -> None:
         for futures in self._waiting.values():
@@ -733,8 +741,9 @@ class Driver:
         self._answer(effects)
         if self.replicas is not None:
             self.replicas.carry_out(effects)
-        for placement in effects.decided:
-            _log.debug("Selected worker", extra=_decision_facts(placement))
+        for placement, ticket in effects.decided:
+            with contextlib.nullcontext() if self.tracing is None else self.tracing.about(ticket):
+                _log.debug("Selected worker", extra=_decision_facts(placement) | _ids_of(ticket))
         for news in effects.trusted:
             _tell_trust(news)
 
@@ -804,6 +813,14 @@ def _resolve(future: asyncio.Future[Answer], answer: Answer | ServiceError | Non
         future.set_exception(answer or ShuttingDown())
     else:
         future.set_result(answer)
+
+
+def _ids_of(ticket: Ticket) -> dict[str, str]:
+    ids = {
+        "selection_id": ticket.request.selection_id,
+        "reservation_id": ticket.reservation_id,
+    }
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _decision_facts(placement: Placement) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from select_service.edge.replica_metrics import ReplicaMetrics
 from select_service.edge.scope_series import groups_of, in_use
 from select_service.edge.snapshot_metrics import SnapshotMetrics
 from select_service.edge.state_metrics import StateMetrics
+from select_service.edge.tracing_metrics import TracingMetrics
 from select_service.edge.traffic import LATENCY_BUCKETS_S
 from select_service.edge.trust_metrics import TrustMetrics
 from select_service.version import __version__
@@ -85,6 +86,7 @@ class Metrics:
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
         self._registry.register(SnapshotMetrics(service, PREFIX))
+        self._registry.register(TracingMetrics(service, PREFIX))
         self._registry.register(_Limits(service, traffic, settings))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
