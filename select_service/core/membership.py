@@ -55,6 +55,7 @@ class Membership:
         self._use_kv_events = use_kv_events
         self._cache_hit_threshold = cache_hit_threshold  # of the process
         self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
+        self.is_watched = False  # whether decisions are kept, in partitions opened from now on
         self._trust = trust  # when an index counts for less
         self._sources: dict[WorkerRank, _Source] = {}
 
@@ -212,6 +213,7 @@ class Membership:
             trust=self._trust,
         )
         partition.holds_to_cache = self._cache_hit_threshold > 0.0
+        partition.is_watched = self.is_watched
         self.partitions[worker.scope] = partition
         return partition
 

@@ -16,7 +16,7 @@ from select_service.core.columns import no_floats
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.core.tiers import Matches
-    from select_service.core.columns import Floats, Rows
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.ledger import Ledger
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
@@ -43,6 +43,7 @@ class Projection(NamedTuple):
     block_size: int
     cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
     trust: Floats | None = None  # how far `overlap` is believed; None: altogether
+    shared: list[tuple[int, Slots]] | None = None  # blocks in active chains, slots, disjoint
 
 
 def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
@@ -90,10 +91,11 @@ def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
     if matches is None:
         matches = index.find_matches(prompt.block_hashes)
     decode = ledger.decode[rows] + prompt.blocks
+    shared = None
     if ledger.blocks.begins(prompt.first_hash):
-        shared = ledger.shared_blocks(prompt.sequence_hashes)
+        shared = ledger.shared_groups(prompt.sequence_hashes)
         if shared is not None:
-            decode -= shared[rows]
+            decode -= ledger.column_of(shared)[rows]
     overlap, has_lower = matched(index, matches)
     prefill = ledger.prefill[rows]
     if overlap is None:
@@ -107,5 +109,6 @@ def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
     size, isl_tokens = index.block_size, prompt.isl_tokens
     within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
     return Projection(
-        *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, trust)
+        *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, trust),
+        shared,
     )

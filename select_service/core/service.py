@@ -23,6 +23,7 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
+from select_service.core.decisions import Decisions
 from select_service.core.desk import Desk
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.inspecting import Inspecting
@@ -79,6 +80,7 @@ class SelectionCore:
         epoch: int = 1,
         trace_decisions: bool = False,
         admission: AdmissionSettings | None = None,
+        first_decision: int = 1,
         recorder: Recorder | None = None,
         trust: TrustSettings | None = None,
     ) -> None:
@@ -94,6 +96,7 @@ class SelectionCore:
             epoch: which life of this router id this is, from 1.
             trace_decisions: report every placement in `Effects.decided`.
             admission: who is let in at all; everybody.
+            first_decision: number of the first record of one; none of an earlier life's.
             recorder: takes the marks of requests that are traced; None: none is.
             trust: when what an index says counts for less.
 
@@ -115,6 +118,13 @@ class SelectionCore:
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,
         )
+        self.decisions = Decisions(
+            *(self.catalog, self.membership.stream_at),
+            count_max=self.limits.decision_ring,
+            bytes_max=self.limits.decision_ring_bytes,
+            first=first_decision,
+        )
+        self.membership.is_watched = self.decisions.is_on
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self.trusting = Trusting(
@@ -133,7 +143,7 @@ class SelectionCore:
             transfer_cost=config.kv_transfer_cost_per_block,
         )
         placing = self.placing = kind_of_placing(
-            *(self.desk, cache_hits, matchmaker, self.counters, rng),
+            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
@@ -307,6 +317,7 @@ class SelectionCore:
         self.desk.leases.check()
         self.membership.check()
         self.replicas.check()
+        self.decisions.check()
         self.room.check(self.partitions.values())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"

@@ -12,7 +12,8 @@ import logging
 import math
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -36,6 +37,7 @@ from select_service.edge.readiness import (
     LedgersApplied,
     Readiness,
 )
+from select_service.edge.telling import Teller
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
@@ -99,6 +101,8 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
+
+S = TypeVar("S", bound="SelectRequest")
 
 _log = logging.getLogger("select_service")
 _encode = msgspec.json.Encoder().encode
@@ -191,6 +195,7 @@ class Driver:
             admission=admission,
             recorder=None if tracing is None else tracing.recorder,
             trust=trust,
+            first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
         self.keeper, self.tracing = keeper, tracing
@@ -509,22 +514,38 @@ class Driver:
         self._carry_out(effects)
         return answer
 
+    @cached_property
+    def teller(self) -> Teller:
+        """Who tells decisions."""
+        transfer_cost = self.core.reader.config.kv_transfer_cost_per_block
+        return Teller(self.core.decisions, self._clock, transfer_cost)
+
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
-        answer = self.select_now(request)
-        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+        return await self._given(self.select_now, request)
+
+    async def _given(self, verb: Callable[[S], Answer | Ticket], request: S) -> Answer:
+        """Wait if need be, and tell the decision if that was asked for."""
+        try:
+            answer = verb(request)
+            given = await self.wait(answer) if isinstance(answer, Ticket) else answer
+        except ServiceError as error:
+            await self.teller.finish_refusal(error)
+            raise
+        if not request.explain and given.decision is UNSET:
+            return given
+        return await self.teller.finish(given, request)
 
     async def select_and_reserve(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
-        answer = self.select_and_reserve_now(request, unknown)
-        return _legible(await self.wait(answer) if isinstance(answer, Ticket) else answer)
+        verb = partial(self.select_and_reserve_now, unknown=unknown)
+        return _legible(await self._given(verb, request))
 
     async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
-        answer = self.select_pair_now(request, unknown)
-        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+        return await self._given(partial(self.select_pair_now, unknown=unknown), request)
 
     async def wait(self, ticket: Ticket) -> Answer:
         """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
