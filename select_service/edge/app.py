@@ -25,11 +25,12 @@ from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
 from select_service.edge.codec import show_hashes
+from select_service.edge.console.routes import Booth
 from select_service.edge.descriptors import raise_limit
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
-from select_service.edge.http import Api
+from select_service.edge.http import ROUTES, Api
 from select_service.edge.late import load, load_in_turns
 from select_service.edge.listening import CannotListenError, Entrances
 from select_service.edge.protocol import ConnectionLimits
@@ -135,11 +136,16 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
         metrics=lambda: metrics().render(),
         openapi=_describe,
     )
+    booth: Booth | None = None
+    if not settings.no_console:
+        booth = Booth(service, traffic, clients_max=settings.console_clients_max)
     door = Door(
         api,
         traffic,
         max_body_bytes=settings.max_body_bytes,
         access_log=settings.access_log,
+        routes=ROUTES if booth is None else (*ROUTES, *booth.routes),
+        booth=booth,
     )
     return door, traffic
 
@@ -263,6 +269,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._entrances.appear()
+        self._door.enter(asyncio.get_running_loop())
         self._loading = asyncio.get_running_loop().create_task(load_in_turns())
 
     @override

@@ -311,6 +311,10 @@ class Driver:
         if self.core.desk.bookings.live(reservation_id) is not None:
             self._carry_out(self.core.free(reservation_id, self._clock()))
 
+    def now(self) -> float:
+        """Return the monotonic seconds that everything here is told."""
+        return self._clock()
+
     async def settle(self) -> None:
         """Wait until everything done so far may be acknowledged (embedding; HTTP has its own way).
 
@@ -449,6 +453,11 @@ class Driver:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
         answer = self.select_pair_now(request, unknown)
         return await self.wait(answer) if isinstance(answer, Ticket) else answer
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait here for an answer."""
+        return len(self._waiting)
 
     async def wait(self, ticket: Ticket) -> Answer:
         """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
