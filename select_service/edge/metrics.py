@@ -234,7 +234,7 @@ class _Service(Collector):
         selections = _counter("selections", "Selections answered with a worker.")
         selections.add_metric((), counters.selections)
         yield selections
-        for name, what, tokens in (
+        for name, what, count in (
             ("selected_isl_tokens", "Tokens of their prompts.", counters.selected_isl_tokens),
             (
                 "selected_prefill_tokens",
@@ -243,7 +243,7 @@ class _Service(Collector):
             ),
         ):
             family = _counter(name, what)
-            family.add_metric((), tokens)
+            family.add_metric((), count)
             yield family
         waited = _counter("selections_queued", "Selections that had to wait for capacity.")
         waited.add_metric((), counters.selections_waited)
