@@ -1,7 +1,7 @@
 // Leases and the reservations made last, asked for while they are looked at.
 
 import { get } from "./api.js";
-import { count, duration, emptiness, h, panel, plural } from "./dom.js";
+import { age, count, duration, emptiness, h, panel, plural } from "./dom.js";
 import { Poll } from "./poll.js";
 import { LiveTable } from "./table.js";
 
@@ -18,7 +18,7 @@ export class Bookings {
         { id: "owner", title: "Owner", sort: (row) => row.owner, wide: true, cell: (row) => row.owner },
         { id: "held", title: "Reservations", numeric: true, sort: (row) => row.reservations, cell: (row) => count(row.reservations) },
         { id: "ttl", title: "Time to live", numeric: true, sort: (row) => row.ttl_s, cell: (row) => duration(row.ttl_s) },
-        { id: "left", title: "Ends in", numeric: true, sort: (row) => row.expires_in_s, cell: (row) => ({ bar: row.ttl_s ? row.expires_in_s / row.ttl_s : null, text: duration(row.expires_in_s), tone: row.expires_in_s < row.ttl_s / 4 ? "warn" : "load" }) },
+        { id: "left", title: "Ends in", numeric: true, sort: (row) => row.expires_in_s, cell: (row) => ({ bar: row.ttl_s ? row.expires_in_s / row.ttl_s : null, text: age(row.expires_in_s), tone: row.expires_in_s < row.ttl_s / 4 ? "warn" : "load" }) },
       ],
     });
     this.reservations = new LiveTable({
@@ -34,8 +34,8 @@ export class Bookings {
         { id: "phase", title: "Phase", sort: (row) => row.phase, cell: (row) => ({ pill: row.phase, tone: row.phase === "prefill" ? "prefill" : "decode" }) },
         { id: "isl", title: "Prompt", numeric: true, hint: "Tokens of the prompt; of them, to compute", sort: (row) => row.isl_tokens, cell: (row) => `${count(row.isl_tokens)} / ${count(row.prefill_tokens)}` },
         { id: "out", title: "Out", numeric: true, hint: "Blocks of output so far", sort: (row) => row.output_blocks, cell: (row) => count(row.output_blocks) },
-        { id: "age", title: "Age", numeric: true, sort: (row) => row.age_s, cell: (row) => duration(row.age_s) },
-        { id: "idle", title: "Idle", numeric: true, hint: "Since its last lifecycle call", sort: (row) => row.idle_s, cell: (row) => duration(row.idle_s) },
+        { id: "age", title: "Age", numeric: true, sort: (row) => row.age_s, cell: (row) => age(row.age_s) },
+        { id: "idle", title: "Idle", numeric: true, hint: "Since its last lifecycle call", sort: (row) => row.idle_s, cell: (row) => age(row.idle_s) },
         { id: "life", title: "Lives by", sort: (row) => row.lease_id ?? "", wide: true, cell: (row) => (row.lease_id ? `lease ${row.lease_id}` : row.ttl_s ? `${duration(row.ttl_s)} after a call` : "its end") },
       ],
     });

@@ -38,13 +38,22 @@ export function percent(value, digits = 0) {
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
   const s = Math.max(0, seconds);
+  if (s === 0) return "0 s";
   if (s < 0.001) return `${Math.round(s * 1e6)} µs`;
   if (s < 1) return `${(s * 1e3).toFixed(s < 0.01 ? 1 : 0)} ms`;
   if (s < 60) return `${s < 10 ? s.toFixed(1) : Math.round(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  if (s < 3600) return twoUnits(Math.round(s), 60, "min", "s");
+  if (s < 86400) return twoUnits(Math.round(s / 60), 60, "h", "min");
   return `${Math.floor(s / 86400)} d`;
 }
+
+function twoUnits(number, size, large, little) {
+  const rest = number % size;
+  return `${Math.floor(number / size)} ${large}${rest ? ` ${rest} ${little}` : ""}`;
+}
+
+// Of what is known to a tenth of a second.
+export const age = (seconds) => (seconds !== null && seconds < 10 ? `${decimal(Math.max(0, seconds))} s` : duration(seconds));
 
 export const ago = (seconds) => (seconds === null || !Number.isFinite(seconds) ? NONE : `${duration(Math.max(0, Math.round(seconds)))} ago`);
 

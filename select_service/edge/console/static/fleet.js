@@ -66,7 +66,7 @@ export class Fleet {
     if (!use) return NONE;
     if (!use.total) return { bar: null, text: count(use.used), title: "The worker has not said how many blocks it has" };
     const tone = use.share > 0.95 ? "bad" : use.share > 0.8 ? "warn" : "kv";
-    return { bar: use.share, text: `${count(use.used)} of ${count(use.total)}`, tone, title: percent(use.share, 1) };
+    return { bar: use.share, text: `${count(use.used)} of ${count(use.total)}`, room: 2 * count(use.total).length + 4, tone, title: percent(use.share, 1) };
   }
 
   update() {

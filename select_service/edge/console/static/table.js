@@ -21,7 +21,7 @@ function paint(cell, value) {
   else cell.replaceChildren(h("span", { class: "pill", "data-tone": value.tone, title: value.title }, value.pill));
 }
 
-function paintBar(cell, { bar, text, tone, title }) {
+function paintBar(cell, { bar, text, tone, title, room }) {
   const share = bar === null ? 0 : Math.max(0, Math.min(1, bar));
   let box = cell.firstElementChild;
   if (!box) {
@@ -33,6 +33,7 @@ function paintBar(cell, { bar, text, tone, title }) {
   fill.dataset.tone = tone ?? "load";
   box.firstElementChild.hidden = bar === null;
   box.lastElementChild.textContent = text;
+  box.lastElementChild.style.setProperty("min-inline-size", `${room ?? 5}ch`); // so that bars begin and end together
   if (title) box.title = title;
   else box.removeAttribute("title");
 }
