@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.types import U64_MASK, Scope, WorkerRank
+from select_service.doctor_types import Finding
 
 __all__ = [
     "Advice",
@@ -231,6 +232,8 @@ class Ready(Struct, frozen=True):
     workers: list[WorkerRecord]
     waiting_for: list[str] = []  # what is missing until it is ready; an addition of this product
     state: StateStatus | UnsetType = UNSET  # with --state-dir
+    findings: list[Finding] | UnsetType = UNSET  # with ?verbose=true; the gravest first
+    findings_left_out: int | UnsetType = UNSET  # beyond `--doctor-findings-max`
 
 
 # -- prompts and requests ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from itertools import islice
 from struct import Struct
 from sys import getsizeof
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -358,6 +359,11 @@ class KvIndex:
         return Matches(self._table, groups, *continue_below(groups, path, matched, below))
 
     # ---- upkeep
+
+    def newest_namespaces(self, chains_max: int) -> set[Namespace]:
+        """Return what colours the sequences that began last, so many of them at most."""
+        newest = islice(reversed(self.tree.root.children.values()), chains_max)
+        return {node.namespace for node in newest}
 
     def sweep(self, budget: int) -> int:
         """Give back the memory of ranks that left and merge nodes; visit about `budget` nodes.

@@ -78,6 +78,16 @@ class Progress:
         return "current" if self.lost_batches == 0 and is_known else "uncertain"
 
     @property
+    def block_size(self) -> int:
+        """Tokens in a block, as the index has them."""
+        return self._index.block_size
+
+    @property
+    def names(self) -> frozenset[int]:
+        """What the engine has called its rank in live batches, as far as that is remembered."""
+        return frozenset(self._names)
+
+    @property
     def _is_past_gone(self) -> bool:
         """Whether batch 0 has left the engine's buffer: there is no rebuilding then."""
         return self._beheaded >= BEHEADED_BELIEVED

@@ -284,6 +284,7 @@ class IndexWriter:
         if event.has_nameless_adapter:
             return "nameless_adapter"
         if event.block_size != self._index.block_size:
+            self._tallies.other_block_size = event.block_size
             return "other_block_size"
         if len(event.token_ids) != blocks * event.block_size:
             return "token_count"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.edge.sockets import Link, Receiver, Sockets, Subscriber
 from indexer.errors import EndpointRefused
-from indexer.types import StreamLimits
+from indexer.types import LinkState, StreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,9 @@ class _Feed:
     """One stream and its sockets."""
 
     __slots__ = (
+        "changed_at",
         "connected_at",
+        "connections",
         "dealer",
         "inbox",
         "is_connected",
@@ -46,6 +48,7 @@ class _Feed:
         "is_held",
         "is_queued",
         "is_watched",
+        "load_reports",
         "reconnect_after_s",
         "reconnect_at",
         "replay_endpoint",
@@ -57,7 +60,11 @@ class _Feed:
     )
 
     def __init__(
-        self, stream: EventStream, subscriber: Subscriber, replay_endpoint: str | None
+        self,
+        stream: EventStream,
+        subscriber: Subscriber,
+        replay_endpoint: str | None,
+        now: float,
     ) -> None:
         self.stream = stream
         self.subscriber = subscriber
@@ -73,6 +80,9 @@ class _Feed:
         self.is_faulty = False  # its sockets made trouble; the next tick looks again
         self.was_connected = False
         self.connected_at = 0.0
+        self.changed_at = now  # connected or not, since then
+        self.connections = 0
+        self.load_reports = 0
         self.reconnect_at: float | None = None
         self.reconnect_after_s = RECONNECT_AFTER_S
 
@@ -118,6 +128,13 @@ class Listeners:
         feed = self._feeds.get(id(stream))
         return feed is not None and feed.is_connected
 
+    def link(self, stream: EventStream) -> LinkState | None:
+        """How it stands with the stream's publisher; None: nobody listens to it, or not yet."""
+        feed = self._feeds.get(id(stream))
+        if feed is None or feed.is_held:
+            return None
+        return LinkState(feed.is_connected, feed.changed_at, feed.connections, feed.load_reports)
+
     # -- verbs -------------------------------------------------------------------------------------
 
     def start(
@@ -142,7 +159,8 @@ class Listeners:
         assert id(stream) not in self._feeds
         if replay_endpoint is not None:
             self._sockets.try_connect(replay_endpoint)
-        feed = _Feed(stream, self._sockets.subscribe(endpoint), replay_endpoint)
+        subscriber = self._sockets.subscribe(endpoint)
+        feed = _Feed(stream, subscriber, replay_endpoint, self._clock())
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         loop = asyncio.get_running_loop()
@@ -321,6 +339,7 @@ class Listeners:
             return False
         feed.vain_looks = 0
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
+            feed.load_reports += 1
             self._on_load(feed.stream, messages.pop())
         feed.inbox.extend(messages)
         return True
@@ -373,7 +392,9 @@ class Listeners:
         """Follow a connection; make it anew where libzmq does not."""
         now = self._clock()
         for link in feed.subscriber.news():
-            feed.is_connected = link is Link.CONNECTED
+            if feed.is_connected is not (link is Link.CONNECTED):
+                feed.is_connected, feed.changed_at = not feed.is_connected, now
+                feed.connections += feed.is_connected
             if link is Link.BROKEN:
                 if now - feed.connected_at > RECONNECT_AFTER_MAX_S:
                     feed.reconnect_after_s = RECONNECT_AFTER_S

@@ -922,6 +922,27 @@ FLAGS: Final = (
         "age at which what a worker told of its load is believed no longer",
     ),
     Flag(
+        "--doctor-interval-s",
+        _seconds(zero=True),
+        "S",
+        "it is looked this often whether something is wired wrong; 0: only when asked",
+        watch="doctor_examinations_total",
+    ),
+    Flag(
+        "--doctor-samples-max",
+        _whole(0, _COUNT),
+        "N",
+        "prompts looked at between two examinations, the first ones; 0: none",
+        watch="doctor_examinations_total",
+    ),
+    Flag(
+        "--doctor-findings-max",
+        _whole(1, _COUNT),
+        "N",
+        "findings told by /ready?verbose=true, the gravest; the metric counts all",
+        watch='limit_hits_total{name="doctor_findings_max"}',
+    ),
+    Flag(
         "--max-body-bytes",
         _whole(1, _COUNT),
         "N",

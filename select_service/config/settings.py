@@ -15,6 +15,7 @@ from msgspec import Struct
 from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, StreamLimits
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
+from select_service.doctor_types import DoctorLimits
 from select_service.types import CacheBasis, CacheScope, CoreLimits, ReplicaLimits, RouterConfig
 
 __all__ = ["Durability", "FieldValidation", "LogFormat", "Settings"]
@@ -27,6 +28,7 @@ _STREAMS: Final = StreamLimits()
 _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
+_DOCTOR: Final = DoctorLimits()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
 
 
@@ -156,6 +158,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     return_slots_max: int = _ADMISSION.return_slots_max
     tenant_labels_max: int = _ADMISSION.tenant_labels_max
     load_report_stale_s: float = _ADMISSION.load_report_stale_s
+    doctor_interval_s: float = _DOCTOR.interval_s
+    doctor_samples_max: int = _DOCTOR.samples_max
+    doctor_findings_max: int = _DOCTOR.findings_max
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
@@ -239,6 +244,15 @@ class Settings(Struct, frozen=True, kw_only=True):
             return_slots_max=self.return_slots_max,
             tenant_labels_max=self.tenant_labels_max,
             load_report_stale_s=self.load_report_stale_s,
+        )
+
+    @property
+    def doctor_limits(self) -> DoctorLimits:
+        """How often the doctor looks, and how closely."""
+        return DoctorLimits(
+            interval_s=self.doctor_interval_s,
+            samples_max=self.doctor_samples_max,
+            findings_max=self.doctor_findings_max,
         )
 
     @property

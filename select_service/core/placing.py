@@ -26,19 +26,21 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.projection import Projection
     from select_service.core.queue import Ticket
+    from select_service.core.sampling import Sampler
     from select_service.errors import ServiceError
 
 
 class Placing:
     """Places requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the rooms, and one switch by keyword
         self,
         desk: Desk,
         cache_hits: CacheHits,
         matchmaker: Matchmaker,
         counters: Counters,
         rng: random.Random,
+        sampler: Sampler,
         *,
         trace_decisions: bool,
     ) -> None:
@@ -47,6 +49,7 @@ class Placing:
         self._matchmaker = matchmaker
         self._counters = counters
         self._rng = rng
+        self._sampler = sampler
         self._trace_decisions = trace_decisions
 
     def place(
@@ -83,6 +86,8 @@ class Placing:
         placement = partition.place(
             request, ticket.prompt, rows, ticket.weights, self._rng, projection
         )
+        if self._sampler.left:
+            self._sampler.take(partition.scope, request, ticket.prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
         if found is not None:

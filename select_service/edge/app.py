@@ -75,6 +75,7 @@ def create_driver(settings: Settings) -> Driver:
         recovery_limits=settings.recovery_limits,
         ready_timeout_s=settings.ready_timeout_s,
         admission=settings.admission,
+        doctor_limits=settings.doctor_limits,
     )
     service.discovery = _discovery(settings, service)
     return service

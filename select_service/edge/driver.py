@@ -25,6 +25,7 @@ from select_service.core.discovery import API
 from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.doctor_types import DoctorLimits
 from select_service.edge.batches import Batches
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import (
@@ -41,8 +42,15 @@ from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConf
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from indexer.core.stream import EventStream
     from indexer.edge.recovery import Recovery
-    from indexer.types import PackedHashes, RecoveryLimits, SnapshotLimits, StreamLimits
+    from indexer.types import (
+        LinkState,
+        PackedHashes,
+        RecoveryLimits,
+        SnapshotLimits,
+        StreamLimits,
+    )
     from select_service.admission_types import (
         AdmissionChange,
         AdmissionSettings,
@@ -58,6 +66,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
+    from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
     from select_service.edge.replicas import Replicas
     from select_service.edge.warm_start import WarmStart
@@ -97,6 +106,9 @@ READY_TIMEOUT_S = 120.0
 HOUSEKEEPING_S = 1.0
 """Between turns when nothing is left over: how late an expiry may be."""
 
+EXAMINED_AFTER_S = 5.0
+"""From the start to the first examination: what it needs is loaded then, and some is there."""
+
 DUMP_SLICE_S = 0.0003
 """How long /dump may hold the loop before it lets requests through."""
 
@@ -104,7 +116,7 @@ DUMP_SLICE_S = 0.0003
 class Driver:
     """One core, its clock and its sockets; only a waiting selection is ever awaited."""
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(  # noqa: PLR0913, PLR0915 - settings, keyword only, and a line for each
         self,
         config: RouterConfig | None = None,
         *,
@@ -120,6 +132,7 @@ class Driver:
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
+        doctor_limits: DoctorLimits | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -139,6 +152,7 @@ class Driver:
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
+            doctor_limits: how often it is looked whether something is wired wrong.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
 
@@ -195,6 +209,9 @@ class Driver:
         self._listeners: Listeners | None = None
         self._waiting: dict[Ticket, list[asyncio.Future[Answer]]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        self._doctor_limits = doctor_limits or DoctorLimits()
+        self._doctor: Doctor | None = None
+        self._examining: asyncio.Task[None] | None = None
         self._has_namesake = False
         self._deadline: tuple[float, asyncio.TimerHandle] | None = None
         self._hurry = asyncio.Event()
@@ -247,6 +264,8 @@ class Driver:
         if self.warm_start is not None:
             self.warm_start.start(self.core.membership.sources)
         self._housekeeper = loop.create_task(self._keep_house())
+        if self._doctor_limits.interval_s:
+            self._examining = loop.create_task(self._examine())
         if self.discovery is not None:
             self.discovery.start()
 
@@ -259,11 +278,11 @@ class Driver:
         self._wake_at(math.inf)
         self.load_topic.close()
         await self._batches.close()
-        for task in (self._recovering, self._housekeeper):
+        for task in (self._recovering, self._housekeeper, self._examining):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self._recovering = self._housekeeper = None
+        self._recovering = self._housekeeper = self._examining = None
         if self.warm_start is not None:
             await self.warm_start.close()
         if self._listeners is not None:
@@ -407,6 +426,42 @@ class Driver:
         waiting_for = missing if ready.ready else [WORKER, *missing]
         state = UNSET if self.keeper is None else self.keeper.status()
         return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for, state)
+
+    # -- the doctor ----------------------------------------------------------------------------
+
+    async def ready_verbose(self) -> Ready:
+        """GET /ready?verbose=true: what is wired wrong as well."""
+        report = await self.doctor().report()
+        return msgspec.structs.replace(
+            self.ready(),
+            findings=report.findings,
+            findings_left_out=report.left_out or UNSET,
+        )
+
+    def doctor(self) -> Doctor:
+        """Return who examines the fleet."""
+        if self._doctor is None:
+            from select_service.edge.doctor import Doctor  # noqa: PLC0415 - see `late`
+
+            self._doctor = Doctor(
+                *(self.core, self._doctor_limits),
+                link_of=self._link_of,
+                peers=lambda: [] if self.replicas is None else self.replicas.subscriptions.links(),
+                clock=self._clock,
+            )
+        return self._doctor
+
+    @property
+    def diagnosed(self) -> Doctor | None:
+        """Who examines the fleet, once there was reason to."""
+        return self._doctor
+
+    def _link_of(self, stream: EventStream) -> LinkState | None:
+        return None if self._listeners is None else self._listeners.link(stream)
+
+    async def _examine(self) -> None:
+        await asyncio.sleep(min(EXAMINED_AFTER_S, self._doctor_limits.interval_s))
+        await self.doctor().watch()
 
     # -- selection -----------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 JSON: Final = ((b"content-type", b"application/json"),)
 BYTES: Final = ((b"content-type", b"application/octet-stream"),)
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
+VERBOSE_QUERY: Final = ("verbose",)
 LEASE_QUERY: Final = ("owner", "limit")
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
 LEASES_LISTED: Final = 100
@@ -188,9 +189,16 @@ class Api:
         """Say that the process is up, and nothing else."""
         return self.writer.done()
 
-    def ready(self, _: Request) -> Response:
-        """Say whether any worker is schedulable: 200 or 503, with the same body."""
-        ready = self._service.ready()
+    def ready(self, request: Request) -> Answer:
+        """Say whether any worker is schedulable: 200 or 503. `verbose=true` adds what is wrong."""
+        if read_query(request.query, VERBOSE_QUERY).get("verbose") in {"true", "1"}:
+            return self._ready_verbose()
+        return self._say_ready(self._service.ready())
+
+    async def _ready_verbose(self) -> Response:
+        return self._say_ready(await self._service.ready_verbose())
+
+    def _say_ready(self, ready: Ready) -> Response:
         response = self.writer.reply(ready, 200 if ready.ready else 503)
         if not ready.ready:
             response.headers += (retry_after_line(0.0),)
@@ -478,7 +486,7 @@ _LEASE: Final = "/leases/{lease_id}"
 
 ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/health", Api.health, Status),
-    _get("/ready", Api.ready, Ready, 503),
+    _get("/ready", Api.ready, Ready, 503, query=VERBOSE_QUERY),
     _get("/metrics", Api.metrics, None),
     _get("/openapi.json", Api.openapi, dict[str, Any]),
     # the catalog

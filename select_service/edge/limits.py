@@ -51,6 +51,7 @@ def limit_values(settings: Settings) -> dict[str, float]:
 def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[str, int]:
     """Return how often a limit was reached, for those that have a count of their own."""
     core, cut, plane = service.core, traffic.connections, service.replicas
+    doctor = service.diagnosed
     routes = (*traffic.routes.values(), traffic.unmatched)
     return {
         "reservation_ttl_s": core.counters.reservations_expired,
@@ -71,4 +72,5 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "replica_claims_max": core.replicas.counters.claims_refused,
         "replica_publishers_max": core.replicas.counters.publishers_refused,
         "replica_peers_max": plane.peers_refused if plane else 0,
+        "doctor_findings_max": doctor.examiner.suspicions.left_out if doctor else 0,
     }

@@ -25,6 +25,7 @@ from typing_extensions import override
 from indexer.compiled import kernels_in_use
 from indexer.types import Tier
 from select_service.edge.admission_metrics import AdmissionMetrics
+from select_service.edge.doctor_metrics import DoctorMetrics
 from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.recovery_metrics import RecoveryMetrics
 from select_service.edge.replica_metrics import ReplicaMetrics
@@ -81,6 +82,7 @@ class Metrics:
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
         self._registry.register(SnapshotMetrics(service, PREFIX))
+        self._registry.register(DoctorMetrics(service, PREFIX))
         self._registry.register(_Limits(service, traffic, settings))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
 from indexer.types import StreamLimits
+from select_service.doctor_types import PeerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,7 @@ class _Peer:
     __slots__ = (
         "connected_at",
         "endpoint",
+        "heard_at",
         "is_queued",
         "reconnect",
         "reconnect_after_s",
@@ -67,8 +69,9 @@ class _Peer:
         "subscriber",
     )
 
-    def __init__(self, endpoint: str, subscriber: Subscriber) -> None:
+    def __init__(self, endpoint: str, subscriber: Subscriber, now: float) -> None:
         self.endpoint = endpoint
+        self.heard_at = now
         self.subscriber = subscriber
         self.state = Link.RETRYING
         self.is_queued = False
@@ -127,6 +130,14 @@ class Subscriptions:
         for endpoint, peer in self._peers.items():
             yield endpoint, peer.state
 
+    def links(self) -> list[PeerLink]:
+        """How it stands with every peer, as the doctor wants to know."""
+        now = self._clock()
+        return [
+            PeerLink(endpoint, peer.state is Link.CONNECTED, now - peer.heard_at)
+            for endpoint, peer in self._peers.items()
+        ]
+
     # -- verbs -------------------------------------------------------------------------------------
 
     def add(self, endpoint: str) -> None:
@@ -136,7 +147,7 @@ class Subscriptions:
             indexer.errors.EndpointRefused: libzmq will not connect there.
         """
         assert endpoint not in self._peers
-        peer = _Peer(endpoint, self._sockets.subscribe(endpoint, self._topics))
+        peer = _Peer(endpoint, self._sockets.subscribe(endpoint, self._topics), self._clock())
         self._peers[endpoint] = peer
         loop = asyncio.get_running_loop()
         loop.add_reader(peer.subscriber.fd, self._queue, peer)
@@ -199,6 +210,7 @@ class Subscriptions:
             frames = peer.subscriber.receive()
             if frames is None:
                 return False
+            peer.heard_at = self._clock()
             try:
                 self._heard(peer.endpoint, frames)
             except Exception as error:  # noqa: BLE001 - a bug must not end the listening
