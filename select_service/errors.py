@@ -34,6 +34,8 @@ class ServiceError(Exception):
     retry_after_s: float = RETRY_AFTER_S
     """When to ask again, for the statuses that say so (see `retry_after`); who raises it says so
     where something drains: a queue, a gate's room, leases, the journal's next attempt."""
+    decision: object = None
+    """What led to it, when that was to be explained; whoever answers reads it."""
 
     def __init__(
         self,
@@ -459,6 +461,26 @@ class PeerNotFound(ServiceError):
         super().__init__("peer not found")
 
 
+class DecisionNotFound(ServiceError):
+    """No decision of that name is kept: there was none, or it had to go for later ones."""
+
+    status = 404
+    code = "decision_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"decision {name} not found; only the last ones are kept")
+
+
+class DecisionsOff(ServiceError):
+    """The process runs with `--decision-ring 0`."""
+
+    status = 404
+    code = "decision_ring_off"
+
+    def __init__(self) -> None:
+        super().__init__("decisions are not kept: --decision-ring is 0")
+
+
 class TooManySnapshots(ServiceError):
     """As many snapshots under way as `--replica-snapshots-max` allows; they end when they end."""
 
@@ -513,7 +535,10 @@ def scope_text(scope: Scope) -> str:
 
 def problem(error: ServiceError) -> tuple[int, dict[str, object]]:
     """Turn a refusal into (status, JSON body) (contract 0.2)."""
-    return error.status, error.body()
+    body = error.body()
+    if error.decision is not None:
+        body["decision"] = error.decision
+    return error.status, body
 
 
 def retry_after(error: ServiceError) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.types import U64_MASK, Scope, WorkerRank
+from select_service.decision_types import Decision
 from select_service.doctor_types import Finding
 
 __all__ = [
@@ -354,6 +355,7 @@ class SelectRequest(PromptFields, kw_only=True):
     cache_hit_basis: CacheBasis | None = None
     on_cache_threshold: Literal["reject", "fallback"] = "reject"
     attempt: U32 = 0  # refusals for the cache, or preemptions, it has behind it
+    explain: bool | UnsetType | None = UNSET  # with the whole decision in the answer
 
 
 class SelectAndReserveRequest(SelectRequest, kw_only=True):
@@ -506,6 +508,7 @@ class CacheThreshold(Struct, kw_only=True):
     threshold_source: Literal["request", "global", "loop_guard"]
     best_worker: BestWorker
     advice: Advice | UnsetType = UNSET  # where workers have roles
+    decision: Decision | UnsetType = UNSET  # when it was to be explained
 
 
 class Selection(Struct, kw_only=True):
@@ -529,6 +532,7 @@ class Selection(Struct, kw_only=True):
     track_prefill_tokens: bool | UnsetType = UNSET
     potential_decode_blocks: int | UnsetType = UNSET
     advice: Advice | UnsetType = UNSET  # where workers have roles
+    decision: Decision | UnsetType = UNSET  # when it was to be explained
 
 
 class PairLeg(Struct, frozen=True, kw_only=True):
@@ -560,6 +564,7 @@ class PairSelection(Struct, kw_only=True):
     track_prefill_tokens: bool
     aggregated_cost: float | None  # of the best worker alone, in blocks; null: there is none
     disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
+    decision: Decision | UnsetType = UNSET  # when it was to be explained
 
 
 Answer: TypeAlias = Selection | CacheThreshold | PairSelection
@@ -740,6 +745,8 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     replica_publishers_max: int = 256
     replica_items_per_message_max: int = 32  # statements under one number
     replica_resolved_per_turn_max: int = 64  # claims looked at again; some µs each
+    decision_ring: int = 1024  # records of decisions; 0: none
+    decision_ring_bytes: int = 16 << 20  # a thousand of 256 ranks under changing load: 6 MB
 
 
 class ReplicaLimits(Struct, frozen=True, kw_only=True):

@@ -675,6 +675,20 @@ FLAGS: Final = (
         watch="pending_requests",
     ),
     Flag(
+        "--decision-ring",
+        _whole(0, 8192),
+        "N",
+        "decisions kept for /decisions; 0 = none",
+        watch="decision_records",
+    ),
+    Flag(
+        "--decision-ring-bytes",
+        _whole(0, _BYTES),
+        "N",
+        "memory they may take together; 0 = none are kept",
+        watch="decision_bytes",
+    ),
+    Flag(
         "--kv-poll-interval-s",
         _seconds(zero=True),
         "S",

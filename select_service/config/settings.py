@@ -122,6 +122,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     batch_operations_max: int = _CORE.batch_operations_max
     data_parallel_size_max: int = _CORE.data_parallel_size_max
     queue_recheck_s: float = _CORE.queue_recheck_s
+    decision_ring: int = _CORE.decision_ring
+    decision_ring_bytes: int = _CORE.decision_ring_bytes
     kv_poll_interval_s: float = _STREAMS.poll_after_s
     replay_timeout_s: float = _STREAMS.replay_deadline_s
     replay_silence_s: float = _STREAMS.replay_silence_s
@@ -203,6 +205,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             data_parallel_size_max=self.data_parallel_size_max,
             queue_recheck_s=self.queue_recheck_s,
             recovery_unclaimed_s=self.recovery_unclaimed_s,
+            decision_ring=self.decision_ring,
+            decision_ring_bytes=self.decision_ring_bytes,
             replica_heartbeat_s=self.replica_heartbeat_s,
             replica_output_interval_s=self.replica_output_interval_s,
             replica_timeout_s=self.replica_timeout_s,

@@ -142,6 +142,7 @@ class Catalog:
         self._data_parallel_size_max = data_parallel_size_max
         self.too_parallel = 0  # records refused for their number of ranks
         self.changes: Changes | None = None  # when the state is kept on disk
+        self.version = 0  # other when any record is
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -172,12 +173,14 @@ class Catalog:
     def put(self, worker: Worker) -> None:
         """Replace the whole record of that id."""
         self._workers[worker.worker_id] = worker
+        self.version += 1
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker.worker_id))
 
     def remove(self, worker_id: int) -> None:
         """Forget the record (D5)."""
         del self._workers[worker_id]
+        self.version += 1
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker_id))
 

@@ -91,6 +91,16 @@ class Ledger:
         self._decode = self.decode.data
         self._requests = self.requests.data
         self._computing = self.computing.data
+        self._loads = self._prefill, self._decode
+        self._packed = b""
+
+    def columns(self) -> bytes:
+        """Return P of every slot, then D, as doubles; the same object while nothing changes."""
+        packed = b"".join(self._loads)
+        if packed == self._packed:
+            return self._packed
+        self._packed = packed
+        return packed
 
     def _open_lane(self, slot: int) -> Lane:
         if self._free_numbers:
@@ -361,12 +371,14 @@ class Ledger:
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
         groups = self.shared_groups(sequence_hashes)
-        if groups is None:
-            return None
-        shared = np.zeros(len(self._lanes))
+        return None if groups is None else self.column_of(groups)
+
+    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
+        """Return (blocks, slots) as a column by slot."""
+        column = np.zeros(len(self._lanes))
         for blocks, slots in groups:
-            shared[slots] = blocks
-        return shared
+            column[slots] = blocks
+        return column
 
     def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
         """The same as (blocks, slots), disjoint; None when there is none."""

@@ -46,6 +46,7 @@ class Membership:
         use_kv_events: bool,
         cache_hit_threshold: float = 0.0,
         prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
+        is_watched: bool = False,
     ) -> None:
         self.registry = registry
         self.partitions: dict[Scope, Partition] = {}
@@ -53,6 +54,7 @@ class Membership:
         self._use_kv_events = use_kv_events
         self._cache_hit_threshold = cache_hit_threshold  # of the process
         self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
+        self._is_watched = is_watched  # whether decisions are kept
         self._sources: dict[WorkerRank, _Source] = {}
 
     def streams_of(self, worker: Worker) -> list[EventStream]:
@@ -62,6 +64,11 @@ class Membership:
             for rank in sorted(worker.event_sources)
             if (at := WorkerRank(worker.worker_id, rank)) in self._sources
         ]
+
+    def stream_of(self, rank: WorkerRank) -> EventStream | None:
+        """Return the open event stream of a rank."""
+        source = self._sources.get(rank)
+        return None if source is None else source.stream
 
     def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
         """Return every open stream with its endpoint and its replay endpoint."""
@@ -197,6 +204,7 @@ class Membership:
             worker.scope, index, policy, prefill_tokens_per_s=self._prefill_tokens_per_s
         )
         partition.holds_to_cache = self._cache_hit_threshold > 0.0
+        partition.is_watched = self._is_watched
         self.partitions[worker.scope] = partition
         return partition
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.catalog import Worker
     from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.decision_record import Seen
+    from select_service.core.decisions import Lookout
     from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.policy import PolicyClass, RoutingPolicy
     from select_service.core.projection import Overlap as OverlapColumns
@@ -64,6 +66,7 @@ class Placement(NamedTuple):
     effective_prefill_tokens: int
     potential_decode_blocks: int
     weights: Weights
+    seen: Seen | None = None  # what decided it, when somebody keeps that
 
 
 class Partition:
@@ -99,6 +102,9 @@ class Partition:
         self.admission: Gatekeeper | None = None
         """Only where something is to be judged; see `admitting.py`."""
         self.hit_tally = HitTally()
+        self.is_watched = False
+        """Whether decisions are kept; see `decisions.py`."""
+        self.lookout: Lookout | None = None
 
     # -- who is here ---------------------------------------------------------------------------
 
@@ -146,6 +152,7 @@ class Partition:
 
     def _reseat(self) -> None:
         rows = self.index.capacity
+        self.lookout = None
         self._unmatched.clear()
         self.roles = Roles(self.workers.values(), rows)
         self._owner = [None] * rows
@@ -228,7 +235,8 @@ class Partition:
         """
         if projection is None:
             if isinstance(rows, slice) and _is_plain(request, weights):
-                placement = self._place_plain(prompt, rows.stop, weights, rng)
+                watched = self.is_watched or request.explain
+                placement = self._place_plain(prompt, rows.stop, weights, rng, watched=watched)
                 if placement is not None:
                     return placement
             projection = project(self.ledger, self.index, prompt, rows, weights)
@@ -245,11 +253,16 @@ class Partition:
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.rank_at(slot)
         isl_tokens, taken = prompt.isl_tokens, projection.overlap
+        seen: Seen | None = None
+        if self.is_watched or request.explain:
+            seen = self.ledger.columns(), projection.matched, projection.shared
         cost, decode = float(prices[position]), int(projection.decode[position])
         if taken is None:
             overlap = self._no_overlap(worker)
             return Placement(
-                *(worker, dp_rank, slot, cost, overlap, 0.0, 0.0, 0.0, isl_tokens, decode, weights)
+                *(worker, dp_rank, slot, cost, overlap, 0.0, 0.0, 0.0, isl_tokens, decode),
+                weights,
+                seen,
             )
         return Placement(
             *(worker, dp_rank, slot, cost),
@@ -260,10 +273,17 @@ class Partition:
             max(0, isl_tokens - int(projection.cached_tokens[position])),
             decode,
             weights,
+            seen,
         )
 
     def _place_plain(
-        self, prompt: Prompt, rows: int, weights: Weights, rng: random.Random
+        self,
+        prompt: Prompt,
+        rows: int,
+        weights: Weights,
+        rng: random.Random,
+        *,
+        watched: object,
     ) -> Placement | None:
         """The same for everyone and without special wishes; None: lower tiers matter."""
         ledger, index, pricer = self.ledger, self.index, self._pricer
@@ -297,9 +317,31 @@ class Partition:
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
         left = max(0, isl_tokens - device * size)
+        seen = (ledger.columns(), matched, shared) if watched else None
         return Placement(
-            *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode, weights)
+            *(
+                worker,
+                dp_rank,
+                slot,
+                cost,
+                overlap,
+                float(device),
+                0.0,
+                0.0,
+                left,
+                decode,
+                weights,
+                seen,
+            )
         )
+
+    def see(self, prompt: Prompt) -> Seen:
+        """Return what decides where a prompt goes, for who does not place it by `place`."""
+        overlap, _ = matched(self.index, prompt)
+        shared = None
+        if self.ledger.blocks.begins(prompt.first_hash):
+            shared = self.ledger.shared_groups(prompt.sequence_hashes)
+        return self.ledger.columns(), overlap, shared
 
     def _no_overlap(self, worker: Worker) -> Overlap:
         """Return what a worker says of which nothing matched."""

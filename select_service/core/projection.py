@@ -15,7 +15,7 @@ from select_service.core.columns import no_floats
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
-    from select_service.core.columns import Floats, Rows
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.ledger import Ledger
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
@@ -41,6 +41,7 @@ class Projection(NamedTuple):
     isl_tokens: int
     block_size: int
     cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
+    shared: list[tuple[int, Slots]] | None = None  # blocks in active chains, slots, disjoint
 
 
 def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
@@ -81,10 +82,11 @@ def project(
 ) -> Projection:
     """Project the prompt on the given rows (slots)."""
     decode = ledger.decode[rows] + prompt.blocks
+    shared = None
     if ledger.blocks.begins(prompt.first_hash):
-        shared = ledger.shared_blocks(prompt.sequence_hashes)
+        shared = ledger.shared_groups(prompt.sequence_hashes)
         if shared is not None:
-            decode -= shared[rows]
+            decode -= ledger.column_of(shared)[rows]
     overlap, has_lower = matched(index, prompt)
     prefill = ledger.prefill[rows]
     if overlap is None:
@@ -94,4 +96,6 @@ def project(
         cached = cached_tokens(taken, weights, index.block_size, has_lower_tiers=has_lower)
     size, isl_tokens = index.block_size, prompt.isl_tokens
     within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
-    return Projection(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within)
+    return Projection(
+        *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, shared)
+    )

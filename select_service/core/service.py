@@ -23,6 +23,7 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
+from select_service.core.decisions import Decisions
 from select_service.core.desk import Desk
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.inspecting import Inspecting
@@ -78,6 +79,7 @@ class SelectionCore:
         epoch: int = 1,
         trace_decisions: bool = False,
         admission: AdmissionSettings | None = None,
+        first_decision: int = 1,
     ) -> None:
         """Start empty.
 
@@ -91,6 +93,7 @@ class SelectionCore:
             epoch: which life of this router id this is, from 1.
             trace_decisions: report every placement in `Effects.decided`.
             admission: who is let in at all; everybody.
+            first_decision: number of the first record of one; none of an earlier life's.
 
         Raises:
             ValueError: those settings make no sense.
@@ -107,6 +110,13 @@ class SelectionCore:
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
+            is_watched=self.limits.decision_ring > 0 and self.limits.decision_ring_bytes > 0,
+        )
+        self.decisions = Decisions(
+            *(self.catalog, self.membership.stream_of),
+            count_max=self.limits.decision_ring,
+            bytes_max=self.limits.decision_ring_bytes,
+            first=first_decision,
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
@@ -123,7 +133,7 @@ class SelectionCore:
         )
         self.sampler = Sampler()
         placing = Placing(
-            *(self.desk, cache_hits, matchmaker, self.counters, rng, self.sampler),
+            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng, self.sampler),
             trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
@@ -292,6 +302,7 @@ class SelectionCore:
         self.desk.leases.check()
         self.membership.check()
         self.replicas.check()
+        self.decisions.check()
         self.room.check(self.partitions.values())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"

@@ -36,6 +36,7 @@ from select_service.edge.readiness import (
     LedgersApplied,
     Readiness,
 )
+from select_service.edge.telling import Teller
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
@@ -175,6 +176,10 @@ class Driver:
             epoch=1 if keeper is None else keeper.epoch,
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
             admission=admission,
+            first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
+        )
+        self.teller = Teller(
+            self.core.decisions, clock, self.core.reader.config.kv_transfer_cost_per_block
         )
         self.keeper = keeper
         self.replicas: Replicas | None = None
@@ -494,20 +499,31 @@ class Driver:
 
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
-        answer = self.select_now(request)
-        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+        return await self._told(self.select_now(request))
+
+    async def _told(self, answer: Answer | Ticket) -> Answer:
+        """Wait if need be, and tell the decision if it was asked for."""
+        try:
+            given = await self.wait(answer) if isinstance(answer, Ticket) else answer
+        except ServiceError as error:
+            if error.decision is not None:
+                error.decision = await self.teller.tell(error.decision)
+            raise
+        if given.decision is UNSET:
+            return given
+        decision = await self.teller.tell(given.decision)
+        return msgspec.structs.replace(given, decision=decision)
 
     async def select_and_reserve(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
         answer = self.select_and_reserve_now(request, unknown)
-        return _legible(await self.wait(answer) if isinstance(answer, Ticket) else answer)
+        return _legible(await self._told(answer))
 
     async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
-        answer = self.select_pair_now(request, unknown)
-        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+        return await self._told(self.select_pair_now(request, unknown))
 
     @property
     def waiting(self) -> int:

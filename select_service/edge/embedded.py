@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from select_service.admission_types import AdmissionSettings
+    from select_service.decision_types import Decision
+    from select_service.edge.telling import Wanted
     from select_service.types import (
         Answer,
         BatchRequest,
@@ -214,6 +216,16 @@ class SelectionService:
     async def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
         """Return what every rank holds of this prompt; POST /overlap_scores."""
         return self.driver.overlap_scores(request)
+
+    async def decision(self, name: str) -> Decision:
+        """Return what decided a selection; GET /decisions/{id}. Raises DecisionNotFound."""
+        return await self.driver.teller.tell(self.driver.teller.find(name))
+
+    async def decisions(self, wanted: Wanted) -> list[Decision]:
+        """Return the last decisions, newest first; GET /decisions."""
+        teller = self.driver.teller
+        records = await teller.matching(wanted)
+        return [one async for one in teller.each(records, candidates=wanted.candidates)]
 
     def dump(self) -> AsyncIterator[bytes]:
         """Return the index as pieces of JSON; GET /dump."""

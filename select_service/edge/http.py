@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from indexer.errors import IndexerError
 from select_service.admission_types import (
@@ -24,6 +25,7 @@ from select_service.admission_types import (
     WorkerMetricsAnswer,
 )
 from select_service.core.queue import Ticket
+from select_service.decision_types import Decision, DecisionList
 from select_service.edge.answers import (
     JSON_WRITER,
     Response,
@@ -34,7 +36,15 @@ from select_service.edge.answers import (
 )
 from select_service.edge.codec import Decoded, RequestDecoder
 from select_service.edge.forms import Form
-from select_service.edge.routing import Route, read_count, read_query, read_u64
+from select_service.edge.routing import (
+    Route,
+    read_count,
+    read_id,
+    read_query,
+    read_switch,
+    read_u64,
+)
+from select_service.edge.telling import LISTED, LISTED_MAX, Wanted
 from select_service.errors import InvalidField, InvalidQuery, ServiceError
 from select_service.types import Answer as Decided
 from select_service.types import (
@@ -67,6 +77,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from select_service.config import FieldValidation
+    from select_service.core.decision_record import Record
     from select_service.core.leases import Lease
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
@@ -81,6 +92,7 @@ BYTES: Final = ((b"content-type", b"application/octet-stream"),)
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
 VERBOSE_QUERY: Final = ("verbose",)
 LEASE_QUERY: Final = ("owner", "limit")
+DECISION_QUERY: Final = ("worker_id", *SCOPE_QUERY, "limit", "candidates")
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
 LEASES_LISTED: Final = 100
 
@@ -263,16 +275,33 @@ class Api:
         try:
             answer = verb(decoded.request, decoded.unknown)
         except ServiceError as error:
+            if error.decision is not None:
+                return self._refuse_and_explain(error, decoded.warning)
             return self.writer.refusal(error, decoded.warning)
         if isinstance(answer, Ticket):
             return self._wait(answer, decoded.warning)
+        if answer.decision is not UNSET:
+            return self._explain(answer, decoded.warning)
         return self.writer.reply(answer, 200, decoded.warning)
 
     async def _wait(self, ticket: Ticket, warning: str | None) -> Response:
         try:
-            return self.writer.reply(await self._service.wait(ticket), 200, warning)
+            answer = await self._service.wait(ticket)
         except ServiceError as error:
+            if error.decision is not None:
+                return await self._refuse_and_explain(error, warning)
             return self.writer.refusal(error, warning)
+        if answer.decision is not UNSET:
+            return await self._explain(answer, warning)
+        return self.writer.reply(answer, 200, warning)
+
+    async def _explain(self, answer: Decided, warning: str | None) -> Response:
+        decision = await self._service.teller.tell(answer.decision)
+        return self.writer.reply(msgspec.structs.replace(answer, decision=decision), 200, warning)
+
+    async def _refuse_and_explain(self, error: ServiceError, warning: str | None) -> Response:
+        error.decision = await self._service.teller.tell(error.decision)
+        return self.writer.refusal(error, warning)
 
     # -- reservations --------------------------------------------------------------------------
 
@@ -389,6 +418,32 @@ class Api:
         decoded = self._overlap_scores.decode(request.body)
         return self._answer(decoded, lambda prompt, _: self._service.overlap_scores(prompt))
 
+    def decision(self, request: Request) -> Answer:
+        """Return one decision with every rank and every term of its cost, by whichever id."""
+        return self._decision(self._service.teller.find(request.params[0]))
+
+    async def _decision(self, record: Record) -> Response:
+        return self.writer.reply(await self._service.teller.tell(record))
+
+    def decisions(self, request: Request) -> Answer:
+        """List the last decisions, newest first: `limit` (50) of those asked for."""
+        values = read_query(request.query, DECISION_QUERY)
+        model_name, tenant_id = _scope_in(values)
+        wanted = Wanted(
+            worker_id=read_id("worker_id", values.get("worker_id")),
+            model_name=model_name,
+            tenant_id=tenant_id,
+            limit=read_count("limit", values.get("limit"), LISTED, LISTED_MAX),
+            candidates=read_switch("candidates", values.get("candidates")),
+        )
+        return self._decisions(wanted)
+
+    async def _decisions(self, wanted: Wanted) -> Response:
+        teller = self._service.teller
+        records = await teller.matching(wanted)
+        each = teller.each(records, candidates=wanted.candidates)
+        return self.writer.reply_listing("decisions", each, len(records))
+
     def dump(self, _: Request) -> Response:
         """Return the whole index, one key `model:tenant` per scope."""
         return Response(200, b"", JSON, stream=self._service.dump())
@@ -445,7 +500,10 @@ async def _settle_later(answer: Awaitable[Response], keeper: Keeper) -> Response
 
 
 def _read_scope(query: bytes) -> tuple[str | None, str | None]:
-    values = read_query(query, SCOPE_QUERY)
+    return _scope_in(read_query(query, SCOPE_QUERY))
+
+
+def _scope_in(values: dict[str, str]) -> tuple[str | None, str | None]:
     tenant, group = values.get("tenant_id"), values.get("routing_group")
     if tenant is not None and group is not None and tenant != group:
         raise InvalidField(
@@ -548,6 +606,8 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
     _ask("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),
     _ask("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
+    _get("/decisions", Api.decisions, DecisionList, 404, query=DECISION_QUERY),
+    _get("/decisions/{id}", Api.decision, Decision, 404),
     _get("/dump", Api.dump, dict[str, dict[str, Any]]),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str]),

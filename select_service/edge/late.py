@@ -24,6 +24,7 @@ LATE: Final = (
     "select_service.edge.openapi",
     "select_service.edge.msgpack_codec",
     "select_service.edge.doctor",
+    "select_service.core.explaining",
 )
 """In this order each takes one to three milliseconds, prometheus_client six."""
 

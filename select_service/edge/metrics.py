@@ -25,6 +25,7 @@ from typing_extensions import override
 from indexer.compiled import kernels_in_use
 from indexer.types import Tier
 from select_service.edge.admission_metrics import AdmissionMetrics
+from select_service.edge.decision_metrics import DecisionMetrics
 from select_service.edge.doctor_metrics import DoctorMetrics
 from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.recovery_metrics import RecoveryMetrics
@@ -78,6 +79,7 @@ class Metrics:
         self._registry.register(_Http(traffic))
         self._registry.register(_Service(service, settings))
         self._registry.register(AdmissionMetrics(service, PREFIX, settings))
+        self._registry.register(DecisionMetrics(service, PREFIX))
         self._registry.register(ReplicaMetrics(service, PREFIX))
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))

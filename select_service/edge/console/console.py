@@ -6,7 +6,7 @@ Changes go through the routes of the API, like everybody's.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from select_service.edge.answers import Feed, Response
 from select_service.edge.codec import encode
@@ -19,9 +19,9 @@ from select_service.edge.console.prefix import look_up
 from select_service.edge.console.reservations import reservations
 from select_service.edge.console.sections import actions
 from select_service.edge.console.stream import INTERVAL_S, LiveView
-from select_service.edge.routing import read_count, read_query
+from select_service.edge.routing import read_count, read_id, read_query
+from select_service.edge.telling import Wanted
 from select_service.edge.traffic import LATENCY_BUCKETS_S
-from select_service.errors import RouteNotFound
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -91,14 +91,20 @@ class Console:
 
     # -- what is asked for -----------------------------------------------------------------------
 
-    def decisions(self, request: Request) -> Response:
+    async def decisions(self, request: Request) -> Response:
         """List the newest decisions."""
-        values: dict[str, str] = read_query(request.query, _DECISION_QUERY)
-        return _reply(sources.decisions(self._service, values, _limit(values.pop("limit", None))))
+        values = read_query(request.query, _DECISION_QUERY)
+        wanted = Wanted(
+            worker_id=read_id("worker_id", values.get("worker_id")),
+            model_name=values.get("model_name"),
+            tenant_id=values.get("tenant_id"),
+            limit=_limit(values.get("limit")),
+        )
+        return _written(await sources.decisions(self._service, wanted))
 
-    def decision(self, request: Request) -> Response:
+    async def decision(self, request: Request) -> Response:
         """Return one decision with all its candidates."""
-        return _reply(sources.decision(self._service, request.params[0]))
+        return _written(await sources.decision(self._service, request.params[0]))
 
     def leases(self, request: Request) -> Response:
         """List open leases."""
@@ -110,19 +116,21 @@ class Console:
         values = read_query(request.query, ("limit",))
         return _reply(reservations(self._service, _limit(values.get("limit"))))
 
-    def findings(self, _: Request) -> Response:
+    async def findings(self, _: Request) -> Response:
         """Say what the doctor finds."""
-        return _reply(sources.findings(self._service))
+        return _written(await sources.findings(self._service))
 
     def prefix(self, request: Request) -> Response:
         """Say who holds what of a prompt."""
         return _reply(look_up(self._service, request.body))
 
 
-def _reply(answer: dict[str, Any] | None) -> Response:
-    if answer is None:
-        raise RouteNotFound("no such decision is remembered")
-    return Response(200, encode(answer), _JSON)
+def _reply(answer: object) -> Response:
+    return _written(encode(answer))
+
+
+def _written(text: bytes) -> Response:
+    return Response(200, text, _JSON)
 
 
 def _limit(text: str | None) -> int:

@@ -7,8 +7,6 @@ later gets all of them at the price of joining them.
 
 from __future__ import annotations
 
-import asyncio
-from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import WorkerRank
@@ -21,12 +19,10 @@ if TYPE_CHECKING:
     from select_service.core.catalog import Worker
     from select_service.core.load_reports import Report
     from select_service.core.partition import Partition
+    from select_service.edge.console.slices import Slices
     from select_service.edge.driver import Driver
 
-__all__ = ["RANK_FIELDS", "SLICE_S", "Fleet", "News", "Slices"]
-
-SLICE_S: Final = 0.0002
-"""How long a round may hold the loop before it lets requests through."""
+__all__ = ["RANK_FIELDS", "Fleet", "News"]
 
 RANK_FIELDS: Final = (
     *("worker_id", "dp_rank", "prefill_tokens", "decode_blocks", "requests"),
@@ -38,21 +34,6 @@ RANK_FIELDS: Final = (
 _Row = tuple[object, ...]
 
 _STAMP_MAX: Final = 1e12  # seconds; of NaN and infinity this is false, too
-
-
-class Slices:
-    """Lets others have their turn every so often."""
-
-    __slots__ = ("_until",)
-
-    def __init__(self) -> None:
-        self._until = perf_counter() + SLICE_S
-
-    async def breathe(self) -> None:
-        """Wait a turn of the loop if this one has lasted long enough."""
-        if perf_counter() >= self._until:
-            await asyncio.sleep(0)
-            self._until = perf_counter() + SLICE_S
 
 
 class News(NamedTuple):

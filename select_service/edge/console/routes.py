@@ -13,10 +13,9 @@ from select_service.edge.console.history import History
 from select_service.edge.routing import Route
 
 if TYPE_CHECKING:
-    from select_service.edge.answers import Response
     from select_service.edge.console.console import Console
     from select_service.edge.driver import Driver
-    from select_service.edge.http import Api, Handler, Request
+    from select_service.edge.http import Answer, Api, Handler, Request
     from select_service.edge.traffic import Traffic
 
 __all__ = ["CONSOLE_PATH", "Booth"]
@@ -81,8 +80,8 @@ class Booth:
         return (*gets, prefix)
 
     def _handler(self, verb: str) -> Handler:
-        def handle(_: Api, request: Request) -> Response:
-            answer: Response = getattr(self._open(), verb)(request)
+        def handle(_: Api, request: Request) -> Answer:
+            answer: Answer = getattr(self._open(), verb)(request)
             return answer
 
         return handle

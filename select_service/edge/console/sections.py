@@ -15,7 +15,7 @@ from select_service.edge.http import ROUTES
 
 if TYPE_CHECKING:
     from select_service.admission_types import AdmissionStatus
-    from select_service.edge.console.fleet import Slices
+    from select_service.edge.console.slices import Slices
     from select_service.edge.driver import Driver
 
 __all__ = ["actions", "sections"]

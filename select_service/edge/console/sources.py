@@ -1,30 +1,73 @@
-"""What other parts of the service know and the console only shows: decisions, findings, trust.
+"""What other parts of the service keep and the console only shows: decisions and findings.
 
-Each may be absent from this build or switched off; then it says so, and why.
+Told in slices, in the form of a browser; what is switched off says so, and why.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from select_service.edge.codec import encode
+from select_service.edge.console.browser import for_browser
+from select_service.edge.console.slices import Slices
+from select_service.edge.telling import Wanted
+from select_service.errors import DecisionsOff
 
 if TYPE_CHECKING:
+    from select_service.decision_types import Decision
     from select_service.edge.driver import Driver
 
 __all__ = ["decision", "decisions", "findings"]
 
-_ABSENT: Final = "this version keeps no decision records"
+
+async def decisions(service: Driver, wanted: Wanted) -> bytes:
+    """Return the newest decisions, as much of each as a list shows."""
+    try:
+        records = await service.teller.matching(wanted)
+    except DecisionsOff as off:
+        return encode({"available": False, "why": str(off), "decisions": []})
+    rows = [_row(one) async for one in service.teller.each(records, candidates=False)]
+    return encode({"available": True, "why": None, "decisions": rows})
 
 
-def decisions(service: Driver, wishes: dict[str, str], limit: int) -> dict[str, Any]:
-    """Return the newest decisions, without their candidates."""
-    return {"available": False, "why": _ABSENT, "decisions": []}
+def _row(one: Decision) -> dict[str, Any]:
+    told: dict[str, Any] = for_browser(
+        {
+            "decision_id": one.decision_id,
+            "route": one.route,
+            "at_ms": one.at_ms,
+            "model_name": one.model_name,
+            "tenant_id": one.tenant_id,
+            "outcome": one.outcome,
+            "refusal": one.refusal,
+            "chosen": one.chosen,
+        }
+    )
+    return told
 
 
-def decision(service: Driver, name: str) -> dict[str, Any] | None:
-    """Return one decision by the name of its selection or reservation; None: not here."""
-    return None
+async def decision(service: Driver, name: str) -> bytes:
+    """Return one decision by the name of its selection or reservation.
+
+    Raises:
+        DecisionsOff: none is kept.
+        DecisionNotFound: not this one.
+    """
+    told = await service.teller.tell(service.teller.find(name))
+    candidates = [] if told.candidates is UNSET else told.candidates
+    told.candidates = UNSET
+    slices, rows = Slices(), []
+    for candidate in candidates:
+        rows.append(encode(for_browser(candidate)))
+        await slices.breathe()
+    head = encode(for_browser(told))
+    return head[:-1] + b',"candidates":[' + b",".join(rows) + b"]}"
 
 
-def findings(service: Driver) -> dict[str, Any]:
+async def findings(service: Driver) -> bytes:
     """Return what the doctor finds."""
-    return {"available": False, "why": "this version has no doctor", "findings": []}
+    report = await service.doctor().report()
+    told = {"available": True, "why": None, "findings": report.findings}
+    return encode(for_browser(told | {"left_out": report.left_out}))

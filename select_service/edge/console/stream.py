@@ -14,8 +14,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec import encode
-from select_service.edge.console.fleet import Fleet, News, Slices, joined
+from select_service.edge.console.fleet import Fleet, News, joined
 from select_service.edge.console.sections import sections
+from select_service.edge.console.slices import Slices
 from select_service.errors import TooManyConsoles
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import pytest
 
 from select_service.admission_types import RankMetrics, WorkerMetrics
 from select_service.edge.app import create_driver
-from select_service.edge.console import fleet
-from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News, Slices
+from select_service.edge.console import slices
+from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News
+from select_service.edge.console.slices import Slices
 from select_service.types import SelectAndReserveRequest, WorkerPatch
 from tests.select_service.edge.serving import SETTINGS, seat
 
@@ -98,7 +99,7 @@ def test_an_engine_with_a_mad_clock(stamp: float) -> None:
 
 
 def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "SLICE_S", 0.0)  # every step is too long
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # every step is too long
     service = create_driver(SETTINGS)
     for worker_id in range(64):
         seat(service, worker_id)

@@ -102,7 +102,7 @@ def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
         (b'{"block_hashes": ["x"]}', 422),
         (b'{"block_hashes": ["18446744073709551616"]}', 422),
         (b'{"block_hashes": ["-9223372036854775809"]}', 422),
-        ('{"block_hashes": ["١"]}'.encode(), 422),
+        ('{"block_hashes": ["\u0661"]}'.encode(), 422),
         (b'{"block_hashes": [1]}', 422),
         (b'{"token_ids": []}', 400),
         (b"{}", 400),
