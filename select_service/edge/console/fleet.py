@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import WorkerRank
 from select_service.edge.codec import encode
+from select_service.edge.console.trust import trust_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ __all__ = ["RANK_FIELDS", "Fleet", "News"]
 RANK_FIELDS: Final = (
     *("worker_id", "dp_rank", "prefill_tokens", "decode_blocks", "requests"),
     *("kv_state", "event_at_ms", "gaps", "lost_batches", "cached_blocks"),
-    *("kv_used_blocks", "kv_total_blocks", "requests_waiting", "busy"),
+    *("kv_used_blocks", "kv_total_blocks", "requests_waiting", "busy", "trust"),
 )
 """What a rank's row is made of; `kv_used_blocks` to `requests_waiting` are the worker's word."""
 
@@ -144,6 +145,7 @@ def _numbers(
         None if told is None else told.kv_total_blocks,
         None if told is None else told.num_requests_waiting,
         keeper is not None and slot in keeper.busy.slots,
+        trust_in(partition, slot),
     )
 
 

@@ -51,7 +51,7 @@ export class Admission {
       page: 50,
       empty: emptiness("No pool is judged", "A gate opens for a pool when a policy, a threshold or a cap is set.", "no-scopes"),
       columns: [
-        { id: "scope", title: "Model · tenant", sort: (row) => row.model_name, once: true, cell: (row) => `${row.model_name} · ${row.tenant_id}` },
+        { id: "scope", title: "Model · tenant", sort: (row) => row.model_name, once: true, wide: true, cell: (row) => `${row.model_name} · ${row.tenant_id}` },
         { id: "saturation", title: "Saturation", numeric: true, sort: (row) => row.saturation, cell: (row) => ({ bar: row.saturation, text: percent(row.saturation), tone: row.saturation >= 1 ? "bad" : "load" }) },
         { id: "rate", title: "Tokens/s of a rank", numeric: true, sort: (row) => row.prefill_tokens_per_s, cell: (row) => count(row.prefill_tokens_per_s) },
         { id: "waiting", title: "Waiting", numeric: true, sort: (row) => row.waiting, cell: (row) => count(row.waiting) },
@@ -68,7 +68,7 @@ export class Admission {
       page: 50,
       empty: emptiness("No thresholds", "No model is served yet.", "no-thresholds"),
       columns: [
-        { id: "model", title: "Model · tenant", sort: (row) => row.model, once: true, cell: (row) => (row.tenant_id === undefined ? row.model : `${row.model} · ${row.tenant_id}`) },
+        { id: "model", title: "Model · tenant", sort: (row) => row.model, once: true, wide: true, cell: (row) => (row.tenant_id === undefined ? row.model : `${row.model} · ${row.tenant_id}`) },
         ...LIMITS.map(([name, title]) => ({ id: name, title, numeric: true, sort: (row) => row[name], cell: (row) => (row[name] === null ? "not checked" : String(row[name])) })),
         { id: "change", title: "", cell: (row) => this.changer(row), once: true },
       ],

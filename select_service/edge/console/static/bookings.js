@@ -25,7 +25,6 @@ export class Bookings {
       name: "reservations",
       caption: "Reservations, newest first",
       key: (row) => row.reservation_id,
-      sort: { id: "age", down: false },
       empty: emptiness("No reservations", "Nothing is booked at the moment.", "no-reservations"),
       columns: [
         { id: "id", title: "Reservation", sort: (row) => row.reservation_id, once: true, wide: true, cell: (row) => h("span", { class: "mono" }, row.reservation_id) },

@@ -51,7 +51,7 @@ export class Decisions {
   }
 
   async look() {
-    if (this.hold.checked || this.list.matches(":focus-within")) return;
+    if (this.hold.checked) return;
     const told = await get("console/api/decisions?limit=50");
     if (!told.available) {
       this.list.replaceChildren(emptiness("No decisions are kept", told.why, "ring-off"));
@@ -61,7 +61,20 @@ export class Decisions {
       this.list.replaceChildren(emptiness("No decisions yet", "Selections appear here as they are made.", "no-decisions"));
       return;
     }
-    this.list.replaceChildren(...told.decisions.map((one) => this.line(one)));
+    this.merge(told.decisions);
+  }
+
+  // New ones come first and old ones go; a line that stays is the same element, with its focus.
+  merge(decisions) {
+    const before = new Map([...this.list.querySelectorAll("button")].map((button) => [button.dataset.decision, button.parentElement]));
+    const lines = decisions.map((one) => before.get(one.decision_id) ?? this.line(one));
+    const wanted = new Set(lines);
+    for (const child of [...this.list.children]) if (!wanted.has(child) && !child.contains(document.activeElement)) child.remove();
+    let next = this.list.firstElementChild;
+    for (const line of lines) {
+      if (line === next) next = next.nextElementSibling;
+      else this.list.insertBefore(line, next);
+    }
   }
 
   line(one) {
@@ -137,7 +150,7 @@ export class Decisions {
     const key = (tone, text) => h("span", { class: "key" }, h("i", { "data-tone": tone, "aria-hidden": "true" }), text);
     return panel(
       `Candidates (${priced.length} of ${plural(all.length, "rank")})`,
-      h("p", { class: "legend" }, key("prefill", "prefill to compute"), key("decode", "decode blocks"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
+      h("p", { class: "legend" }, key("decode", "decode blocks"), key("prefill", "prefill to compute"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
       all.length ? body : emptiness("No candidates", "Nobody was looked at.", "no-candidates"),
       more,
     );
@@ -153,7 +166,7 @@ export class Decisions {
     return h(
       "li",
       { class: "candidate", "data-rank": `${other.worker_id}/${other.dp_rank}`, "data-chosen": isChosen ? "true" : null },
-      h("span", { class: "who mono", title: other.endpoint }, isChosen && h("span", { class: "winner" }, "chosen "), nameOf(other)),
+      h("span", { class: "who mono", title: other.endpoint }, nameOf(other), isChosen && h("span", { class: "winner" }, " chosen")),
       h("span", { class: "stack", role: "img", "aria-label": `prefill ${decimal(p.prefill, 2)}, decode ${decimal(p.decode, 2)}, spared ${decimal(p.credit, 2)}` }, piece("decode", p.decode), piece("prefill", p.prefill), piece("credit", p.credit)),
       h("b", { class: "num cost" }, decimal(other.cost, 2)),
       h("span", { class: "why muted" }, `${count(held)} of ${count(total)} blocks cached${other.host_blocks || other.disk_blocks ? ` (${count(other.host_blocks)} host, ${count(other.disk_blocks)} disk)` : ""} · ${count(other.prefill_tokens)} tokens and ${count(other.decode_blocks)} blocks before · `, doubts.length ? h("span", { class: "doubt" }, doubts.join(", ")) : (lag ?? "no events"), other.taint_factor !== null && other.taint_factor !== undefined ? ` · taints × ${decimal(other.taint_factor, 3)}` : ""),

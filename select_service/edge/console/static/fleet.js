@@ -19,7 +19,7 @@ export function kvUse({ worker, rank }) {
 
 export const lagOf = (rank, atMs) => (!rank || rank.event_at_ms === null ? null : (atMs - rank.event_at_ms) / 1000);
 
-const hasProblem = ({ worker, rank }) => worker.lifecycle !== "schedulable" || (rank !== null && (rank.busy || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
+const hasProblem = ({ worker, rank }) => worker.lifecycle !== "schedulable" || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
 
 export class Fleet {
   constructor(store, { changed }) {
@@ -48,7 +48,7 @@ export class Fleet {
       { id: "kv", title: "KV blocks", numeric: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: (row) => this.kv(row) },
       { id: "requests", title: "Requests", numeric: true, sort: ({ rank }) => rank?.requests, cell: ({ rank }) => count(rank?.requests) },
       { id: "cached", title: "Cached", numeric: true, hint: "Blocks the index knows it to hold, on all tiers", sort: ({ rank }) => rank?.cached_blocks, cell: ({ rank }) => count(rank?.cached_blocks) },
-      { id: "events", title: "KV events", sort: ({ rank }) => rank?.kv_state ?? null, cell: ({ rank }) => (rank ? { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state] } : NONE) },
+      { id: "events", title: "KV events", sort: ({ rank }) => rank?.kv_state ?? null, cell: ({ rank }) => this.events(rank) },
       { id: "lag", title: "Last event", numeric: true, hint: "By the engine's clock", sort: ({ rank }) => lagOf(rank, this.store.atMs), cell: ({ rank }) => duration(lagOf(rank, this.store.atMs)) },
       { id: "gaps", title: "Gaps · lost", numeric: true, hint: "Gaps in the numbers of its batches · batches that will never come", sort: ({ rank }) => (rank ? rank.lost_batches * 1e6 + rank.gaps : null), cell: ({ rank }) => (rank ? `${count(rank.gaps)} · ${count(rank.lost_batches)}` : NONE) },
     ];
@@ -59,6 +59,12 @@ export class Fleet {
     const single = worker.ranks[1] === 1 && worker.ranks[0] === 0;
     const text = rank && !single ? `${worker.worker_id} · ${rank.dp_rank}` : worker.worker_id;
     return h("button", { type: "button", class: "link mono", title: "Show its record", onclick: () => this.open(worker.worker_id) }, text);
+  }
+
+  events(rank) {
+    if (!rank) return NONE;
+    if (rank.trust < 1) return { pill: `${rank.kv_state}, trusted ${percent(rank.trust)}`, tone: "warn", title: "What its index says counts for less: it was wrong, is late or has gaps" };
+    return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state] };
   }
 
   kv(row) {

@@ -31,10 +31,9 @@ export class Prefix {
       "form",
       { class: "panel prefix-form" },
       h("h2", {}, "A prompt"),
-      h("div", { class: "field" }, h("label", { for: "prefix-scope" }, "Model · tenant"), this.scope),
+      h("div", { class: "row" }, h("div", { class: "field" }, h("label", { for: "prefix-scope" }, "Model · tenant"), this.scope), h("div", { class: "field" }, h("label", { for: "prefix-recent" }, "Or the prompt of a recent decision"), this.recent)),
       h("div", { class: "field" }, h("label", { for: "prefix-tokens" }, "Token ids"), this.tokens),
       h("div", { class: "row" }, h("div", { class: "field" }, h("label", { for: "prefix-lora" }, "Adapter (lora_name)"), this.lora), h("div", { class: "field" }, h("label", { for: "prefix-salt" }, "Cache salt"), this.salt), h("button", { type: "submit", class: "primary" }, "Look it up")),
-      h("div", { class: "field" }, h("label", { for: "prefix-recent" }, "Or a recent decision"), this.recent),
       this.problem,
     );
     form.addEventListener("submit", (event) => {
