@@ -81,8 +81,7 @@ def test_hostile_names_are_text(serve: Serve, tab: Tabs) -> None:
             taints=[name],
         )
         call(server, "POST", "/leases", {"lease_id": name, "owner": name, "ttl_s": 60})
-        scope = {"model_name": name, "tenant_id": name}
-        book(server, f"{number}{name}", lease_id=name, **scope)
+        book(server, f"{number}{name}", lease_id=name, model_name=name, tenant_id=name)
     register(server, 99, endpoint=None, model_name=HOSTILE[0])
     page = tab(server)
     for view in VIEWS:

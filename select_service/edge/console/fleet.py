@@ -45,15 +45,24 @@ class News(NamedTuple):
     gone: list[str]  # workers
 
 
+class _Seat(NamedTuple):
+    """Where the numbers of a rank are, until its worker or its event source is another."""
+
+    rank: WorkerRank
+    slot: int
+    stream: EventStream | None
+
+
 class _Seen:
     """One worker as it was last told."""
 
-    __slots__ = ("judged", "ranks", "rows", "text", "worker")
+    __slots__ = ("judged", "ranks", "rows", "seats", "text", "worker")
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
         self.judged: tuple[str, tuple[str, ...]] | None = None  # lifecycle, reasons
         self.text = b""
+        self.seats: list[_Seat] = []
         self.ranks: dict[int, _Row] = {}  # numbers by dp_rank
         self.rows: dict[int, bytes] = {}  # the same, written
 
@@ -100,34 +109,36 @@ class Fleet:
             seen.ranks.clear()  # they may be others now
             seen.rows.clear()
             news.workers.append(seen.text)
-        core = self._service.core
-        partition = core.partitions.get(worker.scope)
-        if partition is None or not worker.slots:
+            seen.seats = self._seats_of(worker)
+        elif any(seat.stream is not None and seat.stream.closed for seat in seen.seats):
+            seen.seats = self._seats_of(worker)  # its source is followed anew
+        if not seen.seats:
             return
-        streams = {one.rank.dp_rank: one for one in core.membership.streams_of(worker)}
+        core = self._service.core
+        partition = core.partitions[worker.scope]
         reports = core.admitting.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
-        for dp_rank, slot in worker.slots.items():
-            numbers = _numbers(
-                *(worker.worker_id, dp_rank, slot, partition),
-                *(streams.get(dp_rank), reports.get(dp_rank)),
-            )
+        for seat in seen.seats:
+            dp_rank = seat.rank.dp_rank
+            numbers = _numbers(seat, partition, reports.get(dp_rank))
             if seen.ranks.get(dp_rank) != numbers:
                 seen.ranks[dp_rank] = numbers
                 row = seen.rows[dp_rank] = encode((str(worker.worker_id), dp_rank, *numbers))
                 news.ranks.append(row)
 
+    def _seats_of(self, worker: Worker) -> list[_Seat]:
+        streams = self._service.core.membership.streams_of(worker) if worker.slots else []
+        by_rank = {one.rank.dp_rank: one for one in streams}
+        return [
+            _Seat(WorkerRank(worker.worker_id, dp_rank), slot, by_rank.get(dp_rank))
+            for dp_rank, slot in worker.slots.items()
+        ]
+
 
 _NO_REPORTS: Final[Mapping[int, Report]] = {}
 
 
-def _numbers(
-    worker_id: int,
-    dp_rank: int,
-    slot: int,
-    partition: Partition,
-    stream: EventStream | None,
-    report: Report | None,
-) -> _Row:
+def _numbers(seat: _Seat, partition: Partition, report: Report | None) -> _Row:
+    slot, stream = seat.slot, seat.stream
     ledger, keeper = partition.ledger, partition.admission
     kv_state, event_at_ms, gaps, lost = "none", None, 0, 0
     if stream is not None:
@@ -140,7 +151,7 @@ def _numbers(
         int(ledger.decode[slot]),
         int(ledger.requests[slot]),
         *(kv_state, event_at_ms, gaps, lost),
-        sum(partition.index.blocks_of(WorkerRank(worker_id, dp_rank))),
+        sum(partition.index.blocks_of(seat.rank)),
         None if told is None else told.kv_used_blocks,
         None if told is None else told.kv_total_blocks,
         None if told is None else told.num_requests_waiting,

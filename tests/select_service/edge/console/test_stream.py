@@ -184,7 +184,7 @@ def test_the_end_of_the_process_ends_the_stream() -> None:
             with contextlib.suppress(EOFError):
                 while True:
                     await page.next()
-            assert await page.wire.rest() == b"", "and the connection with it"
+            assert await page.wire.rest() == b"\r\n", "and the connection with it"
 
     on_a_port(use)
 
