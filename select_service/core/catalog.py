@@ -19,7 +19,7 @@ from select_service.errors import InvalidRequest, WorkerNotFound
 from select_service.types import WorkerPatch, WorkerRecord, WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from select_service.core.changes import Changes
     from select_service.types import KvRankState
@@ -142,7 +142,7 @@ class Catalog:
         self._data_parallel_size_max = data_parallel_size_max
         self.too_parallel = 0  # records refused for their number of ranks
         self.changes: Changes | None = None  # when the state is kept on disk
-        self.version = 0  # other when any record is
+        self.watchers: list[Callable[[], None]] = []  # called when any record is another
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -173,14 +173,16 @@ class Catalog:
     def put(self, worker: Worker) -> None:
         """Replace the whole record of that id."""
         self._workers[worker.worker_id] = worker
-        self.version += 1
+        for heed in self.watchers:
+            heed()
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker.worker_id))
 
     def remove(self, worker_id: int) -> None:
         """Forget the record (D5)."""
         del self._workers[worker_id]
-        self.version += 1
+        for heed in self.watchers:
+            heed()
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker_id))
 

@@ -63,13 +63,10 @@ id that is somebody's already (409): they must not stand where that one's decisi
 class Lookout:
     """What a record needs to know of a partition and that seldom changes."""
 
-    __slots__ = ("open", "seating", "told", "until", "version")
+    __slots__ = ("open", "seating", "told", "until")
 
-    def __init__(
-        self, seating: Seating, version: int, streams: list[EventStream | None], now: float
-    ) -> None:
+    def __init__(self, seating: Seating, streams: list[EventStream | None], now: float) -> None:
         self.seating = seating
-        self.version = version
         self.open = streams  # by seat
         self.look(now)
 
@@ -116,6 +113,8 @@ class Decisions:
         self.is_on = count_max > 0 and bytes_max > 0
         self.bytes = 0
         self._catalog = catalog
+        self._looked_at: dict[Partition, None] = {}  # those with a lookout
+        catalog.watchers.append(self._look_again)
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -134,7 +133,7 @@ class Decisions:
 
     # -- what happened --------------------------------------------------------------------------
 
-    def keep(  # noqa: C901, PLR0912, PLR0915 - in one call and straight on: all pay for it
+    def keep(  # noqa: C901, PLR0912 - in one call and straight on: all pay for it
         self,
         ticket: Ticket,
         seen: Seen,
@@ -155,13 +154,13 @@ class Decisions:
         """
         partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
         if odds is None and (
-            type(rows) is not slice
+            rows is not partition.everyone
             or ticket.judged is not None
             or request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
         lookout = partition.lookout
-        if lookout is None or now >= lookout.until or lookout.version != self._catalog.version:
+        if lookout is None or now >= lookout.until:
             lookout = self._look_at(partition, now)
         columns, matched, shared = seen
         hashes = prompt.block_hashes
@@ -200,8 +199,6 @@ class Decisions:
             self.bytes += size
             if self.bytes > self._bytes_max:
                 self._shrink()
-        if request.explain:
-            self._note_explained(ticket, record)
         return record
 
     def _shrink(self) -> None:
@@ -216,7 +213,8 @@ class Decisions:
             if not ring or ring[0][SEEN][0] is not columns:
                 self.bytes -= len(columns)
 
-    def _note_explained(self, ticket: Ticket, record: Record) -> None:
+    def note_explained(self, ticket: Ticket, record: Record) -> None:
+        """Keep a record that was told with its booking, for who repeats that."""
         name = ticket.reservation_id
         if name is not None:
             self._explained[name] = record
@@ -252,8 +250,8 @@ class Decisions:
     # -- who sits where -------------------------------------------------------------------------
 
     def _look_at(self, partition: Partition, now: float) -> Lookout:
-        lookout, version = partition.lookout, self._catalog.version
-        if lookout is not None and lookout.version == version:
+        lookout = partition.lookout
+        if lookout is not None:
             lookout.look(now)
             return lookout
         seats = tuple(
@@ -270,8 +268,15 @@ class Decisions:
         )
         streams = [self._stream_of(WorkerRank(seat.worker_id, seat.dp_rank)) for seat in seats]
         seating = Seating(partition.scope, partition.index.block_size, seats, absent)
-        lookout = partition.lookout = Lookout(seating, version, streams, now)
+        self._looked_at[partition] = None
+        lookout = partition.lookout = Lookout(seating, streams, now)
         return lookout
+
+    def _look_again(self) -> None:
+        """Some worker is another; who it was is for the partitions to know."""
+        for partition in self._looked_at:
+            partition.lookout = None
+        self._looked_at.clear()
 
     # -- who asks -------------------------------------------------------------------------------
 

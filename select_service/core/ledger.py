@@ -92,14 +92,14 @@ class Ledger:
         self._requests = self.requests.data
         self._computing = self.computing.data
         self._loads = self._prefill, self._decode
-        self._packed = b""
+        self.packed = b""
+        """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
     def columns(self) -> bytes:
         """Return P of every slot, then D, as doubles; the same object while nothing changes."""
-        packed = b"".join(self._loads)
-        if packed == self._packed:
-            return self._packed
-        self._packed = packed
+        packed = self.packed
+        if not packed:
+            packed = self.packed = b"".join(self._loads)
         return packed
 
     def _open_lane(self, slot: int) -> Lane:
@@ -146,6 +146,7 @@ class Ledger:
         self.prefilling += 1
         requests = self._requests[slot] = len(lane.reservations)
         decode = self._decode[slot] = self._weights.count(lane.number)
+        self.packed = b""
         work = self.work
         if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
             work.at = now
@@ -215,6 +216,7 @@ class Ledger:
             self._weights.add(number, outputs, decay_fraction)
             self.blocks.fade(reservation.chain, number, decay_fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self.packed = b""
         self._changed(reservation.slot)
 
     def resume_outputs(
@@ -234,6 +236,7 @@ class Ledger:
         if fraction != 1.0:
             self.blocks.fade(reservation.chain, number, fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self.packed = b""
         self._changed(reservation.slot)
 
     def learn_outputs(
@@ -255,6 +258,7 @@ class Ledger:
         if refade:
             self.blocks.fade(reservation.chain, number, fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self.packed = b""
         self._changed(reservation.slot)
 
     def free(self, reservation: Reservation) -> None:
@@ -265,6 +269,7 @@ class Ledger:
         self.live -= 1
         self._requests[slot] = len(lane.reservations)
         self._decode[slot] = self._weights.count(lane.number)
+        self.packed = b""
         if not reservation.prefill_done:
             self._computing[slot] -= 1
             self.prefilling -= 1
@@ -306,6 +311,7 @@ class Ledger:
         self.prefilling -= self._computing[slot]
         self._add_prefill(slot, -self._prefill_tokens[slot])
         self.requests[slot] = self.decode[slot] = self._computing[slot] = 0
+        self.packed = b""
         self._changed(slot)
         return dropped
 
@@ -430,6 +436,7 @@ class Ledger:
         self.prefill_backlog += tokens
         left = self._prefill_tokens[slot] + tokens
         self._prefill_tokens[slot] = self._prefill[slot] = left
+        self.packed = b""
         if left == tokens:
             self.work.starts()
         elif not left:
@@ -457,6 +464,7 @@ class Ledger:
             assert self.decode[slot] == self._weights.count(lane.number)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
+        assert self.columns() == self.prefill.tobytes() + self.decode.tobytes(), "a true copy"
         assert self.prefilling == self.computing.sum()
         assert self.prefill_backlog == sum(self._prefill_tokens)
         assert self.work.computing == sum(tokens > 0 for tokens in self._prefill_tokens)

@@ -96,7 +96,7 @@ class Partition:
         self._rank: list[int] = []  # by slot
         self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
-        self._everyone: Rows = slice(0, 0)
+        self.everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
         self.admission: Gatekeeper | None = None
@@ -163,7 +163,7 @@ class Partition:
                 self._rank[slot] = rank
         taken = [slot for slot, owner in enumerate(self._owner) if owner is not None]
         dense = taken == list(range(len(taken)))
-        self._everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
+        self.everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
         for number, one in enumerate(self.policy.classes):
             column = grown(np.empty(0), rows, _NEVER_BUSY)
             for slot in taken:
@@ -190,7 +190,7 @@ class Partition:
         if self.roles.given:
             return self._candidates_by_role(request)
         if wants_everyone(request) and self.workers:
-            return self._everyone
+            return self.everyone
         slots = eligible_slots(request, self.workers)
         if not slots:
             raise NoEligibleWorker
@@ -236,7 +236,7 @@ class Partition:
         if projection is None:
             if isinstance(rows, slice) and _is_plain(request, weights):
                 watched = self.is_watched or request.explain
-                placement = self._place_plain(prompt, rows.stop, weights, rng, watched=watched)
+                placement = self._place_plain(prompt, rows.stop, weights, rng, watched)
                 if placement is not None:
                     return placement
             projection = project(self.ledger, self.index, prompt, rows, weights)
@@ -282,8 +282,7 @@ class Partition:
         rows: int,
         weights: Weights,
         rng: random.Random,
-        *,
-        watched: object,
+        watched: object,  # any true value: what decides is returned, too
     ) -> Placement | None:
         """The same for everyone and without special wishes; None: lower tiers matter."""
         ledger, index, pricer = self.ledger, self.index, self._pricer
@@ -317,7 +316,7 @@ class Partition:
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
         left = max(0, isl_tokens - device * size)
-        seen = (ledger.columns(), matched, shared) if watched else None
+        seen = (ledger.packed or ledger.columns(), matched, shared) if watched else None
         return Placement(
             *(
                 worker,
@@ -388,7 +387,7 @@ class Partition:
         """Return the position of the policy class of a prompt, by its uncached length."""
         if len(self.policy.classes) == 1:
             return 0
-        best = self.best_cached_tokens(prompt, self._everyone, weights)
+        best = self.best_cached_tokens(prompt, self.everyone, weights)
         return self.policy.class_for(max(0, prompt.isl_tokens - best))
 
     def best_cached_tokens(self, prompt: Prompt, rows: Rows, weights: Weights) -> int:

@@ -115,6 +115,7 @@ class Placing:
             record = self.decisions.keep(ticket, placement.seen, rows, placement.slot, now, odds)
             if request.explain:
                 _explain(answer, record)
+                self.decisions.note_explained(ticket, record)
         return answer, self._decided(placement, effects)
 
     def _note_threshold(
@@ -141,6 +142,7 @@ class Placing:
         if request.explain:  # what was confirmed stays as it is, for who repeats it
             answer = msgspec.structs.replace(answer)
             _explain(answer, record)
+            self.decisions.note_explained(ticket, record)
         return answer, effects
 
     def _book(

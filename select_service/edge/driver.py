@@ -12,7 +12,8 @@ import logging
 import math
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -97,6 +98,8 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
+
+S = TypeVar("S", bound="SelectRequest")
 
 _log = logging.getLogger("select_service")
 _encode = msgspec.json.Encoder().encode
@@ -499,31 +502,30 @@ class Driver:
 
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
-        return await self._told(self.select_now(request))
+        return await self._given(self.select_now, request)
 
-    async def _told(self, answer: Answer | Ticket) -> Answer:
-        """Wait if need be, and tell the decision if it was asked for."""
+    async def _given(self, verb: Callable[[S], Answer | Ticket], request: S) -> Answer:
+        """Wait if need be, and tell the decision if that was asked for."""
         try:
+            answer = verb(request)
             given = await self.wait(answer) if isinstance(answer, Ticket) else answer
         except ServiceError as error:
-            if error.decision is not None:
-                error.decision = await self.teller.tell(error.decision)
+            await self.teller.finish_refusal(error)
             raise
-        if given.decision is UNSET:
+        if not request.explain and given.decision is UNSET:
             return given
-        decision = await self.teller.tell(given.decision)
-        return msgspec.structs.replace(given, decision=decision)
+        return await self.teller.finish(given, request)
 
     async def select_and_reserve(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
-        answer = self.select_and_reserve_now(request, unknown)
-        return _legible(await self._told(answer))
+        verb = partial(self.select_and_reserve_now, unknown=unknown)
+        return _legible(await self._given(verb, request))
 
     async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
-        return await self._told(self.select_pair_now(request, unknown))
+        return await self._given(partial(self.select_pair_now, unknown=unknown), request)
 
     @property
     def waiting(self) -> int:

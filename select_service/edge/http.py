@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET
 
 from indexer.errors import IndexerError
 from select_service.admission_types import (
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES", "Api", "Handler", "Request"]
 
 R = TypeVar("R", bound=msgspec.Struct)
+S = TypeVar("S", bound=SelectRequest)
 
 JSON: Final = ((b"content-type", b"application/json"),)
 BYTES: Final = ((b"content-type", b"application/octet-stream"),)
@@ -270,37 +270,35 @@ class Api:
         return self._selection(decoded, self._service.select_pair_now)
 
     def _selection(
-        self, decoded: Decoded[R], verb: Callable[[R, bytes], Decided | Ticket]
+        self, decoded: Decoded[S], verb: Callable[[S, bytes], Decided | Ticket]
     ) -> Answer:
         try:
             answer = verb(decoded.request, decoded.unknown)
         except ServiceError as error:
             if error.decision is not None:
-                return self._refuse_and_explain(error, decoded.warning)
+                return self._refuse(error, decoded.warning)
             return self.writer.refusal(error, decoded.warning)
         if isinstance(answer, Ticket):
-            return self._wait(answer, decoded.warning)
-        if answer.decision is not UNSET:
-            return self._explain(answer, decoded.warning)
+            return self._wait(answer, decoded.request, decoded.warning)
+        if decoded.request.explain:
+            return self._explain(answer, decoded.request, decoded.warning)
         return self.writer.reply(answer, 200, decoded.warning)
 
-    async def _wait(self, ticket: Ticket, warning: str | None) -> Response:
+    async def _wait(self, ticket: Ticket, request: SelectRequest, warning: str | None) -> Response:
         try:
             answer = await self._service.wait(ticket)
         except ServiceError as error:
-            if error.decision is not None:
-                return await self._refuse_and_explain(error, warning)
-            return self.writer.refusal(error, warning)
-        if answer.decision is not UNSET:
-            return await self._explain(answer, warning)
-        return self.writer.reply(answer, 200, warning)
+            return await self._refuse(error, warning)
+        return await self._explain(answer, request, warning)
 
-    async def _explain(self, answer: Decided, warning: str | None) -> Response:
-        decision = await self._service.teller.tell(answer.decision)
-        return self.writer.reply(msgspec.structs.replace(answer, decision=decision), 200, warning)
+    async def _explain(
+        self, answer: Decided, request: SelectRequest, warning: str | None
+    ) -> Response:
+        told = await self._service.teller.finish(answer, request)
+        return self.writer.reply(told, 200, warning)
 
-    async def _refuse_and_explain(self, error: ServiceError, warning: str | None) -> Response:
-        error.decision = await self._service.teller.tell(error.decision)
+    async def _refuse(self, error: ServiceError, warning: str | None) -> Response:
+        await self._service.teller.finish_refusal(error)
         return self.writer.refusal(error, warning)
 
     # -- reservations --------------------------------------------------------------------------

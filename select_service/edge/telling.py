@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
+from msgspec import UNSET
 
 from select_service.core.decision_record import Record
 from select_service.core.decisions import only_scope
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from select_service.core.decisions import Decisions
     from select_service.core.explaining import Told
     from select_service.decision_types import Decision
+    from select_service.errors import ServiceError
+    from select_service.types import Answer, SelectRequest
 
 __all__ = ["LISTED", "LISTED_MAX", "Teller", "Wanted"]
 
@@ -86,6 +89,25 @@ class Teller:
                 await asyncio.sleep(0)
             some += told.candidates(start, start + SLICE)
         return decision
+
+    async def finish(self, answer: Answer, request: SelectRequest) -> Answer:
+        """Return an answer as it goes out: with its decision told if that was asked for.
+
+        A request that came twice while it waited has one answer, and each caller asked on its own.
+        """
+        record: object = answer.decision
+        if not request.explain:
+            return answer if record is UNSET else msgspec.structs.replace(answer, decision=UNSET)
+        if record is UNSET:
+            record = self._decisions.explained(request.reservation_id or "")
+            if record is None:
+                return answer
+        return msgspec.structs.replace(answer, decision=await self.tell(record))
+
+    async def finish_refusal(self, error: ServiceError) -> None:
+        """Tell what led to a refusal, if that was asked for."""
+        if error.decision is not None:
+            error.decision = await self.tell(error.decision)
 
     async def matching(self, wanted: Wanted) -> list[Record]:
         """Return the records wanted, newest first.
