@@ -44,6 +44,10 @@ class Suspicions:
         self._told: dict[tuple[str, Subject], _Suspicion] = {}
         self.left_out = 0  # findings not told, ever
 
+    def begin(self) -> None:
+        """Begin a round; what one that was broken off has said does not count."""
+        self._now = {}
+
     def suspect(self, cause: Cause, subject: Subject, what: str, now: float) -> None:
         """Say that a cause seems to apply to a subject."""
         key = (cause.code, subject)

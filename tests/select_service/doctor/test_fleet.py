@@ -134,8 +134,8 @@ def links(ward: Ward) -> list[PeerLink]:
     return ward.service.replicas.subscriptions.links()
 
 
-def heard(ward: Ward) -> set[str]:
-    return {one.peer for one in ward.service.replica_status()}
+async def joined(ward: Ward, peer: str) -> None:
+    await ward.until(lambda: peer in {one.peer for one in ward.service.replica_status()})
 
 
 async def wait_together(ward: Ward, seconds: float, say: Callable[[], None]) -> list[str]:
@@ -250,7 +250,7 @@ def test_replicas_that_come_and_go_are_no_fault(context: Context) -> None:
             spec = {"worker_id": 1, "endpoint": "http://w1", "block_size": BLOCK}
             other.upsert_worker(msgspec.convert(spec, WorkerSpec))
             ward.service.register_peer(f"tcp://{HOST}:{port}")
-            await ward.until(lambda: f"tcp://{HOST}:{port}" in heard(ward))
+            await joined(ward, f"tcp://{HOST}:{port}")
             for number in range(4):
                 body = {"reservation_id": f"{port}-{number}", "token_ids": prompt(number)}
                 await other.select_and_reserve(msgspec.convert(body, SelectAndReserveRequest))
