@@ -94,7 +94,7 @@ class Examiner:
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
         for cause, subject, what in (*found, *self._habits.look(now)):
             self.suspicions.suspect(cause, subject, what, now)
-        self.changes = self.suspicions.conclude(now)
+        self.changes = yield from self.suspicions.conclude(now)
         self.rounds += 1
 
     def report(self, now: float) -> Report:

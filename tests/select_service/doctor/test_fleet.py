@@ -243,7 +243,7 @@ def test_a_replica_under_our_own_name(context: Context) -> None:
 
 def test_replicas_that_come_and_go_are_no_fault(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
-        for _ in range(3):
+        for _ in range(2):
             port = free_port()
             other = Driver(NO_EVENTS, replica_sync_port=port, clock=ward.clock)
             await other.start()

@@ -23,6 +23,7 @@ class Fleet:
         self.replay = replay
         self.engines: dict[int, Engine] = {}
         self.ever = 0
+        self.restarted_at: dict[int, float] = {}
         self.booked = 0
 
     async def hire(self) -> None:
@@ -43,6 +44,10 @@ class Fleet:
 
     async def restart(self) -> None:
         worker = self.dice.choice(sorted(self.engines))
+        now = self.ward.clock()
+        if now - self.restarted_at.get(worker, -1e9) < 60:
+            return  # more would be a storm
+        self.restarted_at[worker] = now
         (stream,) = self.ward.streams(worker)
         before = stream.tallies.messages
         engine = self.engines[worker] = self.engines[worker].restart()
@@ -62,15 +67,7 @@ class Fleet:
                 msgspec.convert(body, SelectAndReserveRequest)
             )
             engine = self.engines[answer.worker_id]  # type: ignore[union-attr]
-            engine.twist = lambda event, fields=fields: event | fields  # type: ignore[misc]
-            # what is coloured is cached apart from what is not, as engines do
-            plain = engine.held
-            engine.held = engine.__dict__.setdefault(f"held{sorted(fields.items())}", {})
-            if not fields:
-                engine.held = plain
-            engine.compute(tokens)
-            engine.held = plain
-            engine.twist = lambda event: event
+            engine.compute(tokens, **fields)
             if self.dice.random() < 0.9:  # the others go on
                 self.ward.service.free(f"f{self.booked}")
 
