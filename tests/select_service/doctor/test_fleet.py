@@ -25,7 +25,7 @@ from tests.select_service.doctor.ward import BLOCK, Ward, play, prompt
 
 Context = zmq.Context[zmq.Socket[bytes]]
 NO_EVENTS = RouterConfig(use_kv_events=False)
-STEP_S = 5.0  # a replica that is silent for ten seconds is gone
+STEP_S = 8.0  # a replica that is silent for ten seconds is gone
 
 
 def test_a_worker_that_lacks_something(context: Context) -> None:

@@ -49,6 +49,7 @@ class Engine:
         self.dp_rank: int | None = None
         self.clock_off_s = 0.0
         self.is_silent = False
+        self.is_heard = False
         self.twist: Callable[[dict[str, Any]], dict[str, Any]] = lambda event: event
         self.sees: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: tokens
 
@@ -114,14 +115,24 @@ class Ward:
         self, engine: Engine, worker_id: int = 1, *, replay: bool = True, **fields: Any
     ) -> None:
         """Register an engine as a worker, and wait until it is listened to."""
-        self.register(
-            worker_id,
-            **{
-                "kv_events_endpoint": engine.sockets.endpoint,
-                "replay_endpoint": engine.sockets.replay_endpoint if replay else None,
-                **fields,
-            },
-        )
+        before = self.streams(worker_id)
+        sources = {
+            "kv_events_endpoint": engine.sockets.endpoint,
+            "replay_endpoint": engine.sockets.replay_endpoint if replay else None,
+        }
+        self.register(worker_id, **(sources | fields))
+        publishers = {one.sockets.endpoint: one for one in self.engines}
+        for stream, endpoint, _ in self.service.core.membership.sources():
+            one = publishers.get(endpoint)
+            if (
+                one is None
+                or one.is_heard
+                or stream in before
+                or stream not in self.streams(worker_id)
+            ):
+                continue
+            await self.until(one.sockets.has_subscriber)
+            one.is_heard = True  # of further subscribers it is not told
         await self.until(lambda: all(self.is_connected(s) for s in self.streams(worker_id)))
 
     def register(self, worker_id: int = 1, **fields: Any) -> None:
