@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from select_service.config import ENVIRONMENT, FLAGS, Settings
+from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.limits import TURN_BUDGETS, limit_values
 from select_service.edge.metrics import PREFIX, Metrics
@@ -70,6 +71,14 @@ FIXED = (
     ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
     ("indexer.core.progress", "NAMES_REMEMBERED", "rank names remembered of a stream"),
     ("indexer.core.writer", "GROUPS_REMEMBERED", "KV-cache groups remembered of a stream"),
+    ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
+    ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),
+    ("select_service.edge.doctor", "LOGGED_MAX", "findings logged one by one of an examination"),
+    ("select_service.core.doctor.prompts", "SEEN_MAX", "first blocks of prompts remembered"),
+    ("select_service.core.doctor.prompts", "OWNERS_MAX", "scopes and ranks with prompts judged"),
+    ("select_service.core.doctor.prompts", "VERDICTS_MAX", "prompts judged and kept, of each"),
+    ("select_service.doctor.asking", "ANSWER_BYTES_MAX", "bytes of an answer the command reads"),
+    ("select_service.doctor.probing", "ENDPOINTS_MAX", "ports the command tries with --probe"),
 )
 
 
@@ -109,6 +118,15 @@ def fixed_bounds() -> Iterable[str]:
         yield f"| `{room}.{name}` | {value:g} | {_cell(text)} |"
 
 
+def findings() -> Iterable[str]:
+    """What the doctor can find, and what to do about it."""
+    yield "| code | | cause | remedy |"
+    yield "|---|---|---|---|"
+    for cause in (*CAUSES, UNREACHABLE_FROM_HERE):
+        why, remedy = _cell(cause.why), _cell(cause.remedy)
+        yield f"| `{cause.code}` | {cause.severity} | {why} | {remedy} |"
+
+
 def metrics() -> Iterable[str]:
     """Every family of series that a service exposes, those without series yet included."""
     service = create_driver(Settings())
@@ -128,6 +146,7 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "turn-budgets": turn_budgets,
     "fixed-bounds": fixed_bounds,
     "metrics": metrics,
+    "findings": findings,
 }
 
 

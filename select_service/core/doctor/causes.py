@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from select_service.doctor_types import Severity
 
-__all__ = ["CAUSES", "Cause"]
+__all__ = ["CAUSES", "UNREACHABLE_FROM_HERE", "Cause"]
 
 
 class Cause(NamedTuple):
@@ -275,6 +275,15 @@ NEVER_FREED: Final = Cause(
     "Call DELETE /reservations/{id} at the end of every request, with the id that was booked, "
     "also of those that fail; or book under a lease.",
 )
+UNREACHABLE_FROM_HERE: Final = Cause(
+    "unreachable-from-here",
+    "warning",
+    "No TCP connection from where `select-service doctor --probe` runs: nothing listens there, or "
+    "a network policy is in the way.",
+    "If the service finds nothing wrong with it, only the way from you to the port is closed; "
+    "otherwise start the engine, or open the port.",
+)
+"""Found by the command, not by the service."""
 
 CAUSES: Final = (
     *(WORKER_INCOMPLETE, NO_WORKERS),
@@ -287,4 +296,4 @@ CAUSES: Final = (
     *(REPLICA_UNREACHABLE, REPLICA_SILENT, REPLICA_BEHIND, REPLICA_WORKERS, REPLICA_NAMESAKE),
     *(UNKNOWN_MODEL, NEVER_FREED),
 )
-"""All there is; the labels of the metric."""
+"""All that the service can find; the labels of the metric."""

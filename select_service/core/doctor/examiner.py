@@ -87,13 +87,14 @@ class Examiner:
             peers: replicas that are listened to.
             replicas: what is known of those heard.
         """
+        self.suspicions.begin()
         yield from self._look_at_workers(now)
         yield from self._look_at_streams(now, wall_now, link_of)
         yield from self._look_at_prompts(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
         for cause, subject, what in (*found, *self._habits.look(now)):
             self.suspicions.suspect(cause, subject, what, now)
-        self.changes = self.suspicions.conclude(now)
+        self.changes = yield from self.suspicions.conclude(now)
         self.rounds += 1
 
     def report(self, now: float) -> Report:
@@ -115,7 +116,8 @@ class Examiner:
         self, now: float, wall_now: float, link_of: Callable[[EventStream], LinkState | None]
     ) -> Iterator[None]:
         endpoints = Endpoints()
-        watches, self._watches = self._watches, {}
+        watches = self._watches
+        seen: set[WorkerRank] = set()
         stored: dict[Owner, int] = {}
         past_missing: set[Owner] = set()
         for stream, endpoint, replay in self._membership.sources():
@@ -130,8 +132,8 @@ class Examiner:
             if link is not None:
                 watch = watches.get(rank)
                 if watch is None or watch.stream is not stream:
-                    watch = StreamWatch(stream, link.connections, now)
-                self._watches[rank] = watch
+                    watch = watches[rank] = StreamWatch(stream, link.connections, now)
+                seen.add(rank)
                 look = self._look(stream, link, replay, now, wall_now)
                 subject = _subject(scope, rank, endpoint)
                 for cause, what in watch.look(look):
@@ -141,6 +143,8 @@ class Examiner:
                 subject = _subject(scope, rank, endpoint)
                 self.suspicions.suspect(causes.ENDPOINT_SHARED, subject, clash, now)
             yield
+        for rank in watches.keys() - seen:
+            del watches[rank]
         self._stored, self._past_missing = stored, past_missing
 
     def _look(

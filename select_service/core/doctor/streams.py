@@ -165,8 +165,11 @@ class StreamWatch:
         lives = seen + hidden
         if lives < RESTARTS_MIN:
             return
-        if lives <= 2 * (connected + 1):  # a new engine may be seen by its number and its answer
-            yield causes.RESTART_STORM, f"the engine began anew {max(seen, hidden)} times"
+        # a new engine may be seen twice, by its number and by its answer; and one more may have
+        # connected before we looked
+        if lives <= 2 * (connected + 1):
+            if max(seen, hidden) >= RESTARTS_MIN:
+                yield causes.RESTART_STORM, f"the engine began anew {max(seen, hidden)} times"
         elif hidden:
             yield causes.REPLAY_OF_ANOTHER, f"{lives} changes of engine without a new connection"
         else:

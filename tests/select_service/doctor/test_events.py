@@ -399,6 +399,7 @@ def test_batches_that_keep_getting_lost(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
         engine = ward.engine()
         await ward.hire(engine, replay=False)
+        codes: list[str] = []
         for round_ in range(3):
             await serve_prompts(ward, engine, 10 * round_)
             codes = await ward.pass_time(10)

@@ -229,6 +229,7 @@ def test_blocks_that_nobody_told_of_since_prove_nothing(context: Context) -> Non
         await ward.hire(engine)
         engine.tell([stored([1], prompt(900)[:BLOCK])])
         await ward.heard(engine)
+        codes: list[str] = []
         for _ in range(3):
             for number in range(4):
                 await ward.ask(prompt(number))

@@ -22,7 +22,7 @@ from tests.indexer.encoding import encode_batch, removed, stored
 
 BLOCK = 16
 DEADLINE_S = 60.0
-STREAMS = StreamLimits(tick_s=0.01, replay_silence_s=0.05, pause_s=0.001)
+STREAMS = StreamLimits(tick_s=0.002, replay_silence_s=0.05, pause_s=0.001)
 
 
 class Clock:
@@ -44,32 +44,38 @@ class Engine:
     def __init__(self, ward: Ward, ports: tuple[int, int] = (0, 0)) -> None:
         self._ward = ward
         self.sockets = FakeEngine(ward.context, ports)
-        self.held: dict[tuple[int, ...], int] = {}  # whole prefix → the engine's name of its end
+        self.held: dict[tuple[tuple[int, ...], str], int] = {}  # whole prefix → name of its end
         self.names = itertools.count(1)
         self.dp_rank: int | None = None
         self.clock_off_s = 0.0
         self.is_silent = False
+        self.is_heard = False
         self.twist: Callable[[dict[str, Any]], dict[str, Any]] = lambda event: event
         self.sees: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: tokens
 
-    def compute(self, prompt: Sequence[int]) -> None:
-        """Cache a prompt; tell of the blocks that are new."""
-        tokens = tuple(self.sees(prompt))
+    def compute(self, prompt: Sequence[int], **colours: Any) -> None:
+        """Cache a prompt; tell of the blocks that are new.
+
+        Args:
+            prompt: its tokens.
+            colours: adapter or salt; what has another one is another block.
+        """
+        tokens, apart = tuple(self.sees(prompt)), repr(sorted(colours.items()))
         events = []
         for end in range(BLOCK, len(tokens) + 1, BLOCK):
             prefix = tokens[:end]
-            if prefix not in self.held:
-                self.held[prefix] = next(self.names)
-                parent = self.held.get(prefix[:-BLOCK])
-                block = list(prefix[-BLOCK:])
-                events.append(self.twist(stored([self.held[prefix]], block, parent)))
+            if (prefix, apart) not in self.held:
+                name = self.held[prefix, apart] = next(self.names)
+                parent = self.held.get((prefix[:-BLOCK], apart))
+                event = stored([name], list(prefix[-BLOCK:]), parent, **colours)
+                events.append(self.twist(event))
         if events:
             self.tell(events)
 
     def evict(self, count: int) -> None:
-        """Forget the blocks that came last, leaves first."""
-        for prefix in sorted(self.held, key=len)[-count:]:
-            self.tell([removed([self.held.pop(prefix)])])
+        """Forget some blocks, leaves first."""
+        for key in sorted(self.held, key=lambda key: len(key[0]))[-count:]:
+            self.tell([removed([self.held.pop(key)])])
 
     def tell(self, events: list[dict[str, Any]]) -> None:
         ts = self._ward.clock.wall() + self.clock_off_s
@@ -109,14 +115,24 @@ class Ward:
         self, engine: Engine, worker_id: int = 1, *, replay: bool = True, **fields: Any
     ) -> None:
         """Register an engine as a worker, and wait until it is listened to."""
-        self.register(
-            worker_id,
-            **{
-                "kv_events_endpoint": engine.sockets.endpoint,
-                "replay_endpoint": engine.sockets.replay_endpoint if replay else None,
-                **fields,
-            },
-        )
+        before = self.streams(worker_id)
+        sources = {
+            "kv_events_endpoint": engine.sockets.endpoint,
+            "replay_endpoint": engine.sockets.replay_endpoint if replay else None,
+        }
+        self.register(worker_id, **(sources | fields))
+        publishers = {one.sockets.endpoint: one for one in self.engines}
+        for stream, endpoint, _ in self.service.core.membership.sources():
+            one = publishers.get(endpoint)
+            if (
+                one is None
+                or one.is_heard
+                or stream in before
+                or stream not in self.streams(worker_id)
+            ):
+                continue
+            await self.until(one.sockets.has_subscriber)
+            one.is_heard = True  # of further subscribers it is not told
         await self.until(lambda: all(self.is_connected(s) for s in self.streams(worker_id)))
 
     def register(self, worker_id: int = 1, **fields: Any) -> None:
@@ -175,8 +191,7 @@ class Ward:
 
     async def rest(self) -> None:
         """Some turns of the loop for replays that became due: they take a few milliseconds."""
-        await self.until(lambda: self.clock() > 0)
-        for _ in range(20):
+        for _ in range(6):
             for engine in self.engines:
                 engine.sockets.serve()
             await asyncio.sleep(0.001)
