@@ -224,7 +224,7 @@ class Door:
             if self._leaving.is_set() or _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
             if isinstance(response, Feed):
-                ended = perf_counter()
+                ended = perf_counter()  # it lasts as long as somebody looks: that is not our time
                 self._traffic.in_flight -= 1
             await self._respond(response, scope, receive, send)
         finally:

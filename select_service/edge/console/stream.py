@@ -120,11 +120,11 @@ class LiveView:
         client = _Client()
         self._clients.add(client)
         self._counts.clients = len(self._clients)
-        if self._view is not None:  # of a second ago, or in the middle of a look: then what is
-            self._introduce(client, self._snapshot(self._view))  # new in it will be said again
-        if self._rounds is None:
-            self._rounds = asyncio.get_running_loop().create_task(self._run())
         try:
+            if self._view is not None:  # of a second ago, or in the middle of a look: then what is
+                self._introduce(client, self._snapshot(self._view))  # new in it is said again
+            if self._rounds is None:
+                self._rounds = asyncio.get_running_loop().create_task(self._run())
             yield b": hello\n\n"  # a head without a body may be kept back by who carries it
             while True:
                 while client.messages:

@@ -1,7 +1,7 @@
 // What the doctor finds: cause and remedy, the worst first.
 
 import { get } from "./api.js";
-import { duration, emptiness, h, pill } from "./dom.js";
+import { duration, emptiness, h, pill, plural } from "./dom.js";
 import { Poll } from "./poll.js";
 
 const ORDER = { error: 0, warning: 1, info: 2 };
@@ -23,7 +23,10 @@ export class Doctor {
     const found = [...told.findings].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
     if (!told.available) this.list.replaceChildren(emptiness("The doctor is not available", told.why, "no-doctor"));
     else if (!found.length) this.list.replaceChildren(emptiness("No findings", "None of the known miswirings is to be seen.", "no-findings"));
-    else this.list.replaceChildren(...found.map((one) => this.card(one)));
+    else {
+      const more = told.left_out ? [h("p", { class: "note" }, `${plural(told.left_out, "more finding")} beyond --doctor-findings-max.`)] : [];
+      this.list.replaceChildren(...found.map((one) => this.card(one)), ...more);
+    }
   }
 
   card(one) {

@@ -1,6 +1,7 @@
 // What the page knows: workers and ranks by id, the sections, and points of the last minutes.
 
 const KEPT_MS = 15 * 60 * 1000;
+const JUMP_MS = 60 * 1000;
 const WINDOW_MS = 10 * 1000; // latency is of the requests of so long
 
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -66,7 +67,8 @@ export class Store {
     names.forEach((name, at) => (point[name] = numbers[at]));
     point.buckets = numbers.slice(names.length);
     const last = this.points.at(-1);
-    if (last && last.life === point.life && last.at_ms >= point.at_ms) return;
+    if (last && last.at_ms > point.at_ms + JUMP_MS) this.points = []; // somebody has set the clock back
+    else if (last && last.life === point.life && last.at_ms >= point.at_ms) return;
     this.points.push(point);
     const oldest = point.at_ms - KEPT_MS;
     while (this.points[0].at_ms < oldest) this.points.shift();
