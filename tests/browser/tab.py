@@ -41,6 +41,9 @@ CONTRAST = """() => {
   return poor;
 }"""
 
+SLIPS = """() => document.body.innerText.split("\\n")
+  .filter((line) => /\\b(undefined|null|NaN|false|true|\\[object)\\b/.test(line))"""
+
 NAMELESS = """() => [
   ...document.querySelectorAll("button, a, input, select, textarea, [role=img], table, dialog")]
   .filter((node) => node.checkVisibility() && !node.textContent.trim())
@@ -129,6 +132,5 @@ class Tab:
         return wide
 
     def flaws(self) -> list[str]:
-        """Text that can hardly be read, and controls without a name."""
-        found: list[str] = self.page.evaluate(CONTRAST) + self.page.evaluate(NAMELESS)
-        return found
+        """Text that can hardly be read, controls without a name, words nobody meant to write."""
+        return [one for look in (CONTRAST, NAMELESS, SLIPS) for one in self.page.evaluate(look)]

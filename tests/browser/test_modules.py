@@ -21,7 +21,7 @@ ABOUT = {
     "rank_fields": ["worker_id", "dp_rank"],
     "assets": "x",
 }
-QUIET = {"workers": [], "ranks": [], "gone": []}
+QUIET: dict[str, Any] = {"workers": [], "ranks": [], "gone": []}
 
 
 @pytest.fixture

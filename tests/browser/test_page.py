@@ -152,6 +152,7 @@ def test_changes_are_asked_for_first(serve: Serve, tab: Tabs) -> None:
     page = tab(server)
     page.open("fleet")
     page.find(f"[data-key='{BIG}/0'] button").click()
+    assert page.flaws() == []
     assert page.page.get_by_role("button", name="Drain …").is_disabled(), "there is no route"
     page.page.get_by_role("button", name="Remove …").click()
     page.until("dialog form", "1 live reservation")

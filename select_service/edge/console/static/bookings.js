@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { age, count, duration, emptiness, h, panel, plural } from "./dom.js";
+import { scopeOf } from "./fleet.js";
 import { Poll } from "./poll.js";
 import { LiveTable } from "./table.js";
 
@@ -29,7 +30,7 @@ export class Bookings {
       columns: [
         { id: "id", title: "Reservation", sort: (row) => row.reservation_id, once: true, wide: true, cell: (row) => h("span", { class: "mono" }, row.reservation_id) },
         { id: "worker", title: "Worker · rank", sort: (row) => `${row.worker_id}/${row.dp_rank}`, cell: (row) => h("span", { class: "mono" }, `${row.worker_id} · ${row.dp_rank}`) },
-        { id: "scope", title: "Model · tenant", sort: (row) => row.model_name, wide: true, cell: (row) => (row.tenant_id === "default" ? row.model_name : `${row.model_name} · ${row.tenant_id}`) },
+        { id: "scope", title: "Model · tenant", sort: (row) => row.model_name, wide: true, cell: (row) => ({ clip: scopeOf(row) }) },
         { id: "phase", title: "Phase", sort: (row) => row.phase, cell: (row) => ({ pill: row.phase, tone: row.phase === "prefill" ? "prefill" : "decode" }) },
         { id: "isl", title: "Prompt", numeric: true, hint: "Tokens of the prompt; of them, to compute", sort: (row) => row.isl_tokens, cell: (row) => `${count(row.isl_tokens)} / ${count(row.prefill_tokens)}` },
         { id: "out", title: "Out", numeric: true, hint: "Blocks of output so far", sort: (row) => row.output_blocks, cell: (row) => count(row.output_blocks) },

@@ -11,9 +11,8 @@ function open(node) {
 }
 
 export function sheet(title, content, actions = []) {
-  const node = h("dialog", { "aria-label": title, class: "sheet" });
   const close = h("button", { type: "button", onclick: () => node.close() }, "Close");
-  node.append(h("h2", {}, title), ...content, h("div", { class: "buttons" }, actions, close));
+  const node = h("dialog", { "aria-label": title, class: "sheet" }, h("h2", {}, title), content, h("div", { class: "buttons" }, actions, close));
   return open(node);
 }
 

@@ -19,6 +19,8 @@ export function kvUse({ worker, rank }) {
 
 export const lagOf = (rank, atMs) => (!rank || rank.event_at_ms === null ? null : (atMs - rank.event_at_ms) / 1000);
 
+export const scopeOf = (one) => (one.tenant_id === "default" ? one.model_name : `${one.model_name} · ${one.tenant_id}`);
+
 const hasProblem = ({ worker, rank }) => worker.lifecycle !== "schedulable" || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
 
 export class Fleet {
@@ -42,7 +44,7 @@ export class Fleet {
   columns() {
     return [
       { id: "worker", title: "Worker · rank", sort: (row) => row.key, once: true, cell: (row) => this.name(row) },
-      { id: "scope", title: "Model · tenant", sort: ({ worker }) => `${worker.model_name}\n${worker.tenant_id}`, wide: true, cell: ({ worker }) => (worker.tenant_id === "default" ? worker.model_name : `${worker.model_name} · ${worker.tenant_id}`) },
+      { id: "scope", title: "Model · tenant", sort: ({ worker }) => `${worker.model_name}\n${worker.tenant_id}`, wide: true, cell: ({ worker }) => ({ clip: scopeOf(worker) }) },
       { id: "lifecycle", title: "Lifecycle", sort: ({ worker }) => worker.lifecycle, cell: ({ worker, rank }) => ({ pill: rank?.busy ? "busy" : worker.lifecycle, tone: rank?.busy ? "warn" : LIFECYCLE_TONES[worker.lifecycle], title: worker.reasons.join("; ") || undefined }) },
       { id: "prefill", title: "Prefill tokens", numeric: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / this.most, text: count(rank.prefill_tokens) } : NONE) },
       { id: "kv", title: "KV blocks", numeric: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: (row) => this.kv(row) },
@@ -130,7 +132,7 @@ export class Fleet {
     const mine = this.store.rows().filter((row) => row.worker.worker_id === id && row.rank);
     const can = this.store.about.actions;
     const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, duration(lagOf(row.rank, this.store.atMs)))));
-    const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Rank", "Prefill", "Blocks", "Requests", "KV events", "Last event"].map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
+    const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Last event", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
     const button = (there, text, why, onclick, tone) => h("button", { type: "button", class: tone, disabled: !there, title: there ? null : why, onclick }, text);
     sheet(
       `Worker ${id}`,

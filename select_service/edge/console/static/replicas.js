@@ -37,7 +37,7 @@ export class Replicas {
         { id: "link", title: "Link", sort: (row) => row.link, cell: (row) => ({ pill: row.link, tone: TONES[row.link] ?? "plain" }) },
       ],
     });
-    this.on = h("div", {}, this.summary, panel("Publishers", this.publishers.node), panel("Peers", this.peers.node));
+    this.on = h("div", {}, panel("This process", this.summary), panel("Publishers", this.publishers.node), panel("Peers", this.peers.node));
     this.off = emptiness("Replica sync is off", "This process runs alone: it was started without --replica-sync-port.", "replicas-off");
     this.node = h("div", {}, this.off, this.on);
     this.update();

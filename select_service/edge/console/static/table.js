@@ -18,6 +18,7 @@ function paint(cell, value) {
   if (cell.sign === sign) return;
   cell.sign = sign;
   if ("bar" in value) paintBar(cell, value);
+  else if ("clip" in value) cell.replaceChildren(h("span", { class: "clip", title: value.clip }, value.clip));
   else cell.replaceChildren(h("span", { class: "pill", "data-tone": value.tone, title: value.title }, value.pill));
 }
 
