@@ -73,12 +73,10 @@ class Seating:
         self.at = {seat.slot: position for position, seat in enumerate(seats)}
 
 
-class StreamState(NamedTuple):
-    """What was known of one rank's events."""
+STREAM_STATES: Final = ("none", "silent", "current", "uncertain", "replaying")
+"""What may be known of a rank's events: of none there is no source."""
 
-    state: str
-    last_batch_ts: float | None  # the engine's wall clock
-    open_gaps: int
+REPLAYING: Final = STREAM_STATES.index("replaying")
 
 
 class Odds(Struct, gc=False):
@@ -108,7 +106,7 @@ class Record(NamedTuple):
     number: int
     at: float  # monotonic seconds
     since: float  # when it began to wait; below 0: it did not
-    lookout: tuple[Seating, tuple[StreamState, ...]]  # the streams by seat
+    lookout: tuple[Seating, bytes, bytes]  # by seat: states of streams, and wall times as doubles
     rows: Rows | None  # who could be chosen; None: it did not come to that
     seen: Seen
     block_hashes: PackedHashes  # the first HASHES_KEPT

@@ -7,7 +7,9 @@ leave records here.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from math import nan
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
@@ -19,12 +21,12 @@ from select_service.core.decision_record import (
     SEEN,
     SELECTION_ID,
     SIZE,
+    STREAM_STATES,
     Absent,
     Odds,
     Record,
     Seat,
     Seating,
-    StreamState,
 )
 from select_service.core.roles import role_of
 from select_service.decision_types import DecisionRefusal
@@ -54,6 +56,8 @@ RECORD_BYTES: Final = 640  # the record with its places in ring and ids; measure
 _LONG: Final = RECORD_BYTES + HASH_BYTES_KEPT
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots
 _ODDS_BYTES: Final = 512
+_SEAT_BYTES: Final = 320
+_LOOK_BYTES: Final = 192
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 500, 503, 529})
 """Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
@@ -63,30 +67,35 @@ id that is somebody's already (409): they must not stand where that one's decisi
 class Lookout:
     """What a record needs to know of a partition and that seldom changes."""
 
-    __slots__ = ("open", "seating", "told", "until")
+    __slots__ = ("open", "seating", "size", "told", "until")
 
     def __init__(self, seating: Seating, streams: list[EventStream | None], now: float) -> None:
         self.seating = seating
         self.open = streams  # by seat
         self.look(now)
+        self.size += _SEAT_BYTES * (len(seating.seats) + len(seating.absent))
 
     def look(self, now: float) -> None:
         """Write down how the streams stand."""
-        states = [_NO_STREAM if one is None else _stream_state(one) for one in self.open]
-        self.told = self.seating, tuple(states)
+        states = bytes([0 if one is None else _state_of(one) for one in self.open])
+        stamps = array("d", [nan if one is None else _stamp_of(one) for one in self.open]).tobytes()
+        self.told = self.seating, states, stamps
+        self.size = _LOOK_BYTES + len(states) + len(stamps)
+        """Bytes that are new: the first record that has them is charged with them."""
         self.until = now + STREAMS_S
 
 
-_NO_STREAM: Final = StreamState("none", None, 0)
-
-
-def _stream_state(stream: EventStream) -> StreamState:
+def _state_of(stream: EventStream) -> int:
+    state: str = stream.kv_state
     if stream.is_replaying:
-        return StreamState("replaying", stream.last_batch_ts, 1)
-    state = stream.kv_state
-    if state == "current" and stream.last_event_at is None:
-        return StreamState("silent", stream.last_batch_ts, 0)
-    return StreamState(state, stream.last_batch_ts, 0)
+        state = "replaying"
+    elif state == "current" and stream.last_event_at is None:
+        state = "silent"
+    return STREAM_STATES.index(state)
+
+
+def _stamp_of(stream: EventStream) -> float:
+    return nan if stream.last_batch_ts is None else stream.last_batch_ts
 
 
 class Decisions:
@@ -159,15 +168,16 @@ class Decisions:
             or request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
-        lookout = partition.lookout
-        if lookout is None or now >= lookout.until:
-            lookout = self._look_at(partition, now)
         columns, matched, shared = seen
         hashes = prompt.block_hashes
         size = RECORD_BYTES + len(hashes)
         if size > _LONG:
             hashes = hashes[:HASH_BYTES_KEPT]
             size = _LONG
+        lookout = partition.lookout
+        if lookout is None or now >= lookout.until:
+            lookout = self._look_at(partition, now)
+            size += lookout.size
         if matched is not None:
             size += 2 * len(columns) + _GROUP_BYTES * len(matched)
         if shared is not None:
@@ -263,7 +273,7 @@ class Decisions:
         absent = tuple(
             Absent(worker.worker_id, rank, worker.spec.endpoint)
             for worker in self._catalog
-            if worker.scope == partition.scope and worker.worker_id not in partition.workers
+            if worker.worker_id not in partition.workers and worker.scope == partition.scope
             for rank in worker.ranks
         )
         streams = [self._stream_of(WorkerRank(seat.worker_id, seat.dp_rank)) for seat in seats]
@@ -348,7 +358,7 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
     if rows is not None and not isinstance(rows, slice):
         size += rows.nbytes
     if odds.allowed is not None:
-        size += 40 * len(odds.allowed)
+        size += 48 * len(odds.allowed)
     constraints = odds.constraints
     if constraints is not None:
         size += sum(map(_text_bytes, constraints.required_taints))
@@ -359,7 +369,7 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
 
 
 def _text_bytes(text: str) -> int:
-    return 120 + len(text)
+    return 160 + len(text)
 
 
 def only_scope(

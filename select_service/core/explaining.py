@@ -13,7 +13,7 @@ import numpy as np
 from indexer.core.hashing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
-from select_service.core.decision_record import HASHES_KEPT
+from select_service.core.decision_record import HASHES_KEPT, REPLAYING, STREAM_STATES
 from select_service.core.decisions import decision_id
 from select_service.core.explained_pair import PairTerms
 from select_service.core.explained_terms import Terms
@@ -51,6 +51,7 @@ class Told:
         self._wall_at = record.at + wall_offset
         self._transfer_cost = transfer_cost
         self._terms = terms = Terms(record)
+        self._stamps = np.frombuffer(record.lookout[2]).tolist()
         self._pair = None
         self._in_play = terms.considered
         odds = record.odds
@@ -180,12 +181,11 @@ class Told:
         return _unfit(odds, seat)
 
     def _index(self, position: int) -> DecisionIndex:
-        stream = self._record.lookout[1][position]
-        lag = None
-        if stream.last_batch_ts is not None:
-            lag = self._wall_at - stream.last_batch_ts
-            lag = max(lag, 0.0) if abs(lag) < PLAUSIBLE_LAG_S else None
-        return DecisionIndex(stream.state, lag, stream.open_gaps)  # type: ignore[arg-type]
+        states = self._record.lookout[1]
+        age = self._wall_at - self._stamps[position]
+        lag = max(age, 0.0) if abs(age) < PLAUSIBLE_LAG_S else None  # nor is nan
+        state = states[position]
+        return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING))
 
 
 def _unfit(odds: Odds, seat: Seat) -> Excluded:

@@ -180,6 +180,7 @@ class Ledger:
                 work.at = now
             work.computed += tokens
             self._add_prefill(slot, -tokens)
+            self.packed = b""
             changes = self.changes
             if changes is not None and (slot in changes.busy or slot in changes.full):
                 changes.slots.add(slot)
@@ -188,6 +189,7 @@ class Ledger:
         """Of an incomplete prefill, so many tokens are left."""
         assert not reservation.prefill_done
         self._add_prefill(reservation.slot, tokens - reservation.prefill_tokens)
+        self.packed = b""
         reservation.prefill_tokens = tokens
         self._changed(reservation.slot)
 
@@ -436,7 +438,6 @@ class Ledger:
         self.prefill_backlog += tokens
         left = self._prefill_tokens[slot] + tokens
         self._prefill_tokens[slot] = self._prefill[slot] = left
-        self.packed = b""
         if left == tokens:
             self.work.starts()
         elif not left:

@@ -26,6 +26,7 @@ from select_service.types import (
 if TYPE_CHECKING:
     import random
 
+    from indexer.core.tiers import Matches
     from select_service.core.cache_hits import CacheHits, Found
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from select_service.core.desk import Desk
     from select_service.core.matchmaking import Matchmaker
     from select_service.core.partition import Placement
-    from select_service.core.projection import Projection
     from select_service.core.queue import Ticket
     from select_service.core.sampling import Sampler
     from select_service.decision_types import Decision
@@ -71,12 +71,15 @@ class Placing:
         rows: Rows,
         now: float,
         effects: Effects,
-        projection: Projection | None = None,
+        matches: Matches | None = None,
     ) -> tuple[Answer, Effects]:
-        """Choose a rank, or a pair, and book it; nothing has changed if this raises."""
+        """Choose a rank, or a pair, and book it; nothing has changed if this raises.
+
+        What the index finds for the prompt is looked up unless somebody just did.
+        """
         if isinstance(ticket.request, SelectPairRequest):
             return self._place_pair(ticket, rows, now, effects)
-        return self._place_one(ticket, rows, now, effects, projection)
+        return self._place_one(ticket, rows, now, effects, matches)
 
     def _place_one(
         self,
@@ -84,24 +87,22 @@ class Placing:
         rows: Rows,
         now: float,
         effects: Effects,
-        projection: Projection | None,
+        matches: Matches | None,
     ) -> tuple[Answer, Effects]:
-        partition, request = ticket.partition, ticket.request
+        partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         found: Found | None = None
         if self._cache_hits.concerns(request):
-            if projection is None:
-                projection = partition.project(ticket.prompt, rows, ticket.weights)
-            found = self._cache_hits.filter(partition, request, rows, projection)
+            if matches is None:
+                matches = partition.index.find_matches(prompt.block_hashes)
+            found = self._cache_hits.filter(partition, request, prompt, rows, matches)
             if found.refused is not None:
                 found.refused.advice = self._matchmaker.advise(ticket)
-                self._note_threshold(ticket, rows, found.refused, now)
+                self._note_threshold(ticket, rows, matches, found.refused, now)
                 return found.refused, effects
-            rows, projection = found.rows, found.projection
-        placement = partition.place(
-            request, ticket.prompt, rows, ticket.weights, self._rng, projection
-        )
+            rows = found.rows
+        placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
         if self._sampler.left:
-            self._sampler.take(partition.scope, request, ticket.prompt, placement, now)
+            self._sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
         if found is not None:
@@ -119,13 +120,13 @@ class Placing:
         return answer, self._decided(placement, effects)
 
     def _note_threshold(
-        self, ticket: Ticket, rows: Rows, refused: CacheThreshold, now: float
+        self, ticket: Ticket, rows: Rows, matches: Matches, refused: CacheThreshold, now: float
     ) -> None:
         """Leave a record of a request that goes nowhere because nobody holds enough of it."""
         if self.decisions.is_on or ticket.request.explain:
             odds = _held_to_cache(ticket)
             odds.is_threshold = True
-            seen = ticket.partition.see(ticket.prompt)
+            seen = ticket.partition.see(ticket.prompt, matches)
             record = self.decisions.keep(ticket, seen, rows, -1, now, odds)
             if ticket.request.explain:
                 _explain(refused, record)

@@ -15,6 +15,7 @@ from select_service.core.columns import no_floats
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
+    from indexer.core.tiers import Matches
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.ledger import Ledger
     from select_service.core.prompt import Prompt
@@ -44,9 +45,8 @@ class Projection(NamedTuple):
     shared: list[tuple[int, Slots]] | None = None  # blocks in active chains, slots, disjoint
 
 
-def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
+def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
     """Return the overlap of every slot of the index, and whether lower tiers take part."""
-    matches = index.find_matches(prompt.block_hashes)
     if matches.empty:
         return None, False
     rows = index.capacity
@@ -79,15 +79,18 @@ def project(
     prompt: Prompt,
     rows: Rows,
     weights: Weights,
+    matches: Matches | None = None,
 ) -> Projection:
-    """Project the prompt on the given rows (slots)."""
+    """Project the prompt on the given rows (slots); what it finds, if somebody looked already."""
+    if matches is None:
+        matches = index.find_matches(prompt.block_hashes)
     decode = ledger.decode[rows] + prompt.blocks
     shared = None
     if ledger.blocks.begins(prompt.first_hash):
         shared = ledger.shared_groups(prompt.sequence_hashes)
         if shared is not None:
             decode -= ledger.column_of(shared)[rows]
-    overlap, has_lower = matched(index, prompt)
+    overlap, has_lower = matched(index, matches)
     prefill = ledger.prefill[rows]
     if overlap is None:
         cached, taken = no_floats(len(prefill)), None

@@ -131,13 +131,12 @@ def _bound(schema: object) -> None:
 
 
 def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+    words = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
+    if route.method == "GET" and route.pattern.endswith("}"):  # beside the list of them
+        words.append("one")
     operation: dict[str, object] = {
         "summary": route.summary,
-        "operationId": _PARAM.sub("", f"{route.method}{route.pattern}")
-        .strip("/")
-        .lower()
-        .replace("/", "_")
-        .replace("__", "_"),
+        "operationId": "_".join(word for word in words if word),
         "responses": _responses(route, schema_of),
     }
     parameters = [_path_parameter(name) for name in _PARAM.findall(route.pattern)]

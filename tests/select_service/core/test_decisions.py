@@ -131,7 +131,7 @@ class Ring(RuleBasedStateMachine):
                 assert ring.find(decision_id(one)) == one
 
 
-Ring.TestCase.settings = hypothesis_settings(max_examples=40, stateful_step_count=25, deadline=None)
+Ring.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=20, deadline=None)
 TestRing = Ring.TestCase
 
 
