@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 class Placing:
     """Places requests."""
 
-    def __init__(  # noqa: PLR0913 - the rooms, and one switch by keyword
+    def __init__(
         self,
         desk: Desk,
         cache_hits: CacheHits,
         matchmaker: Matchmaker,
         counters: Counters,
         rng: random.Random,
-        sampler: Sampler,
         *,
         trace_decisions: bool,
     ) -> None:
@@ -49,8 +48,8 @@ class Placing:
         self._matchmaker = matchmaker
         self._counters = counters
         self._rng = rng
-        self._sampler = sampler
         self._trace_decisions = trace_decisions
+        self.sampler: Sampler | None = None  # from when on somebody examines the fleet
 
     def place(
         self,
@@ -86,8 +85,8 @@ class Placing:
         placement = partition.place(
             request, ticket.prompt, rows, ticket.weights, self._rng, projection
         )
-        if self._sampler.left:
-            self._sampler.take(partition.scope, request, ticket.prompt, placement, now)
+        if self.sampler is not None and self.sampler.left:
+            self.sampler.take(partition.scope, request, ticket.prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
         if found is not None:

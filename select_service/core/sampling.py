@@ -7,7 +7,9 @@ examination, or until somebody has to say why it never matches.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from indexer.core.hashing import TOKEN_BYTES
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace
@@ -24,7 +26,7 @@ BEGINNING_TOKENS: Final = 16
 Form = Literal["tokens", "media", "hashes"]
 
 
-class Sample(NamedTuple):
+class Sample(Struct, frozen=True, gc=False):
     """One prompt that was placed."""
 
     scope: Scope
