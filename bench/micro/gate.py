@@ -2,8 +2,10 @@
 
 Prints µs of CPU of one request's whole life in the core (select_and_reserve, prefill_complete,
 free) with 256 workers of one rank, without a gate and behind each policy with thresholds and caps
-on, interleaved; the difference is what admission costs. A request comes every millisecond and
-lives for 64, every prompt is new, and some requests stand on every worker.
+on, interleaved; the difference is what admission costs. Once more with a cache-hit threshold on
+every request, which then is all there is. A request comes every millisecond and lives for 64,
+every prompt is new (the threshold is 0: measured and told, nobody is refused), and some requests
+stand on every worker.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def core_of(variant: dict[str, Any] | None, workers: int) -> SelectionCore:
     return core
 
 
-def prompt(name: str, slo_class: str | None = None) -> SelectAndReserveRequest:
+def prompt(
+    name: str, slo_class: str | None = None, threshold: float | None = None
+) -> SelectAndReserveRequest:
     """A prompt nobody has sent before."""
     hashes = [_random.getrandbits(63) for _ in range(BLOCKS)]
     return SelectAndReserveRequest(
@@ -77,13 +81,19 @@ def prompt(name: str, slo_class: str | None = None) -> SelectAndReserveRequest:
         sequence_hashes=hashes,
         isl_tokens=BLOCKS * 16,
         slo_class=slo_class,
+        cache_hit_threshold=threshold,
     )
 
 
-def lives(core: SelectionCore, round_number: int, slo_class: str | None = None) -> float:
+def lives(
+    core: SelectionCore,
+    round_number: int,
+    slo_class: str | None = None,
+    threshold: float | None = None,
+) -> float:
     """µs of CPU of one request's life, mean of some rounds a millisecond apart."""
-    requests = [prompt(f"{round_number}-{number}", slo_class) for number in range(ROUNDS)]
-    names = [request.reservation_id or "" for request in requests]
+    names = [f"{round_number}-{number}" for number in range(ROUNDS)]
+    requests = [prompt(name, slo_class, threshold) for name in names]
     begin = 1.0 + round_number
     start = process_time()
     for number, request in enumerate(requests):
@@ -107,15 +117,20 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.only or list(VARIANTS)
     cores = {name: core_of(VARIANTS[name], arguments.workers) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
+    with_hits = {name: f"{name}, cache-hit" for name in names if VARIANTS[name] is not None}
+    times: dict[str, list[float]] = {name: [] for name in (*names, *with_hits.values())}
     for repeat in range(REPEATS):
         for name, core in cores.items():
-            times[name].append(lives(core, repeat, arguments.slo_class))
+            lives(core, 3 * repeat, arguments.slo_class)  # its data comes near again
+            times[name].append(lives(core, 3 * repeat + 1, arguments.slo_class))
+            if name in with_hits:
+                spent = lives(core, 3 * repeat + 2, arguments.slo_class, threshold=0.0)
+                times[with_hits[name]].append(spent)
     first = times[names[0]]
     print(f"one request's life, {arguments.workers} workers, µs of CPU (best, median)")
     for name, some in times.items():
         more = median(one - other for one, other in zip(some, first, strict=True))
-        print(f"  {name:14} {min(some):7.1f} {median(some):7.1f}   {more:+6.1f}")
+        print(f"  {name:24} {min(some):7.1f} {median(some):7.1f}   {more:+6.1f}")
 
 
 if __name__ == "__main__":

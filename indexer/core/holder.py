@@ -245,6 +245,14 @@ class Holder:
         self.hearsay[tier].remove(name)
         return True
 
+    def forget(self, name: int) -> None:
+        """Drop all that is counted or told of a name, on every tier; where it is stays."""
+        for counts in self.counts:
+            if counts is not None:
+                counts.forget(name)
+        for told in self.hearsay or ():
+            told.discard(name)
+
     def group_of_store(self, group: int) -> int:
         """Return the group to count a store in, and let an empty holder make it its home."""
         if not self.where or self.home is None or self.home == UNDECIDED_GROUP:

@@ -340,9 +340,7 @@ class RadixTree:
                 node = next(reversed(node.children.values()))
             for name in holder.names_held(node, all_ones(node.size)):
                 del holder.where[name]
-                for counts in holder.counts:
-                    if counts is not None:
-                        counts.forget(name)
+                holder.forget(name)
             for tier in range(len(holder.blocks)):
                 holder.blocks[tier] -= node.held_on(holder.holder_id, tier).bit_count()
             above = node.parent

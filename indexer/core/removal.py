@@ -206,8 +206,7 @@ def forget(tree: RadixTree, holder: Holder, name: int) -> None:
     """Let go of a name on every tier, however often it is held."""
     node = holder.where[name]
     place = (node, holder.locate(node, name))
-    for tier in [tier for tier in Tier if holds(holder, tier, place, name)]:
-        counts = holder.counts[tier]
-        if counts is not None:
-            counts.forget(name)
+    tiers = [tier for tier in Tier if holds(holder, tier, place, name)]
+    holder.forget(name)
+    for tier in tiers:
         uncover(tree, holder, tier, place, name)

@@ -187,6 +187,7 @@ class Listeners:
             if stream.request is not feed.request:
                 self._sync(feed)
             self._watch_socket(feed)
+            self._watch_replay(feed)
             self._queue(feed)
 
     def stop(self, stream: EventStream) -> None:
@@ -429,8 +430,18 @@ class Listeners:
         except EndpointRefused:  # no descriptors left: the stream takes it for a mute endpoint
             return
         self._dealers += 1
-        asyncio.get_running_loop().add_reader(feed.dealer.fd, self._queue, feed)
+        self._watch_replay(feed)
         self._queue(feed)
+
+    def _watch_replay(self, feed: _Feed) -> None:
+        if feed.dealer is not None:
+            asyncio.get_running_loop().add_reader(feed.dealer.fd, self._on_reply, feed)
+
+    def _on_reply(self, feed: _Feed) -> None:
+        if feed.is_held and feed.dealer is not None:  # readable until it is read, as above
+            asyncio.get_running_loop().remove_reader(feed.dealer.fd)
+        else:
+            self._queue(feed)
 
     def _close_dealer(self, feed: _Feed) -> None:
         if feed.dealer is not None:

@@ -8,7 +8,7 @@ class Pricer:
     def __init__(self, prefill: Floats, decode: Floats) -> None: ...
     def cheapest(
         self,
-        rows: int,
+        rows: int | Slots,
         isl_tokens: float,
         block_size: float,
         blocks: float,
@@ -20,6 +20,12 @@ class Pricer:
         draw: Callable[[], float],
     ) -> tuple[int, float, int]: ...
     def matched_at(self, row: int) -> int: ...
+
+class Fill:
+    def __init__(
+        self, prefill: Floats, decode: Floats, block_tokens: Floats, floor: Floats
+    ) -> None: ...
+    def total(self, room: float) -> float: ...
 
 class ValueSet:
     def __len__(self) -> int: ...

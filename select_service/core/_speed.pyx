@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -48,6 +48,41 @@ cdef class Pricer:
 
     def cheapest(
         self,
+        rows,
+        double isl_tokens,
+        double block_size,
+        double blocks,
+        double scale,
+        double credit,
+        bint track,
+        list matched,
+        list shared,
+        draw,
+    ):
+        """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
+
+        `rows` is how many of the first, or which ones as packed int64; `matched` and `shared` are
+        (blocks, rows as packed int64) or None; `draw` gives a number in [0, 1) when several are
+        the cheapest.
+        """
+        cdef Py_buffer view
+        if isinstance(rows, int):
+            return self._cheapest(
+                NULL, rows, isl_tokens, block_size, blocks, scale, credit, track, matched, shared,
+                draw,
+            )
+        PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
+        try:
+            return self._cheapest(
+                <const int64_t *>view.buf, view.len // 8, isl_tokens, block_size, blocks, scale,
+                credit, track, matched, shared, draw,
+            )
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef tuple _cheapest(
+        self,
+        const int64_t *among,
         Py_ssize_t rows,
         double isl_tokens,
         double block_size,
@@ -59,23 +94,21 @@ cdef class Pricer:
         list shared,
         draw,
     ):
-        """Return (row, price, decode blocks) of the cheapest of the first `rows`, at least one.
-
-        `matched` and `shared` are (blocks, rows as packed int64) or None; `draw` gives a number
-        in [0, 1) when several are the cheapest.
-        """
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
         cdef double *device = self._scratch
         cdef double *common = device + self._rows
         cdef double *price = common + self._rows
         cdef double raw, adjusted, low = 0.0, tokens, bare
-        cdef Py_ssize_t row, ties = 0, best = 0, which
+        cdef Py_ssize_t at, row, ties = 0, best = 0, which
         if matched is not None:
             self._fill(device, matched)
         if shared is not None:
             self._fill(common, shared)
-        for row in range(rows):
+        for at in range(rows):
+            row = at if among == NULL else among[at]
+            if not 0 <= row < self._rows:
+                raise IndexError(row)
             bare = self._decode[row] + blocks
             if shared is not None:
                 bare = bare - common[row]
@@ -89,10 +122,10 @@ cdef class Pricer:
                 adjusted = raw - credit * device[row]
                 if adjusted < 0.0:
                     adjusted = 0.0
-            price[row] = scale * adjusted + bare
-            if ties == 0 or price[row] < low:
-                low, best, ties = price[row], row, 1
-            elif price[row] == low:
+            price[at] = scale * adjusted + bare
+            if ties == 0 or price[at] < low:
+                low, best, ties = price[at], at, 1
+            elif price[at] == low:
                 ties += 1
         if ties > 1:
             which = <Py_ssize_t>(<double>draw() * ties)
@@ -100,10 +133,11 @@ cdef class Pricer:
                 best += 1
                 if price[best] == low:
                     which -= 1
-        bare = self._decode[best] + blocks
+        row = best if among == NULL else among[best]
+        bare = self._decode[row] + blocks
         if shared is not None:
-            bare = bare - common[best]
-        return best, low, <long long>bare
+            bare = bare - common[row]
+        return row, low, <long long>bare
 
     def matched_at(self, Py_ssize_t row):
         """Blocks that `matched` of the last call gave a row."""
@@ -129,6 +163,42 @@ cdef class Pricer:
             finally:
                 PyBuffer_Release(&view)
         return 0
+
+
+@cython.final
+cdef class Fill:
+    """How full ranks are, read from columns whose content changes."""
+
+    cdef const double[::1] _prefill
+    cdef const double[::1] _decode
+    cdef const double[::1] _block_tokens
+    cdef const double[::1] _floor
+
+    def __cinit__(
+        self,
+        const double[::1] prefill not None,
+        const double[::1] decode not None,
+        const double[::1] block_tokens not None,
+        const double[::1] floor not None,
+    ):
+        cdef Py_ssize_t rows = prefill.shape[0]
+        if decode.shape[0] != rows or block_tokens.shape[0] != rows or floor.shape[0] != rows:
+            raise ValueError("columns of one length")
+        self._prefill, self._decode = prefill, decode
+        self._block_tokens, self._floor = block_tokens, floor
+
+    def total(self, double room):
+        """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room)."""
+        cdef Py_ssize_t row
+        cdef double total = 0.0, one
+        for row in range(self._prefill.shape[0]):
+            one = self._decode[row] * self._block_tokens[row]
+            if one < self._prefill[row]:
+                one = self._prefill[row]
+            if one < self._floor[row] * room:
+                one = self._floor[row] * room
+            total += one
+        return total
 
 
 cdef struct Table:

@@ -14,17 +14,21 @@ from msgspec import UNSET
 
 from select_service.core.admission.cache_hit import (
     cached_blocks,
+    filter_groups,
     filter_rows,
     threshold_in_force,
 )
+from select_service.core.projection import matched
 from select_service.types import BestWorker, CacheHit, CacheThreshold
 
 if TYPE_CHECKING:
+    from indexer.core.tiers import Matches
     from select_service.admission_types import AdmissionSettings
-    from select_service.core.admission.cache_hit import Hits, Threshold
+    from select_service.core.admission.cache_hit import Hits, Source, Threshold
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
     from select_service.core.projection import Projection
+    from select_service.core.prompt import Prompt
     from select_service.types import SelectRequest
 
 RATE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -42,28 +46,20 @@ class HitTally:
 
     def measure(self, rate: float) -> None:
         """Note the best hit rate of one request."""
-        self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
-        self.rate_sum += rate
+        if rate:
+            self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
+            self.rate_sum += rate
+        else:
+            self.rates[0] += 1
 
 
 class Found(NamedTuple):
     """What a threshold leaves of the candidates."""
 
     rows: Rows
-    projection: Projection | None  # on just these rows; None: to be made again
-    threshold: Threshold
-    hits: Hits
-    needs_prefill: bool
-    refused: CacheThreshold | None
-
-    @property
-    def facts(self) -> CacheHit:
-        """How the selection stands to the threshold."""
-        return CacheHit(
-            best_hit_rate=self.hits.best_rate,
-            threshold=self.threshold.value,
-            threshold_source=self.threshold.source,
-        )
+    facts: CacheHit  # how the selection stands to the threshold
+    needs_prefill: bool = False
+    refused: CacheThreshold | None = None
 
 
 class CacheHits:
@@ -72,6 +68,7 @@ class CacheHits:
     def __init__(self, settings: AdmissionSettings) -> None:
         self._settings = settings
         self._process_wide = settings.cache_hit_threshold
+        self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
     def concerns(self, request: SelectRequest) -> bool:
         """Tell whether any threshold may be in force for a request."""
@@ -81,42 +78,75 @@ class CacheHits:
         self,
         partition: Partition,
         request: SelectRequest,
+        prompt: Prompt,
         rows: Rows,
-        projection: Projection,
+        matches: Matches,
     ) -> Found:
         """Keep the candidates that hold enough; count what came of it."""
+        tally = partition.hit_tally
+        size = partition.index.block_size
+        if request.cache_hit_threshold == 0.0 and matches.empty and prompt.isl_tokens > size:
+            # it asks for nothing, nobody holds any of it, and there is something to hold
+            tally.measure(0.0)
+            return Found(rows, self._facts(0.0, 0.0, "request"))
         threshold = threshold_in_force(
             request.cache_hit_threshold,
             self._process_wide,
             attempt=request.attempt,
             attempts_max=self._settings.cache_hit_attempts_max,
         )
-        hits = filter_rows(
-            self._blocks(request, projection),
-            projection.block_size,
-            projection.isl_tokens,
-            threshold.value,
-            request.cache_hit_basis or self._settings.cache_hit_basis,
-        )
-        tally = partition.hit_tally
+        hits = self._hits(partition, request, prompt, rows, matches, threshold.value)
         if hits.best_rate is not None:
             tally.measure(hits.best_rate)
         tally.guarded += threshold.source == "loop_guard"
-        if hits.passes is None or hits.passes.all():
-            return Found(rows, projection, threshold, hits, needs_prefill=False, refused=None)
+        facts = self._facts(hits.best_rate, *threshold)
+        if hits.passing is None:
+            return Found(rows, facts)
         if not hits.refused:
-            slots = np.arange(rows.stop)[hits.passes] if isinstance(rows, slice) else None
-            kept = rows[hits.passes] if slots is None else slots  # type: ignore[index]
-            return Found(kept, None, threshold, hits, needs_prefill=False, refused=None)
+            return Found(hits.passing if isinstance(rows, slice) else rows[hits.passing], facts)
         if request.on_cache_threshold == "fallback":
             tally.fallbacks += 1
             if partition.roles.given:  # it will be prefilled where it goes
                 rows = partition.roles.rather_whole(rows)
-                return Found(rows, None, threshold, hits, needs_prefill=True, refused=None)
-            return Found(rows, projection, threshold, hits, needs_prefill=True, refused=None)
+            return Found(rows, facts, needs_prefill=True)
         tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
-        refused = _refusal(partition, request, rows, threshold, hits)
-        return Found(rows, projection, threshold, hits, needs_prefill=False, refused=refused)
+        return Found(rows, facts, refused=_refusal(partition, request, rows, threshold, hits))
+
+    def _facts(self, rate: float | None, threshold: float, source: Source) -> CacheHit:
+        """Say it as answers do; the same again as long as it is the same."""
+        said = self._said
+        if (
+            rate != said.best_hit_rate
+            or threshold != said.threshold
+            or source != said.threshold_source
+        ):
+            said = self._said = CacheHit(
+                best_hit_rate=rate, threshold=threshold, threshold_source=source
+            )
+        return said
+
+    def _hits(
+        self,
+        partition: Partition,
+        request: SelectRequest,
+        prompt: Prompt,
+        rows: Rows,
+        matches: Matches,
+        threshold: float,
+    ) -> Hits:
+        index, isl_tokens = partition.index, prompt.isl_tokens
+        basis = request.cache_hit_basis or self._settings.cache_hit_basis
+        if isinstance(rows, slice) and not (matches.host or matches.disk):
+            groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
+            return filter_groups(groups, rows.stop, index.block_size, isl_tokens, threshold, basis)
+        overlap, _ = matched(index, matches)
+        if overlap is None:
+            count = rows.stop if isinstance(rows, slice) else len(rows)
+            blocks = np.zeros(count)
+        else:
+            scope = request.cache_hit_scope or self._settings.cache_hit_scope
+            blocks = cached_blocks(*overlap, scope)[rows]
+        return filter_rows(blocks, index.block_size, isl_tokens, threshold, basis)
 
     def holders(self, request: SelectRequest, slots: Slots, projection: Projection) -> Slots | None:
         """Return who of `slots` holds enough; None: no threshold above 0 is in force."""
@@ -135,7 +165,7 @@ class CacheHits:
             threshold.value,
             request.cache_hit_basis or self._settings.cache_hit_basis,
         )
-        return slots if hits.passes is None else slots[hits.passes]
+        return slots if hits.passing is None else slots[hits.passing]
 
     def _blocks(self, request: SelectRequest, projection: Projection) -> Floats:
         overlap = projection.overlap

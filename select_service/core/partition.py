@@ -26,7 +26,7 @@ from select_service.core.scoring import costs, prefer
 from select_service.errors import NoEligibleWorker, QueueFull
 from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 1):
+if not TYPE_CHECKING and usable("select_service.core._speed", 2):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import random
 
     from indexer.core.index import KvIndex
+    from indexer.core.tiers import Matches
     from indexer.types import Scope
     from select_service.core.catalog import Worker
     from select_service.core.columns import Floats, Rows, Slots
@@ -220,18 +221,17 @@ class Partition:
         rows: Rows,
         weights: Weights,
         rng: random.Random,
-        projection: Projection | None = None,
+        matches: Matches | None = None,
     ) -> Placement:
         """Choose a rank among the candidate rows: project, price, prefer, pick.
 
-        A projection on just these rows saves making it again.
+        What the index finds for the prompt is looked up unless somebody just did.
         """
-        if projection is None:
-            if isinstance(rows, slice) and _is_plain(request, weights):
-                placement = self._place_plain(prompt, rows.stop, weights, rng)
-                if placement is not None:
-                    return placement
-            projection = project(self.ledger, self.index, prompt, rows, weights)
+        if matches is None:
+            matches = self.index.find_matches(prompt.block_hashes)
+        if not (matches.host or matches.disk) and _is_plain(request, weights):
+            return self._place_plain(prompt, rows, weights, rng, matches)
+        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
         if (
@@ -263,22 +263,25 @@ class Partition:
         )
 
     def _place_plain(
-        self, prompt: Prompt, rows: int, weights: Weights, rng: random.Random
-    ) -> Placement | None:
-        """The same for everyone and without special wishes; None: lower tiers matter."""
-        ledger, index, pricer = self.ledger, self.index, self._pricer
-        matches = index.find_matches(prompt.block_hashes)
-        if matches.host or matches.disk:
-            return None
+        self,
+        prompt: Prompt,
+        rows: Rows,
+        weights: Weights,
+        rng: random.Random,
+        matches: Matches,
+    ) -> Placement:
+        """The same without special wishes and where lower tiers take no part."""
+        ledger, pricer = self.ledger, self._pricer
         matched = None
         if matches.groups:
             matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-        isl_tokens, size = prompt.isl_tokens, index.block_size
+        isl_tokens, size = prompt.isl_tokens, self.index.block_size
         shared = None
         if ledger.blocks.begins(prompt.first_hash):
             shared = ledger.shared_groups(prompt.sequence_hashes)
         slot, cost, decode = pricer.cheapest(
-            *(rows, isl_tokens, size, prompt.blocks),
+            rows.stop if isinstance(rows, slice) else rows,
+            *(isl_tokens, size, prompt.blocks),
             *(weights.prefill_load_scale, weights.overlap_score_credit),
             weights.track_prefill_tokens,
             matched,
@@ -349,9 +352,20 @@ class Partition:
         best = self.best_cached_tokens(prompt, self._everyone, weights)
         return self.policy.class_for(max(0, prompt.isl_tokens - best))
 
-    def best_cached_tokens(self, prompt: Prompt, rows: Rows, weights: Weights) -> int:
+    def best_cached_tokens(
+        self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
+    ) -> int:
         """Return the most tokens any candidate has cached, tier-weighted."""
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        if matches is None:
+            matches = self.index.find_matches(prompt.block_hashes)
+        if matches.empty:
+            return 0
+        if isinstance(rows, slice) and not (matches.host or matches.disk):
+            held = [
+                blocks for blocks, mask in matches.groups if (matches.slots(mask) < rows.stop).any()
+            ]
+            return max(held, default=0) * self.index.block_size
+        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
         return int(projection.cached_tokens.max(initial=0.0))
 
     def enqueue(
@@ -514,7 +528,7 @@ class Partition:
 
     def overlap_rows(self, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
         """Return the matched blocks of every rank (contract 5.3)."""
-        columns, _ = matched(self.index, prompt)
+        columns, _ = matched(self.index, self.index.find_matches(prompt.block_hashes))
         rows = []
         for rank, slot in self.seats():
             device = host = disk = 0

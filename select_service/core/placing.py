@@ -18,13 +18,13 @@ from select_service.types import Answer, SelectAndReserveRequest, Selection, Sel
 if TYPE_CHECKING:
     import random
 
+    from indexer.core.tiers import Matches
     from select_service.core.cache_hits import CacheHits, Found
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.desk import Desk
     from select_service.core.matchmaking import Matchmaker
     from select_service.core.partition import Placement
-    from select_service.core.projection import Projection
     from select_service.core.queue import Ticket
     from select_service.core.sampling import Sampler
     from select_service.errors import ServiceError
@@ -57,12 +57,15 @@ class Placing:
         rows: Rows,
         now: float,
         effects: Effects,
-        projection: Projection | None = None,
+        matches: Matches | None = None,
     ) -> tuple[Answer, Effects]:
-        """Choose a rank, or a pair, and book it; nothing has changed if this raises."""
+        """Choose a rank, or a pair, and book it; nothing has changed if this raises.
+
+        What the index finds for the prompt is looked up unless somebody just did.
+        """
         if isinstance(ticket.request, SelectPairRequest):
             return self._matchmaker.serve(ticket, rows, now, effects)
-        return self._place_one(ticket, rows, now, effects, projection)
+        return self._place_one(ticket, rows, now, effects, matches)
 
     def _place_one(
         self,
@@ -70,23 +73,21 @@ class Placing:
         rows: Rows,
         now: float,
         effects: Effects,
-        projection: Projection | None,
+        matches: Matches | None,
     ) -> tuple[Answer, Effects]:
-        partition, request = ticket.partition, ticket.request
+        partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         found: Found | None = None
         if self._cache_hits.concerns(request):
-            if projection is None:
-                projection = partition.project(ticket.prompt, rows, ticket.weights)
-            found = self._cache_hits.filter(partition, request, rows, projection)
+            if matches is None:
+                matches = partition.index.find_matches(prompt.block_hashes)
+            found = self._cache_hits.filter(partition, request, prompt, rows, matches)
             if found.refused is not None:
                 found.refused.advice = self._matchmaker.advise(ticket)
                 return found.refused, effects
-            rows, projection = found.rows, found.projection
-        placement = partition.place(
-            request, ticket.prompt, rows, ticket.weights, self._rng, projection
-        )
+            rows = found.rows
+        placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
         if self.sampler is not None and self.sampler.left:
-            self.sampler.take(partition.scope, request, ticket.prompt, placement, now)
+            self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
         if found is not None:

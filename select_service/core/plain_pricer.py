@@ -1,7 +1,8 @@
 """Prices the fleet for the request without special wishes, and picks the cheapest.
 
-The plain twin of `Pricer` in `_speed.pyx`: same names, same numbers to the last bit. The formula
-with all its terms is in `scoring.py`; what is left of it here is what nearly every request needs.
+The plain twins of `Pricer` and `Fill` in `_speed.pyx`: same names, same numbers to the last bit.
+The formula with all its terms is in `scoring.py`; what is left of it here is what nearly every
+request needs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,44 @@ from select_service.core.picking import FEW, cheapest, cheapest_of_few
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.core.columns import Floats, Slots
+    from select_service.core.columns import Floats, Rows, Slots
 
-__all__ = ["Pricer"]
+__all__ = ["Fill", "Pricer"]
+
+
+class Fill:
+    """How full ranks are, read from columns whose content changes.
+
+    Args:
+        prefill: booked tokens.
+        decode: blocks.
+        block_tokens: tokens that fill a rank as much as one of its blocks does.
+        floor: how full a rank is in any case; 1 is full.
+    """
+
+    __slots__ = ("_block_tokens", "_decode", "_floor", "_prefill")
+
+    def __init__(
+        self, prefill: Floats, decode: Floats, block_tokens: Floats, floor: Floats
+    ) -> None:
+        if not len(prefill) == len(decode) == len(block_tokens) == len(floor):
+            raise ValueError("columns of one length")
+        self._prefill = prefill
+        self._decode = decode
+        self._block_tokens = block_tokens
+        self._floor = floor
+
+    def total(self, room: float) -> float:
+        """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room).
+
+        Args:
+            room: tokens that fill a rank.
+        """
+        each = np.maximum(self._decode * self._block_tokens, self._prefill)
+        np.maximum(each, self._floor * room, out=each)
+        if not len(each):
+            return 0.0
+        return float(np.add.accumulate(each)[-1])  # one after another, as the kernel adds them
 
 
 class Pricer:
@@ -34,7 +70,7 @@ class Pricer:
 
     def cheapest(  # noqa: PLR0913, PLR0917 - every term of the formula, as the kernel has them
         self,
-        rows: int,
+        rows: int | Slots,
         isl_tokens: int,
         block_size: int,
         blocks: int,
@@ -45,10 +81,10 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
     ) -> tuple[int, float, int]:
-        """Return (row, price, decode blocks) of the cheapest of the first `rows`, at least one.
+        """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
         Args:
-            rows: of the columns.
+            rows: how many of the first, or which ones.
             isl_tokens: length of the prompt.
             block_size: tokens per block.
             blocks: of the prompt.
@@ -59,55 +95,69 @@ class Pricer:
             shared: (blocks, rows) with active chains, disjoint; None: nothing.
             draw: gives a number in [0, 1) when several are the cheapest.
         """
-        if not 0 < rows <= len(self._prefill):
+        count = rows if isinstance(rows, int) else len(rows)
+        if not 0 < count <= len(self._prefill):
             raise ValueError("rows beyond the columns")
-        common = None if shared is None else self._by_row(shared)[:rows]
+        if not isinstance(rows, int):
+            self._check(rows)
+        common = None if shared is None else self._by_row(shared)
         self._matched = [] if matched is None else self._by_row(matched)
-        if rows > FEW:
-            bare = self._decode[:rows] + blocks
+        among = slice(0, rows) if isinstance(rows, int) else rows
+        if count > FEW:
+            bare = self._decode[among] + blocks
             if common is not None:
-                bare -= common
-            raw = self._raw_of_many(rows, isl_tokens, block_size, credit, track)
-            prices = scale * raw + bare
-            row = cheapest(prices, draw)
-            return row, float(prices[row]), int(bare[row])
+                bare -= np.array(common, dtype=np.float64)[among]
+            prices = scale * self._raw_of_many(among, isl_tokens, block_size, credit, track) + bare
+            at = cheapest(prices, draw)
+            return self._row(rows, at), float(prices[at]), int(bare[at])
         # as numbers of Python: up to so many rows there is less to fetch than with columns
-        left = [held + blocks for held in self._decode[:rows].tolist()]
+        left = [held + blocks for held in self._decode[among].tolist()]
         if common is not None:
-            left = [held - number for held, number in zip(left, common, strict=True)]
-        active = self._prefill[:rows].tolist()
+            here = _of(common, rows)
+            left = [held - number for held, number in zip(left, here, strict=True)]
+        active = self._prefill[among].tolist()
         if not track:
-            few = [max(0.0, -credit * number) for number in self._matched[:rows] or [0] * rows]
+            numbers = _of(self._matched, rows) if self._matched else [0] * count
+            few = [max(0.0, -credit * number) for number in numbers]
         elif matched is None:
             few = [(booked + isl_tokens) / block_size for booked in active]
         else:
             few = []
-            for booked, number in zip(active, self._matched[:rows], strict=True):
+            for booked, number in zip(active, _of(self._matched, rows), strict=True):
                 tokens = number * block_size
                 if tokens < isl_tokens:  # noqa: PLR1730 - max() is slow
                     tokens = isl_tokens
                 raw_blocks = (booked + tokens) / block_size - credit * number
                 few.append(max(0.0, raw_blocks))
         few = [scale * one + held for one, held in zip(few, left, strict=True)]
-        row = cheapest_of_few(few, draw)
-        return row, few[row], int(left[row])
+        at = cheapest_of_few(few, draw)
+        return self._row(rows, at), few[at], int(left[at])
+
+    def _row(self, rows: int | Slots, at: int) -> int:
+        return at if isinstance(rows, int) else int(rows[at])
+
+    def _check(self, rows: Slots) -> None:
+        beyond = (rows < 0) | (rows >= len(self._prefill))
+        if beyond.any():
+            raise IndexError(int(rows[beyond][0]))
 
     def _raw_of_many(
         self,
-        rows: int,
+        among: Rows,
         isl_tokens: int,
         block_size: int,
         credit: float,
         track: bool,  # noqa: FBT001
     ) -> Floats:
         """Return the prefill blocks of each row, less what is credited, at least 0."""
+        prefill = self._prefill[among]
         if not self._matched:
-            return (self._prefill[:rows] + isl_tokens) / block_size if track else np.zeros(rows)
-        device = np.array(self._matched[:rows], dtype=np.float64)
-        raw: Floats = np.zeros(rows)
+            return (prefill + isl_tokens) / block_size if track else np.zeros(len(prefill))
+        device = np.array(self._matched, dtype=np.float64)[among]
+        raw: Floats = np.zeros(len(prefill))
         if track:
             tokens = np.maximum(device * block_size, isl_tokens)
-            raw = (self._prefill[:rows] + tokens) / block_size
+            raw = (prefill + tokens) / block_size
         return np.maximum(raw - credit * device, 0.0)
 
     def matched_at(self, row: int) -> int:
@@ -124,3 +174,8 @@ class Pricer:
                     raise IndexError(slot)
                 column[slot] = blocks
         return column
+
+
+def _of(column: list[int], rows: int | Slots) -> list[int]:
+    """Return the chosen rows of a column."""
+    return column[:rows] if isinstance(rows, int) else [column[row] for row in rows.tolist()]

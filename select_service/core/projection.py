@@ -15,6 +15,7 @@ from select_service.core.columns import no_floats
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
+    from indexer.core.tiers import Matches
     from select_service.core.columns import Floats, Rows
     from select_service.core.ledger import Ledger
     from select_service.core.prompt import Prompt
@@ -43,9 +44,8 @@ class Projection(NamedTuple):
     cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
 
 
-def matched(index: KvIndex, prompt: Prompt) -> tuple[Overlap | None, bool]:
+def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
     """Return the overlap of every slot of the index, and whether lower tiers take part."""
-    matches = index.find_matches(prompt.block_hashes)
     if matches.empty:
         return None, False
     rows = index.capacity
@@ -78,14 +78,17 @@ def project(
     prompt: Prompt,
     rows: Rows,
     weights: Weights,
+    matches: Matches | None = None,
 ) -> Projection:
-    """Project the prompt on the given rows (slots)."""
+    """Project the prompt on the given rows (slots); what it finds, if somebody looked already."""
+    if matches is None:
+        matches = index.find_matches(prompt.block_hashes)
     decode = ledger.decode[rows] + prompt.blocks
     if ledger.blocks.begins(prompt.first_hash):
         shared = ledger.shared_blocks(prompt.sequence_hashes)
         if shared is not None:
             decode -= shared[rows]
-    overlap, has_lower = matched(index, prompt)
+    overlap, has_lower = matched(index, matches)
     prefill = ledger.prefill[rows]
     if overlap is None:
         cached, taken = no_floats(len(prefill)), None

@@ -22,13 +22,13 @@ from select_service.types import Answer, CacheThreshold, SelectAndReserveRequest
 if TYPE_CHECKING:
     import random
 
+    from indexer.core.tiers import Matches
     from select_service.core.admission.asks import Ask
     from select_service.core.admitting import Admitting
     from select_service.core.columns import Rows
     from select_service.core.desk import Desk
     from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.placing import Placing
-    from select_service.core.projection import Projection
     from select_service.core.reading import Reader
     from select_service.core.waiting_room import WaitingRoom
     from select_service.types import SelectRequest
@@ -135,39 +135,52 @@ class Selecting:
         """Let the gate judge; what it decides is settled in the step that does it."""
         keeper.refresh(now)
         ask = self._admitting.ask(ticket)
-        try:
-            number, rows = self._candidates(ticket)
-        except NoEligibleWorker as none:
-            refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
-            none.retry_after_s = refused.retry_after_s
-            raise
-        projection = None
-        if keeper.gate.queue is not None:  # it wants to know what is left to compute
-            ask, projection = _measured(ticket, ask, rows)
+        number, rows = self._candidates_at_gate(ticket, keeper, ask, now)
+        matches, gate = None, keeper.gate
+        if gate.queue is not None:  # it wants to know what is left to compute
+            matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+            if not matches.empty:
+                ask = _measured(ticket, ask, rows, matches)
         ask, decision = keeper.judge(ticket, ask, rows, now)
         gone = NOTHING
         if decision.code == AT_CAPACITY.code:
             gone = self._room.give_way(ask, keeper, rows, now)
             if gone is not NOTHING:
                 ask, decision = keeper.judge(ticket, ask, rows, now)
+        if decision is not gate.admitted:
+            return self._turn_back(ticket, decision, ask, rows, now), gone
+        usable = keeper.usable(rows)
+        if gate.queue is None and ticket.partition.must_wait(number, usable):
+            self._wait_in_file(ticket, ask, number, usable, now)
+            return self._room.waits_in_file(ticket, now), NOTHING
+        answer, effects = self._placing.place(ticket, usable, now, gone, matches)
+        if isinstance(answer, CacheThreshold):
+            decision = _cache_refusal(decision)
+        gate.settle(decision, ask, now)
+        return answer, effects
+
+    def _candidates_at_gate(
+        self, ticket: Ticket, keeper: Gatekeeper, ask: Ask, now: float
+    ) -> tuple[int, Rows]:
+        try:
+            return self._candidates(ticket)
+        except NoEligibleWorker as none:
+            refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
+            none.retry_after_s = refused.retry_after_s
+            raise
+
+    def _turn_back(
+        self, ticket: Ticket, decision: Decision, ask: Ask, rows: Rows, now: float
+    ) -> Ticket:
+        """Let one wait at the gate, or refuse it."""
+        keeper = ticket.partition.admission
+        assert keeper is not None
         if decision.outcome == "refuse":
             keeper.settle(decision, ask, now, endpoint_of(ticket))
             raise self._admitting.refusal(ticket.partition, decision, rows)
-        if decision.outcome == "wait":
-            keeper.settle(decision, ask, now)
-            keeper.wait(ticket, ask, rows, now)
-            return self._room.waits_at_gate(ticket, now), gone
-        usable = keeper.usable(rows)
-        if keeper.gate.queue is None and ticket.partition.must_wait(number, usable):
-            self._wait_in_file(ticket, ask, number, usable, now)
-            return self._room.waits_in_file(ticket, now), NOTHING
-        if usable is not rows:
-            projection = None
-        answer, effects = self._placing.place(ticket, usable, now, gone, projection)
-        if isinstance(answer, CacheThreshold):
-            decision = _cache_refusal(decision)
-        keeper.gate.settle(decision, ask, now)
-        return answer, effects
+        keeper.settle(decision, ask, now)
+        keeper.wait(ticket, ask, rows, now)
+        return self._room.waits_at_gate(ticket, now)
 
     def _wait_in_file(self, ticket: Ticket, ask: Ask, number: int, rows: Rows, now: float) -> None:
         """Let one wait in the policy file's queue, whose limits may refuse it."""
@@ -192,14 +205,10 @@ class Selecting:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _measured(ticket: Ticket, ask: Ask, rows: Rows) -> tuple[Ask, Projection | None]:
+def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
     """Say what the best candidate would still have to compute."""
-    partition, prompt = ticket.partition, ticket.prompt
-    if partition.index.find_matches(prompt.block_hashes).empty:
-        return ask, None  # all of it
-    projection = partition.project(prompt, rows, ticket.weights)
-    cached = int(projection.cached_tokens.max(initial=0.0))
-    return ask._replace(prefill_tokens=max(0, ask.tokens - cached)), projection
+    cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
+    return ask._replace(prefill_tokens=max(0, ask.tokens - cached))
 
 
 def _cache_refusal(decision: Decision) -> Decision:

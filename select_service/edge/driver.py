@@ -112,6 +112,13 @@ EXAMINED_AFTER_S = 5.0
 DUMP_SLICE_S = 0.0003
 """How long /dump may hold the loop before it lets requests through."""
 
+DUMP_PAUSE_S = 0.001
+"""How long it then rests while others ask for workers: a process that always has something to do
+waits for a processor like everybody else, and they with it."""
+
+DUMP_COMPANY_S = 0.1
+"""So long after a selection others are taken to be asking."""
+
 
 class Driver:
     """One core, its clock and its sockets; only a waiting selection is ever awaited."""
@@ -683,21 +690,25 @@ class Driver:
 
     async def dump(self) -> AsyncIterator[bytes]:
         """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds."""
-        opening = b"{"
+        opening, counters = b"{", self.core.counters
         for scope, index in list(self.core.registry.indexes()):  # some may open meanwhile
             name = _encode(f"{scope.model_name}:{scope.tenant_id}")
             yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
             opening = b","
             piece: list[bytes] = []
             first = True
-            until = self._clock() + DUMP_SLICE_S
+            now = self._clock()
+            until, selections, alone_at = now + DUMP_SLICE_S, counters.selections, now
             for event in index.dump():
                 piece.append(_encode(event))
-                if self._clock() < until:
+                now = self._clock()
+                if now < until:
                     continue
                 yield (b"" if first else b",") + b",".join(piece)
                 first, piece = False, []
-                await asyncio.sleep(0)
+                if counters.selections != selections:
+                    selections, alone_at = counters.selections, now + DUMP_COMPANY_S
+                await asyncio.sleep(DUMP_PAUSE_S if now < alone_at else 0)
                 until = self._clock() + DUMP_SLICE_S
             yield (b"" if first or not piece else b",") + b",".join(piece) + b"]}"
         yield b"{}" if opening == b"{" else b"}"

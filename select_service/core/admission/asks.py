@@ -111,6 +111,10 @@ class Pool(Protocol):
         """Prefill tokens per second of one instance, as measured; 0: not known."""
         ...
 
+    def outlook(self) -> tuple[float, float, float]:
+        """Return prefill_rate, prefill_backlog and saturation in one look."""
+        ...
+
     def tenant_in_flight(self, tenant_id: str) -> int:
         """Requests of the tenant that were admitted and have not ended."""
         ...
@@ -171,6 +175,10 @@ class QueueingPolicy(Policy, Protocol[T]):
 
     def work_ahead(self, band: int) -> int:
         """Return the prefill tokens that wait in this band and those above it."""
+        ...
+
+    def above(self, band: int, now: float) -> float:
+        """Return the work per second let in before that of a band."""
         ...
 
     def next_expiry(self) -> float:

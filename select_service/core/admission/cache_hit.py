@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
-    from select_service.core.columns import Floats
+    from select_service.core.columns import Floats, Slots
 
 Scope = Literal["gpu", "cpu", "disk", "any"]
 Basis = Literal["prompt", "cacheable"]
@@ -93,16 +93,16 @@ def cached_blocks(device: Floats, host: Floats, disk: Floats, scope: Scope) -> F
 
 
 class Hits(NamedTuple):
-    """What the filter found: which rows pass, and who came nearest."""
+    """What a filter found: which candidates pass, and who came nearest."""
 
-    passes: NDArray[np.bool_] | None  # None: all
+    passing: Slots | None  # positions, ascending; None: all
     best_row: int  # -1: there was nothing to measure
     best_rate: float | None
 
     @property
     def refused(self) -> bool:
         """Whether nobody is left."""
-        return self.passes is not None and not self.passes.any()
+        return self.passing is not None and not len(self.passing)
 
 
 def filter_rows(
@@ -125,4 +125,45 @@ def filter_rows(
     rate = float(cached[best]) / base
     if threshold <= 0.0:
         return Hits(None, best, rate)
-    return Hits(cached / base >= threshold, best, rate)
+    passing = np.flatnonzero(cached / base >= threshold)
+    return Hits(None if len(passing) == len(blocks) else passing, best, rate)
+
+
+def filter_groups(
+    groups: Sequence[tuple[int, Slots]],
+    rows: int,
+    block_size: int,
+    isl_tokens: int,
+    threshold: float,
+    basis: Basis = "prompt",
+) -> Hits:
+    """Do the same where few hold anything: nobody else is looked at.
+
+    Args:
+        groups: (cached blocks > 0, rows), disjoint; rows that are no candidates are skipped.
+        rows: candidates; every other row holds nothing.
+        block_size: as above.
+        isl_tokens: as above.
+        threshold: as above.
+        basis: as above.
+    """
+    base = base_tokens(isl_tokens, block_size, basis)
+    if not base or not rows:
+        return Hits(None, -1, None)
+    best, most = 0, 0
+    passing: list[int] = []
+    for blocks, slots in groups:
+        here = [slot for slot in slots.tolist() if slot < rows]
+        if not here:
+            continue
+        cached = min(blocks * block_size, base)
+        first = min(here)
+        if cached > most or (cached == most and first < best):
+            best, most = first, cached
+        if cached / base >= threshold:
+            passing += here
+    if threshold <= 0.0:
+        return Hits(None, best, most / base)
+    if len(passing) == rows:
+        return Hits(None, best, most / base)
+    return Hits(np.array(sorted(passing), dtype=np.int64), best, most / base)

@@ -81,6 +81,7 @@ class _Band(Generic[T]):
         self.size = 0
         self.work = 0  # prefill tokens that wait
         self.level = 0  # the counter of whoever was served last
+        self.latest: Flow[T] | None = None  # seen last; one of `flows`
         self.flows: OrderedDict[str, Flow[T]] = OrderedDict()  # least recently seen first
         self.active: SortedKeyList[Flow[T], tuple[int, int]] = SortedKeyList(key=_by_counter)
         self._tenants_max = tenants_max
@@ -90,9 +91,10 @@ class _Band(Generic[T]):
         """Return the tenant's flow, lifted if nothing of it waits."""
         flow = self.flows.get(tenant_id)
         if flow is None:
-            flow = self.flows[tenant_id] = Flow(tenant_id)
+            flow = self.latest = self.flows[tenant_id] = Flow(tenant_id)
             self._forget_one()
         else:
+            self.latest = flow
             self.flows.move_to_end(tenant_id)
         if flow.waiting is None:
             least = self.active[0].counter if self.size else self.level
@@ -106,6 +108,8 @@ class _Band(Generic[T]):
         for tenant_id, flow in list(_first(self.flows, 2)):
             if flow.waiting is None:
                 del self.flows[tenant_id]
+                if flow is self.latest:
+                    self.latest = None
                 return
             self.flows.move_to_end(tenant_id)  # it waits, it is not idle
 
@@ -229,7 +233,11 @@ class FairQueue(Generic[T]):
     def serve_directly(self, band: int, tenant_id: str, cost: int) -> None:
         """Charge a tenant whose request did not have to wait."""
         one = self._bands[band]
-        flow = one.flow_of(tenant_id)
+        flow = one.latest
+        if flow is None or flow.tenant_id != tenant_id or one.size:
+            flow = one.flow_of(tenant_id)
+        elif flow.counter < one.level:  # as `flow_of` does where nobody waits
+            flow.counter = one.level
         if flow.waiting is None:
             one.level = flow.counter
             flow.counter += cost
@@ -304,6 +312,8 @@ class FairQueue(Generic[T]):
         for number, band in enumerate(self._bands):
             waiting = [one for flow in band.flows.values() for one in flow.waiting or ()]
             assert band.size == len(waiting)
+            latest = band.latest
+            assert latest is None or band.flows.get(latest.tenant_id) is latest
             assert band.work == sum(one.work for one in waiting)
             assert all(one.band == number for one in waiting)
             active = {flow.tenant_id for flow in band.flows.values() if flow.waiting is not None}

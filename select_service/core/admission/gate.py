@@ -211,7 +211,8 @@ class Gate(Generic[T]):
             if self.queue is not None:
                 ahead += self.queue.work_ahead(band)
             earliest_s = max(earliest_s, ahead / rate)
-            rate = max(rate - self._traffic.above(band, now), rate * LEFT_SHARE_MIN)
+            above = self._traffic if self.queue is None else self.queue
+            rate = max(rate - above.above(band, now), rate * LEFT_SHARE_MIN)
         if earliest_s == math.inf:  # it never fits
             return NO_ROOM
         rate *= RETURN_SHARE
@@ -231,8 +232,8 @@ class Gate(Generic[T]):
             self.policy.charge(ask, now)
             tally.admitted += 1
             self.tallies.admitted_by_tenant.add(ask.tenant_id)
-            work = ask.prefill_tokens
-            self._traffic.add(band, ask.tokens if work < 0 else work, now)
+            if self.queue is None:  # which keeps account of that itself
+                self._traffic.add(band, ask.work, now)
             if self.returns.size:
                 self._redeem(ask)
             return
@@ -249,7 +250,8 @@ class Gate(Generic[T]):
     def _admit(self, ask: Ask, tally: ClassTally, band: int, now: float) -> None:
         tally.admitted += 1
         self.tallies.admitted_by_tenant.add(ask.tenant_id)
-        self._traffic.add(band, ask.work, now)
+        if self.queue is None:
+            self._traffic.add(band, ask.work, now)
         if self.returns.size:
             self._redeem(ask)
 

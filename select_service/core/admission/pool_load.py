@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from indexer.compiled import usable
 from select_service.core.admission.drain import DrainMeter
+
+if not TYPE_CHECKING and usable("select_service.core._speed", 2):
+    from select_service.core._speed import Fill
+else:
+    from select_service.core.plain_pricer import Fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats
     from select_service.core.work_done import WorkDone
 
-_RATE_STEP_S: Final = 0.01
+_RATE_STEP_S: Final = 0.05
 """The measured rate is taken anew after so long: it is an average over half a minute."""
 
 
@@ -95,14 +101,13 @@ class PoolLoad:
         """1 / total blocks; 0: not known."""
         self._floor: Floats = np.zeros(0)
         """The saturation a rank has whatever it carries: by what it tells, or tells no more."""
-        self._has_floor = False
         self._rate = 0.0
         self._rate_at = -math.inf
         self._room = 1.0  # the prefill tokens of a full rank
         self._block_tokens: Floats = np.zeros(0)
         """The prefill tokens that fill a rank as much as one block does."""
-        self._filled: Floats = np.zeros(0)  # scratch
-        self._ones: Floats = np.zeros(0)
+        self._fill = Fill(self._share, self._share, self._block_tokens, self._floor)
+        self._prefill = self._share  # what it reads
         self._tenants: dict[str, int] = {}
 
     # -- who is here ---------------------------------------------------------------------------
@@ -114,8 +119,8 @@ class PoolLoad:
         more = np.zeros(missing)
         self._share = np.concatenate([self._share, more])
         self._floor = np.concatenate([self._floor, more])
-        self._filled = np.zeros(capacity)
-        self._ones = np.ones(capacity)
+        self._block_tokens = np.zeros(capacity)
+        self._prefill = self._share  # `_fill` reads columns that are no more
         self._rate_at = -math.inf
 
     def seat(self, slot: int, total_kv_blocks: int | None) -> None:
@@ -157,7 +162,6 @@ class PoolLoad:
         limit = self.limits.waiting
         floor = self._waiting.get(slot, 0) / limit if limit else 0.0
         self._floor[slot] = max(floor, 1.0) if slot in self._stale else floor
-        self._has_floor = bool(self._waiting or self._stale)
 
     # -- what policies ask ---------------------------------------------------------------------
 
@@ -177,7 +181,12 @@ class PoolLoad:
         self._rate_at = self.meter.work.at
         self._rate = self.meter.tokens_per_s
         self._room = self._rate * self.limits.target_ttft_s
-        self._block_tokens = self._share * (self._room / self.limits.kv_utilization)
+        np.multiply(self._share, self._room / self.limits.kv_utilization, out=self._block_tokens)
+
+    def outlook(self) -> tuple[float, float, float]:
+        """Return prefill_rate, prefill_backlog and saturation in one look."""
+        saturation = self.saturation
+        return self._rate, self.loads.prefill_backlog, saturation
 
     @property
     def saturation(self) -> float:
@@ -187,16 +196,19 @@ class PoolLoad:
         loads = self.loads
         if self.meter.work.at - self._rate_at > _RATE_STEP_S:
             self._follow_rate()
-        prefill, filled = loads.prefill, self._filled
-        if len(prefill) != len(filled):
-            self._ensure(len(prefill))
-            self._follow_rate()
-            filled = self._filled
-        np.multiply(loads.decode, self._block_tokens, out=filled)
-        np.maximum(filled, prefill, out=filled)
-        if self._has_floor:
-            np.maximum(filled, self._floor * self._room, out=filled)
-        return float(filled.dot(self._ones)) / (self._room * self.instances)
+        if loads.prefill is not self._prefill:
+            self._read_anew()
+        return self._fill.total(self._room) / (self._room * self.instances)
+
+    def _read_anew(self) -> None:
+        """The columns were replaced by longer ones."""
+        loads = self.loads
+        self._ensure(len(loads.prefill))
+        self._follow_rate()
+        self._prefill = loads.prefill
+        rows = len(loads.prefill)
+        more = self._block_tokens[:rows], self._floor[:rows]
+        self._fill = Fill(loads.prefill, loads.decode, *more)
 
     @property
     def queue_depth(self) -> Floats:

@@ -124,6 +124,8 @@ class SloShed(Generic[T]):
             for name in classes.names
         }
         self._standard_target_s = self._targets_s[STANDARD]
+        self._lines = {name: self.line_of(classes.band(name)) for name in classes.names}
+        self._standard_line = self._lines[STANDARD]
         self._judged: tuple[Ask | None, int] = (None, 0)
         self._slack = self.settings.feasibility_slack
         is_held = bool(self._slack)
@@ -160,26 +162,25 @@ class SloShed(Generic[T]):
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Let it in, let it wait, or refuse it; nothing is charged."""
-        classes = self._classes
-        band = classes.band(ask.slo_class) if self._budgets is None else self._band(ask, now)
-        line = band if band < self._promised else band + 1
+        if self._budgets is None:
+            line = self._lines.get(ask.slo_class, self._standard_line)
+        else:
+            line = self.line_of(self._band(ask, now))
         self._judged = (ask, line)
+        queue = self.queue
+        rate, backlog, saturation = pool.outlook()
         if self._is_refused_early[line]:
-            target_s = ask.target_s
-            if target_s == math.inf:
-                target_s = self._targets_s.get(ask.slo_class, self._standard_target_s)
-            predicted_s = self.predicted_s(ask, line, pool, now)
-            if predicted_s > target_s * self._slack:
-                alone_s = ask.work / pool.prefill_rate
-                return _hopeless(predicted_s, target_s * self._slack, alone_s)
-        saturation, queue = pool.saturation, self.queue
+            drains = rate * pool.instances
+            verdict = self._foresee(ask, line, rate, drains, backlog, now) if drains else None
+            if verdict is not None:
+                return verdict
         if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):
             return ADMIT
         if self.queue.has_room(line):
             return _WAIT
         quota = self.queue.quota(line)
         if not quota:
-            facts = {"saturation": saturation, "limit": self.ceilings[band]}
+            facts = {"saturation": saturation, "limit": self._closes_at[line]}
             return Verdict("refuse", SATURATED, SATURATED, facts=dict(facts))
         return Verdict(
             "refuse",
@@ -209,24 +210,31 @@ class SloShed(Generic[T]):
             return own
         return self._targets_s.get(ask.slo_class, self._standard_target_s)
 
-    def predicted_s(self, ask: Ask, line: int, pool: Pool, now: float) -> float:
-        """Return the predicted time to first token; 0 while nobody knows how fast the pool is.
+    def _foresee(
+        self, ask: Ask, line: int, rate: float, drains: float, backlog: float, now: float
+    ) -> Verdict | None:
+        """Refuse what would be late for its target; all that is booked goes first."""
+        work = ask.prefill_tokens
+        if work < 0:
+            work = ask.tokens
+        predicted_s = self._in_pool_s = backlog / drains + work / rate
+        if self.queue.waiting:
+            predicted_s += self._queued_s(ask, line, work, drains, now)
+        limit_s = ask.target_s
+        if limit_s == math.inf:
+            limit_s = self._targets_s.get(ask.slo_class, self._standard_target_s)
+        limit_s *= self._slack
+        return _hopeless(predicted_s, limit_s, work / rate) if predicted_s > limit_s else None
 
-        All that is booked goes first. What waits in its line and above drains at the rate that
-        those above leave over, for they will go on coming.
+    def _queued_s(self, ask: Ask, line: int, work: int, drains: float, now: float) -> float:
+        """Return how long what waits in a line and above takes.
+
+        It drains at the rate that those above leave over, for they will go on coming.
         """
-        rate, instances = pool.prefill_rate, pool.instances
-        if not (rate and instances):
-            return 0.0
-        drains, work = rate * instances, ask.work
-        self._in_pool_s = in_pool_s = pool.prefill_backlog / drains + work / rate
-        if not self.queue.waiting:
-            return in_pool_s
         ahead = self.queue.work_before(line, ask.tenant_id, work)
         if not ahead:
-            return in_pool_s
-        left = max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
-        return in_pool_s + ahead / left
+            return 0.0
+        return ahead / max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
 
     def _opens(self, line: int, saturation: float) -> bool:
         """Tell whether a line is open, following the saturation with hysteresis."""
@@ -244,10 +252,18 @@ class SloShed(Generic[T]):
         judged, line = self._judged
         if judged is not ask:  # it was judged just before, as a rule
             line = self.line_of(self._band(ask, now))
-        self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
-        self._traffic.add(line, ask.work, now)
+        work = ask.prefill_tokens
+        if work < 0:
+            work = ask.tokens
+        cost = self.cost(ask) if ask.output_tokens else work
+        self.queue.serve_directly(line, ask.tenant_id, cost)
+        self._traffic.add(line, work, now)
         if self._budgets is not None:
             self._pay(ask, now)
+
+    def above(self, band: int, now: float) -> float:
+        """Return the work per second let in before that of a band."""
+        return self._traffic.above(self.line_of(band), now)
 
     def cost(self, ask: Ask) -> int:
         """Return what a request counts for in its tenant's fairness."""

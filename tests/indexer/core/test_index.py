@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.node import EDGE_BLOCKS_MAX
@@ -331,6 +332,35 @@ def test_dropped_orphans_forget_their_counts() -> None:
     index.store(A, GPU, None, [1], pack(1))
     index.remove(A, GPU, [1])
     assert rows(index, 1) == {}
+
+
+def told(index: KvIndex, *names: int, parent: int | None = None) -> None:
+    """A dump says that rank A holds these blocks, each with its name as content."""
+    blocks = [DumpBlock(block_hash=name, tokens_hash=name) for name in names]
+    stored = DumpStored(blocks, parent_hash=parent)
+    index.load(DumpEvent(A.worker_id, DumpKvEvent(DumpChange(stored), dp_rank=A.dp_rank)))
+
+
+def test_a_name_that_moves_is_no_hearsay_any_more(index: KvIndex) -> None:
+    told(index, 1)
+    for _ in range(2):  # the engine's own, with other content
+        index.store(A, GPU, None, [1], pack(5))
+    index.remove(A, GPU, [1])
+    assert rows(index, 5) == {A: (1, 0, 0)}, "stored twice, removed once"
+    index.remove(A, GPU, [1])
+    assert rows(index, 5) == {}
+
+
+def test_dropped_orphans_are_no_hearsay_any_more() -> None:
+    index = KvIndex(16, orphan_blocks_max=1)
+    index.attach(A)
+    told(index, 1, parent=99)
+    index.store(A, GPU, 98, [2], pack(2))
+    assert index.stats.orphan_blocks_dropped == 1
+    for _ in range(2):
+        index.store(A, GPU, None, [1], pack(1))
+    index.remove(A, GPU, [1])
+    assert rows(index, 1) == {A: (1, 0, 0)}, "stored twice, removed once"
 
 
 def test_orphans_of_one_rank_do_not_wait_for_another(index: KvIndex) -> None:

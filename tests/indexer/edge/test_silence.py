@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import select
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import zmq
 from msgspec.structs import replace
 
 from indexer.core.stream import EventStream
+from indexer.edge.listener import Listeners
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.edge.house import IMPATIENT, House, batch, play
 
@@ -123,5 +126,36 @@ def test_a_mute_endpoint_is_given_up_by_one_who_listens(
         assert 4 * attempts <= ticks <= 5 * attempts
         assert stream.tallies.replays == {"silent": 1}
         assert stream.kv_state == "uncertain"
+
+    play(context, scenario, LIMITS)
+
+
+def test_an_answer_that_waits_for_a_held_stream_lets_the_loop_rest(
+    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(house: House) -> None:
+        stream = await asked(house, clock, monkeypatch)
+        (engine,) = house.engines
+        house.listeners.hold(stream)
+        looks = 0
+        serve = Listeners._serve
+
+        def counted(listeners: Listeners, feed: Any, end: float) -> bool:
+            nonlocal looks
+            looks += 1
+            return serve(listeners, feed, end)
+
+        monkeypatch.setattr(Listeners, "_serve", counted)
+        dealer = house.listeners._feeds[id(stream)].dealer
+        assert dealer is not None
+        assert engine.router.poll(20_000)
+        engine.serve()
+        assert select.select([dealer.fd], [], [], 20)[0], "asking the socket would quieten it"
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert looks < 20, "the descriptor stays readable as long as nobody reads"
+        house.listeners.release(stream)
+        await house.until(lambda: stream.cursor.last == BATCHES)
+        assert stream.kv_state == "current"
 
     play(context, scenario, LIMITS)

@@ -45,6 +45,7 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     isl=st.integers(1, 200),
     block_size=st.sampled_from([1, 3, 16, 17]),
     rows=st.integers(1, ROWS),
+    chosen_ones=st.none() | st.lists(st.integers(0, ROWS - 1), min_size=1, unique=True),
     scale=weights,
     credit=weights,
     track=st.booleans(),
@@ -60,6 +61,7 @@ def test_like_the_columns(
     isl: int,
     block_size: int,
     rows: int,
+    chosen_ones: list[int] | None,
     scale: float,
     credit: float,
     track: bool,
@@ -69,22 +71,27 @@ def test_like_the_columns(
     device, shared = device * repeats, shared * repeats
     rows += ROWS * (repeats - 1)
     booked, held = np.array(prefill, dtype=np.float64), np.array(decode, dtype=np.float64)
-    matched = np.array(device[:rows], dtype=np.float64)
-    overlap = Overlap(matched, np.zeros(rows), np.zeros(rows)) if any(device) else None
-    after = held[:rows] + 6 - np.array(shared[:rows])
+    which = np.arange(rows)
+    if chosen_ones is not None:  # some of them, in any order
+        which = np.array([one + ROWS * part for part in range(repeats) for one in chosen_ones])
+    matched = np.array(device, dtype=np.float64)[which]
+    none = np.zeros(len(which))
+    overlap = Overlap(matched, none, none) if any(device) else None
+    after = held[which] + 6 - np.array(shared)[which]
     projection = Projection(
-        *(booked[:rows], after, overlap, overlap, matched * block_size, False, isl, block_size)
+        *(booked[which], after, overlap, overlap, matched * block_size, False, isl, block_size)
     )
     chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track)
     prices = costs(projection, chosen)
     pricer = twin.Pricer(booked, held)
     row, price, left = pricer.cheapest(
-        *(rows, isl, block_size, 6, scale, credit, track),
+        *(rows if chosen_ones is None else which, isl, block_size, 6, scale, credit, track),
         *(groups(device), groups(shared), random.Random(seed).random),
     )
-    assert row == pick(prices, 0.0, random.Random(seed))
-    assert price == prices[row]
-    assert left == int(after[row])
+    at = pick(prices, 0.0, random.Random(seed))
+    assert row == which[at]
+    assert price == prices[at]
+    assert left == int(after[at])
     if any(device):
         assert pricer.matched_at(row) == device[row]
 
@@ -96,9 +103,13 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
     for rows in (0, 5, -1):
         with pytest.raises(ValueError, match="rows"):
             pricer.cheapest(rows, *rest, None, None, random.random)
+    with pytest.raises(ValueError, match="rows"):
+        pricer.cheapest(np.array([], dtype=np.int64), *rest, None, None, random.random)
     for slot in (-1, 4):
         with pytest.raises(IndexError):
             pricer.cheapest(4, *rest, [(1, np.array([slot]))], None, random.random)
+        with pytest.raises(IndexError):
+            pricer.cheapest(np.array([0, slot]), *rest, None, None, random.random)
     with pytest.raises(IndexError):
         pricer.matched_at(4)
     with pytest.raises(ValueError, match="length"):
@@ -110,3 +121,34 @@ def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
     pricer = twin.Pricer(np.zeros(3), np.zeros(3))
     drawn = pricer.cheapest(3, 1, 1, 0, 1.0, 1.0, True, None, None, lambda: 1.0 - 2**-53)
     assert drawn[0] == 2
+
+
+@EITHER
+@given(
+    ranks=st.lists(st.tuples(counts, counts, st.floats(0, 100), st.floats(0, 3)), max_size=ROWS),
+    room=st.floats(1, 1e6),
+)
+def test_how_full_ranks_are(
+    twin: ModuleType,
+    ranks: list[tuple[int, int, float, float]],
+    room: float,
+) -> None:
+    columns = np.array(ranks, dtype=np.float64).reshape(len(ranks), 4).T.copy()
+    prefill, decode, block_tokens, floor = columns
+    total = 0.0
+    for booked, blocks, tokens, least in columns.T.tolist():
+        total += max(booked, blocks * tokens, least * room)
+    fill = twin.Fill(prefill, decode, block_tokens, floor)
+    assert fill.total(room) == total
+    prefill[:] = 0.0  # it reads what is there, not what was
+    decode[:] = 0.0
+    assert fill.total(0.0) == 0.0
+
+
+@EITHER
+def test_columns_of_one_length(twin: ModuleType) -> None:
+    some, more = np.zeros(3), np.zeros(4)
+    for longer in range(4):
+        columns = [more if longer == at else some for at in range(4)]
+        with pytest.raises(ValueError, match="length"):
+            twin.Fill(*columns)

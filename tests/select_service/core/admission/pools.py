@@ -36,3 +36,6 @@ class FixedPool(SnapshotPool):
     @property
     def prefill_rate(self) -> float:
         return self.rate
+
+    def outlook(self) -> tuple[float, float, float]:
+        return self.rate, self.prefill_backlog, self.level

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission.cache_hit import (
+    BASES,
+    Basis,
     base_tokens,
     cached_blocks,
     check_threshold,
+    filter_groups,
     filter_rows,
     hit_rate,
     threshold_in_force,
@@ -77,8 +81,8 @@ def test_the_cacheable_basis_leaves_out_the_last_token() -> None:
 
 def test_only_rows_that_reach_it_stay() -> None:
     hits = filter_rows(np.array([1.0, 4.0, 2.0]), 16, 64, 0.5)
-    assert hits.passes is not None
-    assert hits.passes.tolist() == [False, True, True]
+    assert hits.passing is not None
+    assert hits.passing.tolist() == [1, 2]
     assert (hits.best_row, hits.best_rate) == (1, 1.0)
 
 
@@ -87,6 +91,36 @@ def test_the_filter_is_the_definition(blocks: list[int], isl: int, threshold: fl
     hits = filter_rows(np.array(blocks, dtype=float), 16, isl, threshold)
     rates = [min(one * 16, isl) / isl for one in blocks]
     assert hits.best_rate == max(rates)
-    passes = [True] * len(blocks) if hits.passes is None else hits.passes.tolist()
-    assert passes == [rate >= threshold for rate in rates]
-    assert hits.refused == (not any(passes))
+    passing = list(range(len(blocks))) if hits.passing is None else hits.passing.tolist()
+    assert passing == [row for row, rate in enumerate(rates) if rate >= threshold]
+    assert hits.refused == (not passing)
+
+
+@given(
+    st.lists(st.integers(0, 64), max_size=8),
+    st.lists(st.integers(1, 64), max_size=3),
+    st.integers(0, 1024),
+    st.floats(0, 1) | st.just(0.0),
+    st.sampled_from(BASES),
+    st.randoms(),
+)
+def test_few_holders_or_a_column_of_all(
+    blocks: list[int],
+    strangers: list[int],
+    isl: int,
+    threshold: float,
+    basis: Basis,
+    order: random.Random,
+) -> None:
+    of_rows = blocks + strangers  # who hold some of it and are no candidates
+    groups = [
+        (number, np.array(order.sample(rows, len(rows))))
+        for number in sorted(set(of_rows) - {0}, key=lambda _: order.random())
+        if (rows := [row for row, one in enumerate(of_rows) if one == number])
+    ]
+    column = filter_rows(np.array(blocks, dtype=float), 16, isl, threshold, basis)
+    few = filter_groups(groups, len(blocks), 16, isl, threshold, basis)
+    assert few[1:] == column[1:]
+    assert (few.passing is None) == (column.passing is None)
+    if few.passing is not None and column.passing is not None:
+        assert few.passing.tolist() == column.passing.tolist()
