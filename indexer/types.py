@@ -57,7 +57,7 @@ class Namespace(NamedTuple):
 BASE_NAMESPACE: Final = Namespace()
 
 
-class LinkState(NamedTuple):
+class LinkState(Struct, frozen=True):
     """How it stands with the connection to a publisher."""
 
     is_connected: bool

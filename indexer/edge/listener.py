@@ -131,9 +131,10 @@ class Listeners:
     def link(self, stream: EventStream) -> LinkState | None:
         """How it stands with the stream's publisher; None: nobody listens to it, or not yet."""
         feed = self._feeds.get(id(stream))
-        if feed is None or feed.is_held:
+        if feed is None:
             return None
-        return LinkState(feed.is_connected, feed.changed_at, feed.connections, feed.load_reports)
+        since = self._clock() if feed.is_held else feed.changed_at  # nothing was heard meanwhile
+        return LinkState(feed.is_connected, since, feed.connections, feed.load_reports)
 
     # -- verbs -------------------------------------------------------------------------------------
 

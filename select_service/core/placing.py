@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Placing:
     """Places requests."""
 
-    def __init__(  # noqa: PLR0913 - the rooms, and one switch by keyword
+    def __init__(
         self,
         desk: Desk,
         cache_hits: CacheHits,
@@ -52,7 +52,6 @@ class Placing:
         decisions: Decisions,
         counters: Counters,
         rng: random.Random,
-        sampler: Sampler,
         *,
         trace_decisions: bool,
     ) -> None:
@@ -62,8 +61,8 @@ class Placing:
         self.decisions = decisions
         self._counters = counters
         self._rng = rng
-        self._sampler = sampler
         self._trace_decisions = trace_decisions
+        self.sampler: Sampler | None = None  # from when on somebody examines the fleet
 
     def place(
         self,
@@ -101,8 +100,8 @@ class Placing:
                 return found.refused, effects
             rows = found.rows
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
-        if self._sampler.left:
-            self._sampler.take(partition.scope, request, prompt, placement, now)
+        if self.sampler is not None and self.sampler.left:
+            self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
         if found is not None:

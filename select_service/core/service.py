@@ -39,7 +39,6 @@ from select_service.core.registering import Registering
 from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
-from select_service.core.sampling import Sampler
 from select_service.core.selecting import Selecting
 from select_service.core.state import (
     AdmissionRoom,
@@ -131,9 +130,8 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        self.sampler = Sampler()
-        placing = Placing(
-            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng, self.sampler),
+        placing = self.placing = Placing(
+            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))

@@ -15,6 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from select_service.core.doctor.examiner import Examiner
+from select_service.core.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,11 +78,12 @@ class Doctor:
         self._turn = asyncio.Lock()
         self._examined_at = float("-inf")
         self.faults = 0
+        sampler = core.placing.sampler = Sampler()
         self.examiner = Examiner(
             catalog=core.catalog,
             membership=core.membership,
             reader=core.reader,
-            sampler=core.sampler,
+            sampler=sampler,
             counters=core.counters,
             replica_counters=core.replicas.counters,
             replica_timeout_s=core.limits.replica_timeout_s,

@@ -23,6 +23,11 @@ LATE: Final = (
     "select_service.edge.metrics",
     "select_service.edge.openapi",
     "select_service.edge.msgpack_codec",
+    "select_service.core.doctor.causes",
+    "select_service.core.doctor.suspicions",
+    "select_service.core.doctor.fleet",
+    "select_service.core.doctor.streams",
+    "select_service.core.doctor.prompts",
     "select_service.edge.doctor",
     "select_service.core.explaining",
 )

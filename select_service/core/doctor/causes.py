@@ -122,7 +122,7 @@ REPLAY_MUTE: Final = Cause(
 )
 REPLAY_WRONG_RANK: Final = Cause(
     "replay-wrong-rank",
-    "error",
+    "warning",
     "The replay endpoint answers with events of another rank of the worker, so it is not asked "
     "any more: a worker has one replay_endpoint for all ranks, and each rank's engine has a "
     "replay port of its own.",

@@ -7,13 +7,19 @@ it has lasted long enough to be told.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from indexer.types import Scope, WorkerRank
 from select_service.core.doctor import causes
-from select_service.core.doctor.fleet import Endpoints, Habits, look_at_replicas, look_at_worker
+from select_service.core.doctor.fleet import (
+    Endpoints,
+    Habits,
+    look_at_replicas,
+    look_at_worker,
+    server_of,
+)
 from select_service.core.doctor.prompts import Owner, PromptWatch
 from select_service.core.doctor.streams import Look, StreamWatch
 from select_service.core.doctor.suspicions import Suspicions
@@ -32,6 +38,10 @@ if TYPE_CHECKING:
     from select_service.core.sampling import Sampler
     from select_service.doctor_types import DoctorLimits, PeerLink, Report
     from select_service.types import ReplicaStatus
+
+
+PAST_S: Final = 3600.0
+"""What a stream has missed before it was listened to explains so long why prompts do not match."""
 
 
 class Examiner:
@@ -126,14 +136,14 @@ class Examiner:
             rank, scope = stream.rank, stream.scope
             for owner in (scope, (scope, rank)):
                 stored[owner] = stored.get(owner, 0) + stream.tallies.blocks_stored
-                if stream.kv_state == "uncertain":
-                    past_missing.add(owner)
             link = link_of(stream)
             if link is not None:
                 watch = watches.get(rank)
                 if watch is None or watch.stream is not stream:
                     watch = watches[rank] = StreamWatch(stream, link.connections, now)
                 seen.add(rank)
+                if stream.kv_state == "uncertain" and now - watch.known_since < PAST_S:
+                    past_missing |= {scope, (scope, rank)}
                 look = self._look(stream, link, replay, now, wall_now)
                 subject = _subject(scope, rank, endpoint)
                 for cause, what in watch.look(look):
@@ -161,19 +171,25 @@ class Examiner:
         if stream.last_event_at is None and slot is not None:
             ledger = partition.ledger
             is_asked = bool(ledger.requests[slot]) and bool(ledger.decode[slot])
+            is_asked = is_asked and not self._only_decodes(stream.rank.worker_id)
             holds = partition.index.holds_anything(stream.rank)
         return Look(link, replay, is_asked, holds, now, wall_now)
 
+    def _only_decodes(self, worker_id: int) -> bool:
+        """Whether what a worker caches comes from others, who tell of it."""
+        worker = self._catalog.find(worker_id)
+        return worker is not None and worker.spec.role == "decode"
+
     def _server_of(self, rank: WorkerRank) -> str | None:
         worker = self._catalog.find(rank.worker_id)
-        return None if worker is None else worker.spec.endpoint
+        return None if worker is None else server_of(worker.spec.endpoint or "")
 
     # -- prompts -----------------------------------------------------------------------------------
 
     def _look_at_prompts(self, now: float) -> Iterator[None]:
         for sample in self._sampler.drain(self._limits.samples_max):
             partition = self._membership.partitions.get(sample.scope)
-            if partition is not None:
+            if partition is not None and not self._only_decodes(sample.worker_id):
                 watch = self._watches.get(WorkerRank(sample.worker_id, sample.dp_rank))
                 if watch is not None and sample.new_blocks:
                     watch.asked(sample.at)

@@ -54,6 +54,12 @@ class Endpoints:
         return None
 
 
+def server_of(endpoint: str) -> str:
+    """Return what of an endpoint names the server: one may serve several models by path."""
+    scheme, mark, rest = endpoint.partition("://")
+    return f"{scheme}{mark}{rest.partition('/')[0]}" if mark else endpoint
+
+
 def look_at_worker(worker: Worker) -> Suspect | None:
     """Name what keeps a worker from being scheduled."""
     if worker.lifecycle != "incomplete":

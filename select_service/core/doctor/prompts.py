@@ -1,6 +1,6 @@
 """Prompts that come again and match nothing: whose blocks should be there, and why they are not.
 
-Of the samples (`core/sampling.py`) one is judged when the same first block was asked for half a
+Of the samples (`core/sampling.py`) one is judged when the same beginning was asked for half a
 minute before: by then an engine has told of it, and the index has it unless something is wrong. One
 that is found clears its scope and its rank of all suspicion. What never matches is tried in other
 ways, with the salts and adapters that events carry, or a token later: a way that matches is proof.
@@ -27,7 +27,7 @@ SETTLE_S: Final = 30.0
 """An engine has told of a prompt by then: it waited, computed, and its step was published."""
 
 SEEN_MAX: Final = 8192
-"""First blocks remembered, of scopes and of ranks; some 250 bytes each."""
+"""Beginnings of prompts remembered, of scopes and of ranks; some 250 bytes each."""
 
 OWNERS_MAX: Final = 4096
 """Scopes and ranks whose verdicts are kept."""
@@ -75,7 +75,7 @@ class PromptWatch:
         """Look whether what a prompt needs is there, if it has been asked for before."""
         rank = WorkerRank(sample.worker_id, sample.dp_rank)
         for owner in (sample.scope, (sample.scope, rank)):
-            key = (owner, sample.first_block)
+            key = (owner, sample.beginning)
             seen_at = self._seen.setdefault(key, sample.at)
             if sample.at - seen_at >= SETTLE_S:
                 slot = None if isinstance(owner, Scope) else index.slot_of(rank)
@@ -83,7 +83,7 @@ class PromptWatch:
                     owner,
                     sample,
                     stored.get(owner, 0),
-                    is_hit=_holds(index, sample.first_block, slot),
+                    is_hit=_holds(index, sample.beginning, slot),
                 )
         while len(self._seen) > SEEN_MAX:
             del self._seen[next(iter(self._seen))]
@@ -145,36 +145,43 @@ class PromptWatch:
             return []
         if any(one.is_hit for one in verdicts) or len(verdicts) < MISSES_MIN:
             return []
-        if len({one.sample.first_block for one in verdicts}) < PROMPTS_MIN:
+        if len({one.sample.beginning for one in verdicts}) < PROMPTS_MIN:
             return []
         # nothing told since: no engine was sent anything, or `streams` has to say something
         return [one.sample for one in verdicts] if stored > verdicts[0].stored else []
 
 
-def _holds(index: KvIndex, first_block: bytes, slot: int | None) -> bool:
-    matches = index.find_matches(first_block)
-    return not matches.empty if slot is None else slot in matches.rows()
+def _holds(index: KvIndex, beginning: bytes, slot: int | None) -> bool:
+    """Whether somebody, or the rank behind a slot, holds the beginning of a prompt."""
+    matches = index.find_matches(beginning)
+    blocks = len(beginning) // HASH_BYTES
+    whole = [mask for count, mask in matches.groups if count >= blocks]
+    whole += [mask for _, mask in (*matches.host, *matches.disk)]  # it goes on below
+    if slot is None:
+        return bool(whole)
+    return any((matches.slots(mask) == slot).any() for mask in whole)
 
 
 def _tried(index: KvIndex, misses: list[Sample], slot: int | None) -> Cause | None:
     """Find a way in which a prompt matches after all."""
     found = sorted(index.newest_namespaces(CHAINS_MAX))[:NAMESPACES_MAX]
-    size = index.block_size
-    for sample in [one for one in misses if len(one.tokens) > size][-TRIALS_MAX:]:
+    for sample in [one for one in misses if one.tokens][-TRIALS_MAX:]:
+        size = len(sample.beginning) // HASH_BYTES * index.block_size
         for namespace in (BASE_NAMESPACE, *found):
             if namespace != sample.namespace and _would_match(
                 index, sample.tokens[:size], namespace, slot
             ):
                 is_adapter = namespace.lora_name != sample.namespace.lora_name
                 return causes.LORA_MISMATCH if is_adapter else causes.SALT_MISMATCH
-        if _would_match(index, sample.tokens[1:], sample.namespace, slot):
+        if len(sample.tokens) > size and _would_match(
+            index, sample.tokens[1:], sample.namespace, slot
+        ):
             return causes.FIRST_TOKEN
     return None
 
 
 def _would_match(index: KvIndex, tokens: list[int], namespace: Namespace, slot: int | None) -> bool:
-    first = block_hashes(tokens, index.block_size, namespace=namespace)[:HASH_BYTES]
-    return _holds(index, first, slot)
+    return _holds(index, block_hashes(tokens, index.block_size, namespace=namespace), slot)
 
 
 def _guessed(index: KvIndex, misses: list[Sample]) -> Cause:
@@ -188,5 +195,5 @@ def _guessed(index: KvIndex, misses: list[Sample]) -> Cause:
 
 
 def _told(misses: list[Sample]) -> str:
-    different = len({one.first_block for one in misses})
+    different = len({one.beginning for one in misses})
     return f"{len(misses)} prompts came again ({different} different ones), and none matched"

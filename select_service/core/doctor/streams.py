@@ -26,6 +26,9 @@ SILENCE_S: Final = 30.0
 ASKS_MIN: Final = 3
 """Prompts a worker that never said a word must have been given until that is odd."""
 
+SILENCE_AGAIN_S: Final = 120.0
+"""The same of one that has spoken before: a very long prompt may be all it computes."""
+
 ASKS_AGAIN_MIN: Final = 5
 """The same of one that has spoken before: some of its prompts may have been cached after all."""
 
@@ -78,11 +81,12 @@ class StreamWatch:
     __slots__ = (
         *("_answered", "_asked_since", "_asks", "_batches", "_heard_at", "_link_since", "_lives"),
         *("_losses", "_lost", "_readable", "_replayed", "_skewed", "_skews", "_usable"),
-        "stream",
+        *("known_since", "stream"),
     )
 
     def __init__(self, stream: EventStream, connections: int, now: float) -> None:
         self.stream = stream
+        self.known_since = now
         self._lives = Growth(_lives(stream.tallies, connections), now)
         self._asks = 0  # prompts given since the last word
         self._asked_since = 0.0
@@ -127,8 +131,10 @@ class StreamWatch:
             self.asked(look.now)
 
     def _silence(self, look: Look) -> Suspect | None:
-        enough = ASKS_MIN if self._heard_at is None else ASKS_AGAIN_MIN
-        if self._asks < enough or look.now - self._asked_since < SILENCE_S:
+        enough, long_s = ASKS_MIN, SILENCE_S
+        if self._heard_at is not None:
+            enough, long_s = ASKS_AGAIN_MIN, SILENCE_AGAIN_S
+        if self._asks < enough or look.now - self._asked_since < long_s:
             return None
         if look.link.load_reports and not self.stream.tallies.messages:
             return causes.WRONG_TOPIC, "only reports of load arrive, no events"

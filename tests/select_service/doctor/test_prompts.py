@@ -77,6 +77,27 @@ def test_requests_begin_with_a_token_of_their_own(context: Context) -> None:
     play(context, scenario)
 
 
+def test_the_first_token_is_no_match_where_blocks_are_tiny(context: Context) -> None:
+    """SGLang's pages may have one token, and BOS is the same for all."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        engine.block = 1
+        engine.sees = lambda tokens: [1, *tokens[1:]]
+        await ward.hire(engine, block_size=1)
+
+        def after_bos(tokens: Sequence[int]) -> dict[str, Any]:
+            return plainly([1, *tokens[1:]])
+
+        await converse(ward, {1: engine}, after_bos, first=0)
+        assert await ward.codes() == []
+        engine.sees = lambda tokens: [1, *(token + 7 for token in tokens[1:])]
+        await converse(ward, {1: engine}, after_bos, first=200, rounds=12)
+        assert await ward.codes() == ["token-mismatch"]
+
+    play(context, scenario)
+
+
 def test_the_salt_reaches_the_engine_only(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
         def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
@@ -230,10 +251,10 @@ def test_blocks_that_nobody_told_of_since_prove_nothing(context: Context) -> Non
         engine.tell([stored([1], prompt(900)[:BLOCK])])
         await ward.heard(engine)
         codes: list[str] = []
-        for _ in range(3):
+        for _ in range(4):
             for number in range(4):
                 await ward.ask(prompt(number))
-            codes = await ward.pass_time(30)
+            codes = await ward.pass_time(40)
         assert codes == ["no-events"]  # it was given prompts, as far as anybody can tell
 
     play(context, scenario)

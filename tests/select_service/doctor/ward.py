@@ -48,6 +48,7 @@ class Engine:
         self.names = itertools.count(1)
         self.dp_rank: int | None = None
         self.clock_off_s = 0.0
+        self.block = BLOCK
         self.is_silent = False
         self.is_heard = False
         self.twist: Callable[[dict[str, Any]], dict[str, Any]] = lambda event: event
@@ -62,12 +63,14 @@ class Engine:
         """
         tokens, apart = tuple(self.sees(prompt)), repr(sorted(colours.items()))
         events = []
-        for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        size = self.block
+        for end in range(size, len(tokens) + 1, size):
             prefix = tokens[:end]
             if (prefix, apart) not in self.held:
                 name = self.held[prefix, apart] = next(self.names)
-                parent = self.held.get((prefix[:-BLOCK], apart))
-                event = stored([name], list(prefix[-BLOCK:]), parent, **colours)
+                parent = self.held.get((prefix[:-size], apart))
+                block = list(prefix[-size:])
+                event = stored([name], block, parent, **({"block_size": size} | colours))
                 events.append(self.twist(event))
         if events:
             self.tell(events)
