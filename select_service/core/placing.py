@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Placing:
     """Places requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whom it works with
         self,
         desk: Desk,
         cache_hits: CacheHits,

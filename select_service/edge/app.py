@@ -30,7 +30,7 @@ from select_service.edge.descriptors import raise_limit
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
-from select_service.edge.http import ROUTES, Api
+from select_service.edge.http import Api
 from select_service.edge.late import load, load_in_turns
 from select_service.edge.listening import CannotListenError, Entrances
 from select_service.edge.protocol import ConnectionLimits
@@ -145,7 +145,6 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
         traffic,
         max_body_bytes=settings.max_body_bytes,
         access_log=settings.access_log,
-        routes=ROUTES if booth is None else (*ROUTES, *booth.routes),
         booth=booth,
     )
     return door, traffic

@@ -78,7 +78,6 @@ class Door:
         *,
         max_body_bytes: int,
         access_log: bool = False,
-        routes: Sequence[Route[Handler]] = ROUTES,
         booth: Booth | None = None,
     ) -> None:
         """Open the door.
@@ -88,7 +87,6 @@ class Door:
             traffic: counts.
             max_body_bytes: longer ones are refused.
             access_log: whether every request is logged.
-            routes: all there are.
             booth: of the console, if there is one.
         """
         self._api = api
@@ -96,6 +94,7 @@ class Door:
         self._apis: dict[tuple[Form, bytes | None], Api] = {
             (Form.JSON, None): api
         }  # others are made when somebody speaks so
+        routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
         self._router: Router[Handler] = Router(routes)
         self._traffic = traffic
         self._stats = {id(route): _stats_of(traffic, route) for route in routes}

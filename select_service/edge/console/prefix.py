@@ -56,7 +56,7 @@ def look_up(service: Driver, body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise refusal_of(error) from None
     partition, prompt, _ = service.core.reader.prompt(_question(asked, service))
-    overlap, _ = matched(partition.index, prompt)
+    overlap, _ = matched(partition.index, partition.index.find_matches(prompt.block_hashes))
     held = _holders(partition, overlap)
     return {
         "model_name": asked.model_name,
