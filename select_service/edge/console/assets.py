@@ -6,7 +6,7 @@ the folder once. The policy lets the page load from here and speak to here, and 
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from xxhash import xxh3_64_hexdigest
@@ -17,6 +17,7 @@ from select_service.errors import RouteNotFound
 __all__ = ["PAGE", "SAFE", "Assets"]
 
 PAGE: Final = "index.html"
+_FOLDER: Final = Path(__file__).with_name("static")
 _TYPES: Final = {
     "html": b"text/html; charset=utf-8",
     "js": b"text/javascript; charset=utf-8",
@@ -46,7 +47,7 @@ class Assets:
         self._files: dict[str, Response] = {}
         texts = {
             one.name: one.read_bytes()
-            for one in files("select_service.edge.console").joinpath("static").iterdir()
+            for one in _FOLDER.iterdir()
             if one.name.rpartition(".")[2] in _TYPES
         }
         self.digest = xxh3_64_hexdigest(b"".join(texts[name] for name in sorted(texts)))

@@ -162,7 +162,7 @@ def test_a_client_without_pieces_is_told_so() -> None:
 def test_who_does_not_read_is_dropped() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
         traffic = server._door._traffic
-        seat(service, 1, endpoint="http://" + "x" * 4_000_000)  # more than a socket takes
+        seat(service, 1, endpoint="http://" + "x" * 16_000_000)  # more than sockets take
         async with watching(port):
             await until(lambda: traffic.console.dropped == 1)
             booth = server._door._booth
