@@ -153,14 +153,14 @@ class Candidate(Struct, frozen=True):
     device_blocks: int | None
     host_blocks: int | None
     disk_blocks: int | None
-    cached_tokens: int | None
+    cached_tokens: int | None  # as far as its index is believed
     prefill_cost: float | None
     credit: float | None  # what overlap takes off
     decode_cost: float | None
     taint_factor: float | None  # None: no taint is preferred
     cost: float | None
     index: DecisionIndex | None
-    trust: float
+    trust: float  # multiplies the credit and what is cached
     legs: DecisionLegs | UnsetType = UNSET  # of /select_pair
 
 

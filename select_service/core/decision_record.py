@@ -33,9 +33,10 @@ Groups: TypeAlias = "list[tuple[int, Slots]]"
 """Disjoint slots by how many blocks they have."""
 
 
-Seen: TypeAlias = "tuple[bytes, Groups | Overlap | None, Groups | None]"
+Seen: TypeAlias = "tuple[bytes, Groups | Overlap | None, Groups | None, bytes | None]"
 """What one prompt met in a partition, before anything was booked: P of every slot, then D; device
-blocks, or blocks of every tier, by slot; blocks in the active chains."""
+blocks, or blocks of every tier, by slot; blocks in the active chains; how far each slot's index is
+believed (None: altogether)."""
 
 
 class Seat(NamedTuple):

@@ -142,7 +142,7 @@ class Decisions:
 
     # -- what happened --------------------------------------------------------------------------
 
-    def keep(  # noqa: C901, PLR0912 - in one call and straight on: all pay for it
+    def keep(  # noqa: C901, PLR0912, PLR0915 - in one call and straight on: all pay for it
         self,
         ticket: Ticket,
         seen: Seen,
@@ -168,7 +168,7 @@ class Decisions:
             or request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
-        columns, matched, shared = seen
+        columns, matched, shared, trust = seen
         hashes = prompt.block_hashes
         size = RECORD_BYTES + len(hashes)
         if size > _LONG:
@@ -182,6 +182,8 @@ class Decisions:
             size += 2 * len(columns) + _GROUP_BYTES * len(matched)
         if shared is not None:
             size += len(columns) + _GROUP_BYTES * len(shared)
+        if trust is not None:
+            size += len(trust)
         name, number = request.selection_id, self._next
         if name is not None:
             size += len(name)
@@ -254,7 +256,7 @@ class Decisions:
             gate=gate,
             reason=None if gate is None else refusal.code,
         )
-        seen = ticket.partition.ledger.columns(), None, None
+        seen = ticket.partition.ledger.columns(), None, None, None
         return self.keep(ticket, seen, None, -1, now, odds)
 
     # -- who sits where -------------------------------------------------------------------------

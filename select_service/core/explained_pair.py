@@ -36,9 +36,11 @@ class PairTerms:
         count = len(record.seating.seats)
         self._computing: Floats = np.full(count, np.nan)
         self._decoding: Floats = np.full(count, np.nan)
-        self._to_move = np.maximum(
-            -(-record.isl_tokens // record.seating.block_size) - sum(terms.overlap), 0.0
-        )
+        held: Floats = sum(terms.overlap)  # type: ignore[assignment]
+        if terms.trust is not None:
+            held = np.floor(held * terms.trust)
+        blocks = -(-record.isl_tokens // record.seating.block_size)
+        self._to_move: Floats = np.maximum(blocks - held, 0.0)
         factors = np.ones(count) if terms.factors is None else terms.factors
         prefill, decode = self._prefill, self._decode
         if len(prefill):

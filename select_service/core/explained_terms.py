@@ -27,7 +27,7 @@ class Terms:
         """Compute them; some 50 µs, and a µs for every ten taints that ranks differ by."""
         seating, weights = record.seating, record.weights
         slots, size, isl = seating.slots, seating.block_size, float(record.isl_tokens)
-        columns, matched, shared = record.seen
+        columns, matched, shared, trust = record.seen
         loads = np.frombuffer(columns)
         rows = len(loads) // 2
         self._record = record
@@ -37,7 +37,10 @@ class Terms:
         self.considered = _considered(record, rows)[slots]
         self.overlap = _overlap(record, matched, rows)
         self.shared = _column(shared, rows)[slots]
-        self.cached = cached_tokens(self.overlap, weights, size)  # tokens
+        self.trust: Floats | None = None if trust is None else np.frombuffer(trust)[slots]
+        self.cached = cached_tokens(self.overlap, weights, size)  # tokens, as far as believed
+        if self.trust is not None:
+            self.cached = np.floor(self.cached * self.trust)
         self.raw: Floats = np.zeros(len(slots))
         if weights.track_prefill_tokens:
             self.raw = (self.prefill + np.maximum(isl, self.cached)) / size
@@ -62,6 +65,8 @@ class Terms:
             + weights.host_cache_hit_weight * host
             + weights.disk_cache_hit_weight * disk
         )
+        if self.trust is not None:
+            credited = credited * self.trust
         taken: Floats = np.minimum(credited, self.raw)
         return taken, weights.prefill_load_scale * (self.raw - taken)
 

@@ -162,7 +162,7 @@ class Told:
         if not terms.is_priced:
             columns[6:] = [[None] * count] * (len(columns) - 6)
         columns.append([self._index(at) for at in range(some.start, some.stop)])
-        columns.append([1.0] * count)
+        columns.append([1.0] * count if terms.trust is None else terms.trust[some].tolist())
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))

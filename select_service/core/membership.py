@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from indexer.core.registry import Registry
     from indexer.core.stream import EventStream
     from select_service.core.effects import Effects
+    from select_service.types import TrustSettings
 
 
 class _Source(NamedTuple):
@@ -46,7 +47,7 @@ class Membership:
         use_kv_events: bool,
         cache_hit_threshold: float = 0.0,
         prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
-        is_watched: bool = False,
+        trust: TrustSettings | None = None,
     ) -> None:
         self.registry = registry
         self.partitions: dict[Scope, Partition] = {}
@@ -54,7 +55,8 @@ class Membership:
         self._use_kv_events = use_kv_events
         self._cache_hit_threshold = cache_hit_threshold  # of the process
         self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
-        self._is_watched = is_watched  # whether decisions are kept
+        self.is_watched = False  # whether decisions are kept, in partitions opened from now on
+        self._trust = trust  # when an index counts for less
         self._sources: dict[WorkerRank, _Source] = {}
 
     def streams_of(self, worker: Worker) -> list[EventStream]:
@@ -65,10 +67,14 @@ class Membership:
             if (at := WorkerRank(worker.worker_id, rank)) in self._sources
         ]
 
-    def stream_of(self, rank: WorkerRank) -> EventStream | None:
-        """Return the open event stream of a rank."""
+    def stream_at(self, rank: WorkerRank) -> EventStream | None:
+        """Return the open event stream of a rank, if it has one of its own."""
         source = self._sources.get(rank)
         return None if source is None else source.stream
+
+    def streams(self) -> list[EventStream]:
+        """Return the open event streams of all ranks."""
+        return [source.stream for source in self._sources.values()]
 
     def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
         """Return every open stream with its endpoint and its replay endpoint."""
@@ -134,6 +140,7 @@ class Membership:
             if rank not in kept:
                 at = WorkerRank(worker.worker_id, rank)
                 dropped += partition.ledger.drop_slot(slot)
+                partition.trust.forget(slot)
                 # also a source that is still named: its cursor must not outlive what it brought
                 self._close(at, partition, effects)
                 partition.index.detach(at)
@@ -201,10 +208,12 @@ class Membership:
         )
         policy = self._policies.policy_for(worker.scope.model_name)
         partition = Partition(
-            worker.scope, index, policy, prefill_tokens_per_s=self._prefill_tokens_per_s
+            *(worker.scope, index, policy),
+            prefill_tokens_per_s=self._prefill_tokens_per_s,
+            trust=self._trust,
         )
         partition.holds_to_cache = self._cache_hit_threshold > 0.0
-        partition.is_watched = self._is_watched
+        partition.is_watched = self.is_watched
         self.partitions[worker.scope] = partition
         return partition
 

@@ -23,10 +23,18 @@ from select_service.core.projection import matched, project
 from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
+from select_service.core.trust import Trust
 from select_service.errors import NoEligibleWorker, QueueFull
-from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
+from select_service.types import (
+    LoadRow,
+    Overlap,
+    OverlapRow,
+    SelectPairRequest,
+    TrustSettings,
+    WorkerRank,
+)
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 2):
+if not TYPE_CHECKING and usable("select_service.core._speed", 3):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -80,10 +88,12 @@ class Partition:
         policy: RoutingPolicy,
         *,
         prefill_tokens_per_s: float,
+        trust: TrustSettings | None = None,
     ) -> None:
         self.scope = scope
         self.index = index
         self.ledger = Ledger()
+        self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.workers: dict[int, Worker] = {}
@@ -125,6 +135,7 @@ class Partition:
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
+        self.trust.ensure(self.index.capacity)
         self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._reseat()
 
@@ -217,9 +228,13 @@ class Partition:
         legs = self.roles.legs(request, self.workers)
         return legs._replace(decode=self._open_rows(legs.decode))
 
-    def project(self, prompt: Prompt, rows: Rows, weights: Weights) -> Projection:
+    def project(
+        self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
+    ) -> Projection:
         """Return what each of the rows would carry with this prompt."""
-        return project(self.ledger, self.index, prompt, rows, weights)
+        return project(
+            *(self.ledger, self.index, prompt, rows, weights, matches, self.trust.column)
+        )
 
     def place(
         self,
@@ -239,7 +254,7 @@ class Partition:
         if not (matches.host or matches.disk) and _is_plain(request, weights):
             watched = self.is_watched or request.explain
             return self._place_plain(prompt, rows, weights, rng, matches, watched)
-        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
+        projection = self.project(prompt, rows, weights, matches)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
         if (
@@ -255,7 +270,7 @@ class Partition:
         isl_tokens, taken = prompt.isl_tokens, projection.overlap
         seen: Seen | None = None
         if self.is_watched or request.explain:
-            seen = self.ledger.columns(), projection.matched, projection.shared
+            seen = self.ledger.columns(), projection.matched, projection.shared, self._believed()
         cost, decode = float(prices[position]), int(projection.decode[position])
         if taken is None:
             overlap = self._no_overlap(worker)
@@ -291,7 +306,7 @@ class Partition:
         if matches.groups:
             matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
         isl_tokens, size = prompt.isl_tokens, self.index.block_size
-        shared = None
+        shared, trust = None, self.trust.column
         if ledger.blocks.begins(prompt.first_hash):
             shared = ledger.shared_groups(prompt.sequence_hashes)
         slot, cost, decode = pricer.cheapest(
@@ -302,6 +317,7 @@ class Partition:
             matched,
             shared,
             rng.random,
+            trust,
         )
         worker, dp_rank = self.rank_at(slot)
         device = 0
@@ -315,7 +331,12 @@ class Partition:
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
         left = max(0, isl_tokens - device * size)
-        seen = (ledger.packed or ledger.columns(), matched, shared) if watched else None
+        if trust is not None:  # what we believe will have to be computed
+            left = max(0, isl_tokens - int(device * size * trust[slot]))
+        seen: Seen | None = None
+        if watched:
+            believed = None if trust is None else trust.tobytes()
+            seen = ledger.packed or ledger.columns(), matched, shared, believed
         return Placement(
             *(
                 worker,
@@ -341,9 +362,14 @@ class Partition:
         if self.ledger.blocks.begins(prompt.first_hash):
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
         if matches.host or matches.disk:
-            return self.ledger.columns(), matched(self.index, matches)[0], shared
+            overlap = matched(self.index, matches)[0]
+            return self.ledger.columns(), overlap, shared, self._believed()
         groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-        return self.ledger.columns(), groups or None, shared
+        return self.ledger.columns(), groups or None, shared, self._believed()
+
+    def _believed(self) -> bytes | None:
+        trust = self.trust.column
+        return None if trust is None else trust.tobytes()
 
     def _no_overlap(self, worker: Worker) -> Overlap:
         """Return what a worker says of which nothing matched."""
@@ -401,12 +427,13 @@ class Partition:
             matches = self.index.find_matches(prompt.block_hashes)
         if matches.empty:
             return 0
-        if isinstance(rows, slice) and not (matches.host or matches.disk):
+        is_plain = not (matches.host or matches.disk) and self.trust.column is None
+        if is_plain and isinstance(rows, slice):
             held = [
                 blocks for blocks, mask in matches.groups if (matches.slots(mask) < rows.stop).any()
             ]
             return max(held, default=0) * self.index.block_size
-        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
+        projection = self.project(prompt, rows, weights, matches)
         return int(projection.cached_tokens.max(initial=0.0))
 
     def enqueue(
@@ -551,7 +578,7 @@ class Partition:
         """Return the load every rank would carry with this prompt (contract 5.2)."""
         seats = self.seats()
         rows = np.array([slot for _, slot in seats], dtype=np.int64)
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        projection = self.project(prompt, rows, weights)
         added = [
             max(0, prompt.isl_tokens - int(cached)) if weights.track_prefill_tokens else 0
             for cached in projection.cached_tokens
@@ -599,6 +626,7 @@ class Partition:
         """State every promise of the partition."""
         self.index.check()
         self.ledger.check()
+        self.trust.check()
         for queue in self.queues:
             queue.check()
         for worker in self.workers.values():
@@ -611,6 +639,7 @@ class Partition:
             self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
+            assert slot in owned or self.trust.factor(slot) == 1.0, "nor an opinion"
 
 
 def _is_plain(request: SelectRequest, weights: Weights) -> bool:

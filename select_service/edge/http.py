@@ -59,6 +59,7 @@ from select_service.types import (
     OverlapScoresRequest,
     PairSelection,
     PotentialLoadsRequest,
+    PrefillCompleteRequest,
     Ready,
     ReservationAnswer,
     ReservationRequest,
@@ -66,6 +67,7 @@ from select_service.types import (
     SelectAndReserveRequest,
     SelectPairRequest,
     SelectRequest,
+    TrustTable,
     WorkerPatch,
     WorkerRecord,
     WorkerSpec,
@@ -109,6 +111,7 @@ Answer: TypeAlias = "Response | Awaitable[Response]"
 """An awaitable when the request has to wait for capacity or for the disk."""
 
 _REFUSED: Final = 400
+_CACHED_TOKENS: Final = b"cached_tokens"
 
 
 class PeerRequest(msgspec.Struct):
@@ -159,6 +162,7 @@ class Api:
         self._select_and_reserve = read(SelectAndReserveRequest)
         self._select_pair = read(SelectPairRequest)
         self._reservation = read(ReservationRequest)
+        self._prefill_complete = read(PrefillCompleteRequest)
         self._output_block = read(OutputBlockRequest)
         self._batch = read(BatchRequest)
         self._lease = read(LeaseRequest)
@@ -309,8 +313,17 @@ class Api:
 
     def prefill_complete(self, request: Request) -> Response:
         """Take a reservation's prefill tokens out of the load: its prompt is computed."""
-        self._service.prefill_complete(request.params[0])
-        return self.writer.done()
+        if not request.body or _CACHED_TOKENS not in request.body:  # others are ignored
+            self._service.prefill_complete(request.params[0])
+            return self.writer.done()
+        decoded = self._prefill_complete.decode(request.body)
+        name = request.params[0]
+
+        def verb(done: PrefillCompleteRequest, _: bytes) -> Status:
+            self._service.prefill_complete(name, done.cached_tokens)
+            return Status()
+
+        return self._answer(decoded, verb)
 
     def output_block(self, request: Request) -> Answer:
         """Add one more KV block to a reservation."""
@@ -442,6 +455,10 @@ class Api:
         each = teller.each(records, candidates=wanted.candidates)
         return self.writer.reply_listing("decisions", each, len(records))
 
+    def trust(self, request: Request) -> Response:
+        """Return how far every rank's index is believed, and why."""
+        return self.writer.reply(self._service.trust(*_read_scope(request.query)))
+
     def dump(self, _: Request) -> Response:
         """Return the whole index, one key `model:tenant` per scope."""
         return Response(200, b"", JSON, stream=self._service.dump())
@@ -524,6 +541,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
     status: int = 200,
     query: tuple[str, ...] = (),
     body_optional: bool = False,
+    body_lenient: bool = False,
     changes: bool | None = None,  # None: whatever is no GET
 ) -> Route[Handler]:
     summary = (handler.__doc__ or "").partition("\n")[0]
@@ -531,6 +549,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
         *(method, pattern, handler, takes, answers, status, refusals, query, summary),
         changes=method != "GET" if changes is None else changes,
         body_optional=body_optional,
+        body_lenient=body_lenient,
     )
 
 
@@ -571,7 +590,12 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         takes=ReservationRequest,
         status=201,
     ),
-    _post(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+    _post(
+        *(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+        takes=PrefillCompleteRequest,
+        body_optional=True,
+        body_lenient=True,
+    ),
     _post(
         *(_RESERVATION + "/output_block", Api.output_block, Status, 404),
         takes=OutputBlockRequest,
@@ -606,6 +630,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _ask("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
     _get("/decisions", Api.decisions, DecisionList, 404, query=DECISION_QUERY),
     _get("/decisions/{id}", Api.decision, Decision, 404),
+    _get("/trust", Api.trust, TrustTable, query=SCOPE_QUERY),
     _get("/dump", Api.dump, dict[str, dict[str, Any]]),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str]),

@@ -57,6 +57,8 @@ def priced(told: dict[str, Any], one: dict[str, Any], least: float) -> float:
     tiers = one["device_blocks"], one["host_blocks"], one["disk_blocks"]
     host, disk = weights["host_cache_hit_weight"], weights["disk_cache_hit_weight"]
     cached = math.floor((tiers[0] + host * tiers[1] + disk * tiers[2]) * size + 0.5)
+    if one["trust"] != 1.0:
+        cached = math.floor(cached * one["trust"])
     assert one["cached_tokens"] == cached
     credit = weights["overlap_score_credit"]
     raw = 0.0
@@ -66,7 +68,7 @@ def priced(told: dict[str, Any], one: dict[str, Any], least: float) -> float:
             excess = max(load - least, 0.0) / size
             decay = weights["overlap_score_credit_decay"]
             credit = credit * (1.0 / (1.0 + decay * excess / -(-isl // size)))
-    credited = credit * tiers[0] + host * tiers[1] + disk * tiers[2]
+    credited = (credit * tiers[0] + host * tiers[1] + disk * tiers[2]) * one["trust"]
     decode = one["decode_blocks"] + prompt["blocks"] - one["shared_blocks"]
     cost: float = weights["prefill_load_scale"] * max(0.0, raw - credited) + decode
     factor = one["taint_factor"]
@@ -246,6 +248,10 @@ class Fleet:
         text = as_json(record)
         told = json.loads(text)
         check(told)
+        everybody = {
+            (worker.worker_id, rank) for worker in self.core.catalog for rank in worker.ranks
+        }
+        assert everybody == {(one["worker_id"], one["dp_rank"]) for one in told["candidates"]}
         if isinstance(answer, Selection):
             chosen = told["chosen"]
             assert (chosen["worker_id"], chosen["dp_rank"]) == (answer.worker_id, answer.dp_rank)
@@ -265,7 +271,7 @@ class Fleet:
 
     def disturb(self) -> None:
         """Something happens that a record must not notice."""
-        what = self.draw.randrange(5)
+        what = self.draw.randrange(6)
         workers = [worker.worker_id for worker in self.core.catalog]
         if what == 0 and workers:
             self.core.delete_worker(self.draw.choice(workers), self.now)
@@ -273,6 +279,11 @@ class Fleet:
             self.worker(self.draw.randrange(7))
         elif what == 2:
             self.hold()
+        elif what == 5 and HERE in self.core.partitions:
+            there = self.core.partitions[HERE]
+            factor = self.draw.choice([1.0, 0.0, self.draw.random()])
+            for _, slot in there.seats()[:2]:
+                there.trust.note_freshness(slot, factor, ("lag",) if factor < 1.0 else ())
         else:
             live = [
                 one.reservation.reservation_id for one in self.core.desk.bookings._live.values()
