@@ -164,7 +164,8 @@ RANK_OFFSET: Final = Cause(
     "rank-offset",
     "warning",
     "The KV-event endpoint of one rank delivers the events of another: the ports are off by some "
-    "ranks. They are credited to the rank they name, but losses are mended for the wrong one.",
+    "ranks. What is lost is mended for the wrong one, and where each rank is a worker of its own "
+    "one is credited with what the other holds.",
     "Register each rank with its own port: the engine's base port + dp_rank.",
 )
 ENDPOINT_SHARED: Final = Cause(

@@ -182,10 +182,14 @@ class StreamWatch:
             yield causes.SEQUENCE_JUMPS, f"numbers went back {lives} times without a new connection"
 
     def _offset(self) -> Iterator[Suspect]:
-        own, names = self.stream.rank.dp_rank, self.stream.names
-        others = sorted(name for name in names if name in self.stream.worker_ranks)
-        if others and own not in names:
-            yield causes.RANK_OFFSET, f"its endpoint delivers events of dp_rank {others[0]}"
+        own, names, ranks = self.stream.rank.dp_rank, self.stream.names, self.stream.worker_ranks
+        if not names or own in names:
+            return  # one publisher may speak for all ranks
+        # an engine that counts its ranks through a whole cluster is no fault; one that was
+        # registered under a number of its own should have that number
+        others = [name for name in names if name in ranks or (ranks.start and len(ranks) == 1)]
+        if others:
+            yield causes.RANK_OFFSET, f"its endpoint delivers events of dp_rank {min(others)}"
 
     # -- can what is lost be had again? ------------------------------------------------------------
 

@@ -385,6 +385,42 @@ def test_ports_that_are_off_by_a_rank(context: Context) -> None:
     play(context, scenario, streams=UNPOLLED)
 
 
+def test_ranks_registered_one_by_one_with_ports_that_are_off(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engines = [ward.engine(), ward.engine()]
+        for rank, engine in enumerate(engines):
+            engine.dp_rank = rank
+
+        async def hire(rank: int, engine: Engine) -> None:
+            fields = {"data_parallel_start_rank": rank, "data_parallel_size": 1}
+            await ward.hire(engine, rank + 1, replay=False, **fields)
+
+        await hire(0, engines[1])
+        await hire(1, engines[0])
+        for engine in engines:
+            engine.compute(prompt(1))
+        await ward.until(lambda: all(s.names for w in (1, 2) for s in ward.streams(w)))
+        (finding,) = await ward.examine()
+        assert finding.code == "rank-offset"
+        assert (finding.subject.worker_id, finding.subject.dp_rank) == (2, 1)
+        await hire(0, engines[0])
+        await hire(1, engines[1])
+        assert await ward.pass_time(10) == []
+
+    play(context, scenario, streams=UNPOLLED)
+
+
+def test_an_engine_that_counts_its_ranks_through_the_cluster(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        engine.dp_rank = 5
+        await ward.hire(engine)
+        await serve_prompts(ward, engine, 0)
+        assert await ward.pass_time(60) == []
+
+    play(context, scenario)
+
+
 def test_one_publisher_for_all_ranks_is_no_fault(context: Context) -> None:
     """TensorRT-LLM's attention ranks share one; each batch says whose it is."""
 
