@@ -44,13 +44,27 @@ def test_bookings_that_live_on_are_evidence_enough(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
         engine = ward.engine()
         await ward.hire(engine, replay=False)
-        for number in range(2):
+        await ward.codes()
+        for number in range(3):
             body = {"reservation_id": f"long{number}", "worker_id": 1, "token_ids": prompt(number)}
             ward.service.reserve(msgspec.convert(body, ReservationRequest))
         assert await ward.pass_time(50) == ["no-events"]
         engine.compute(prompt(0))
         await ward.heard(engine)
         assert await ward.pass_time(50) == []
+
+    play(context, scenario, streams=UNPOLLED)
+
+
+def test_bookings_of_an_earlier_life_are_none(context: Context) -> None:
+    """Restored from disk, or told by a replica: the engine has computed them long ago."""
+
+    async def scenario(ward: Ward) -> None:
+        await ward.hire(ward.engine(), replay=False)
+        for number in range(6):
+            body = {"reservation_id": f"old{number}", "worker_id": 1, "token_ids": prompt(number)}
+            ward.service.reserve(msgspec.convert(body, ReservationRequest))
+        assert await ward.pass_time(60) == []
 
     play(context, scenario, streams=UNPOLLED)
 

@@ -215,5 +215,27 @@ def test_a_large_fleet_is_examined_in_slices() -> None:
     in_process(use, doctor_interval_s=0.0)
 
 
+def test_a_client_that_goes_breaks_an_examination_off_and_nothing_else() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for number in range(2, 50):
+            incomplete(service, number)
+        doctor = service.doctor()
+        ticks = iter(range(10**9))
+        doctor._clock = lambda: 2000.0 + next(ticks)  # every step is late: pause after each
+        asking = asyncio.ensure_future(doctor.examine())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert doctor.examiner.rounds == 0
+        await doctor.examine()
+        await doctor.examine()
+        answer = (await client.get("/ready?verbose=true")).json()
+        assert len(answer["findings"]) == 48
+
+    in_process(use, router=NO_EVENTS, doctor_interval_s=0.0)
+
+
 def test_limits_have_defaults() -> None:
     assert DoctorLimits() == DoctorLimits(interval_s=10.0, samples_max=64, findings_max=200)
