@@ -57,6 +57,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
     try:
         has_idle_thresholds = check_admission(settings.admission)
+        settings.trust.check()
     except ValueError as error:
         parser.error(str(error))
     if has_idle_thresholds:

@@ -1024,5 +1024,70 @@ FLAGS: Final = (
         "debug|info|warning|error",
         "least important record to log",
     ),
+    Flag(
+        "--trust-samples",
+        _whole(2, 65536),
+        "N",
+        "prompts of a rank over which is kept what its engine found of what was predicted"
+        " (cached_tokens of prefill_complete); half of them before anything follows",
+        watch='cached_tokens_told_total{outcome="compared"}',
+    ),
+    Flag(
+        "--trust-error-max",
+        _number(0.01, 1.0),
+        "SHARE",
+        "share of the predicted cached tokens that an engine may not find before its rank's overlap"
+        " credit shrinks by the share; 1 = never",
+        watch="trust_missing_share",
+    ),
+    Flag(
+        "--trust-error-clear",
+        _number(0.01, 1.0),
+        "SHARE",
+        "below this share it counts in full again",
+        watch="trust_missing_share",
+    ),
+    Flag(
+        "--trust-reread-s",
+        _seconds(zero=False),
+        "S",
+        "a doubtful index is read again from the replay endpoint, and after so long once more if it"
+        " is doubtful still, twice as long each time",
+        watch="index_rereads_total",
+    ),
+    Flag(
+        "--trust-reread-max-s",
+        _seconds(zero=False),
+        "S",
+        "and no longer than this",
+        watch="index_rereads_total",
+    ),
+    Flag(
+        "--trust-rereads-max",
+        _whole(0, _COUNT),
+        "N",
+        "indexes read again at one time; 0 = never",
+        watch='kv_listeners{state="replaying"}',
+    ),
+    Flag(
+        "--no-freshness-weighting",
+        None,
+        "",
+        "late events, open gaps and lost batches of a rank do not shrink its overlap credit",
+    ),
+    Flag(
+        "--freshness-grace-s",
+        _seconds(zero=False),
+        "S",
+        "a rank's events may be late by so much, or a gap open for so long, before they do",
+        watch="trust_event_lag_seconds",
+    ),
+    Flag(
+        "--freshness-half-s",
+        _seconds(zero=False),
+        "S",
+        "beyond that, half of the credit goes in so many seconds",
+        watch="trust_factor",
+    ),
     Flag("--access-log", None, "", "log every request"),
 )

@@ -16,7 +16,14 @@ from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, Stre
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
 from select_service.doctor_types import DoctorLimits
-from select_service.types import CacheBasis, CacheScope, CoreLimits, ReplicaLimits, RouterConfig
+from select_service.types import (
+    CacheBasis,
+    CacheScope,
+    CoreLimits,
+    ReplicaLimits,
+    RouterConfig,
+    TrustSettings,
+)
 
 __all__ = ["Durability", "FieldValidation", "LogFormat", "Settings"]
 
@@ -29,6 +36,7 @@ _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
 _DOCTOR: Final = DoctorLimits()
+_TRUST: Final = TrustSettings()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
 
 
@@ -161,6 +169,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     doctor_interval_s: float = _DOCTOR.interval_s
     doctor_samples_max: int = _DOCTOR.samples_max
     doctor_findings_max: int = _DOCTOR.findings_max
+    trust_samples: int = _TRUST.samples
+    trust_error_max: float = _TRUST.error_max
+    trust_error_clear: float = _TRUST.error_clear
+    trust_reread_s: float = _TRUST.reread_s
+    trust_reread_max_s: float = _TRUST.reread_max_s
+    trust_rereads_max: int = _TRUST.rereads_max
+    no_freshness_weighting: bool = not _TRUST.weigh_freshness
+    freshness_grace_s: float = _TRUST.lag_grace_s
+    freshness_half_s: float = _TRUST.lag_half_s
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
@@ -251,6 +268,21 @@ class Settings(Struct, frozen=True, kw_only=True):
             interval_s=self.doctor_interval_s,
             samples_max=self.doctor_samples_max,
             findings_max=self.doctor_findings_max,
+        )
+
+    @property
+    def trust(self) -> TrustSettings:
+        """When what an index says counts for less."""
+        return TrustSettings(
+            samples=self.trust_samples,
+            error_max=self.trust_error_max,
+            error_clear=self.trust_error_clear,
+            reread_s=self.trust_reread_s,
+            reread_max_s=self.trust_reread_max_s,
+            rereads_max=self.trust_rereads_max,
+            weigh_freshness=not self.no_freshness_weighting,
+            lag_grace_s=self.freshness_grace_s,
+            lag_half_s=self.freshness_half_s,
         )
 
     @property

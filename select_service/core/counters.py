@@ -21,6 +21,8 @@ class Counters(Struct):
     reservations_expired: int = 0
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
+    cached_tokens_told: dict[str, int] = {}  # by what came of it; see `trusting.py`
+    rereads: dict[str, int] = {}  # of a doubtful index, by what came of it
 
 
 class ReplicaCounters(Struct):

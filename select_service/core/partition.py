@@ -23,10 +23,18 @@ from select_service.core.projection import matched, project
 from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
+from select_service.core.trust import Trust
 from select_service.errors import NoEligibleWorker, QueueFull
-from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
+from select_service.types import (
+    LoadRow,
+    Overlap,
+    OverlapRow,
+    SelectPairRequest,
+    TrustSettings,
+    WorkerRank,
+)
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 2):
+if not TYPE_CHECKING and usable("select_service.core._speed", 3):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -77,10 +85,12 @@ class Partition:
         policy: RoutingPolicy,
         *,
         prefill_tokens_per_s: float,
+        trust: TrustSettings | None = None,
     ) -> None:
         self.scope = scope
         self.index = index
         self.ledger = Ledger()
+        self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.workers: dict[int, Worker] = {}
@@ -119,6 +129,7 @@ class Partition:
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
+        self.trust.ensure(self.index.capacity)
         self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._reseat()
 
@@ -210,9 +221,13 @@ class Partition:
         legs = self.roles.legs(request, self.workers)
         return legs._replace(decode=self._open_rows(legs.decode))
 
-    def project(self, prompt: Prompt, rows: Rows, weights: Weights) -> Projection:
+    def project(
+        self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
+    ) -> Projection:
         """Return what each of the rows would carry with this prompt."""
-        return project(self.ledger, self.index, prompt, rows, weights)
+        return project(
+            *(self.ledger, self.index, prompt, rows, weights, matches, self.trust.column)
+        )
 
     def place(
         self,
@@ -231,7 +246,7 @@ class Partition:
             matches = self.index.find_matches(prompt.block_hashes)
         if not (matches.host or matches.disk) and _is_plain(request, weights):
             return self._place_plain(prompt, rows, weights, rng, matches)
-        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
+        projection = self.project(prompt, rows, weights, matches)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
         if (
@@ -276,7 +291,7 @@ class Partition:
         if matches.groups:
             matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
         isl_tokens, size = prompt.isl_tokens, self.index.block_size
-        shared = None
+        shared, trust = None, self.trust.column
         if ledger.blocks.begins(prompt.first_hash):
             shared = ledger.shared_groups(prompt.sequence_hashes)
         slot, cost, decode = pricer.cheapest(
@@ -287,6 +302,7 @@ class Partition:
             matched,
             shared,
             rng.random,
+            trust,
         )
         worker, dp_rank = self.rank_at(slot)
         device = 0
@@ -300,6 +316,8 @@ class Partition:
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
         left = max(0, isl_tokens - device * size)
+        if trust is not None:  # what we believe will have to be computed
+            left = max(0, isl_tokens - int(device * size * trust[slot]))
         return Placement(
             *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode, weights)
         )
@@ -360,12 +378,13 @@ class Partition:
             matches = self.index.find_matches(prompt.block_hashes)
         if matches.empty:
             return 0
-        if isinstance(rows, slice) and not (matches.host or matches.disk):
+        is_plain = not (matches.host or matches.disk) and self.trust.column is None
+        if is_plain and isinstance(rows, slice):
             held = [
                 blocks for blocks, mask in matches.groups if (matches.slots(mask) < rows.stop).any()
             ]
             return max(held, default=0) * self.index.block_size
-        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
+        projection = self.project(prompt, rows, weights, matches)
         return int(projection.cached_tokens.max(initial=0.0))
 
     def enqueue(
@@ -510,7 +529,7 @@ class Partition:
         """Return the load every rank would carry with this prompt (contract 5.2)."""
         seats = self.seats()
         rows = np.array([slot for _, slot in seats], dtype=np.int64)
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        projection = self.project(prompt, rows, weights)
         added = [
             max(0, prompt.isl_tokens - int(cached)) if weights.track_prefill_tokens else 0
             for cached in projection.cached_tokens
@@ -558,6 +577,7 @@ class Partition:
         """State every promise of the partition."""
         self.index.check()
         self.ledger.check()
+        self.trust.check()
         for queue in self.queues:
             queue.check()
         for worker in self.workers.values():
@@ -570,6 +590,7 @@ class Partition:
             self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
+            assert slot in owned or self.trust.factor(slot) == 1.0, "nor an opinion"
 
 
 def _is_plain(request: SelectRequest, weights: Weights) -> bool:

@@ -48,8 +48,9 @@ from select_service.core.state import (
     ThresholdRoom,
     Workers,
 )
+from select_service.core.trusting import Trusting
 from select_service.core.waiting_room import WaitingRoom
-from select_service.types import CoreLimits
+from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
     import random
@@ -77,6 +78,7 @@ class SelectionCore:
         epoch: int = 1,
         trace_decisions: bool = False,
         admission: AdmissionSettings | None = None,
+        trust: TrustSettings | None = None,
     ) -> None:
         """Start empty.
 
@@ -90,11 +92,12 @@ class SelectionCore:
             epoch: which life of this router id this is, from 1.
             trace_decisions: report every placement in `Effects.decided`.
             admission: who is let in at all; everybody.
+            trust: when what an index says counts for less.
 
         Raises:
             ValueError: those settings make no sense.
         """
-        settings = admission or AdmissionSettings()
+        settings, trust = admission or AdmissionSettings(), trust or TrustSettings()
         self.registry = registry
         self.limits = limits or CoreLimits()
         self.counters = Counters()
@@ -106,9 +109,14 @@ class SelectionCore:
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
+            trust=trust,
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
+        self.trusting = Trusting(
+            *(trust, self.membership, self.desk.bookings, self.counters),
+            self.limits.streams_watched_per_turn_max,
+        )
         self.replicas = Replicas(
             self.limits, self.desk.announcer.claims, self.desk, self.membership
         )
@@ -164,7 +172,7 @@ class SelectionCore:
         self.ready = registering.ready
         reserving = Reserving(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
-            *(self.admitting, self.pairs, selecting.new_id),
+            *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
@@ -188,6 +196,7 @@ class SelectionCore:
         self.loads = inspecting.loads
         self.potential_loads = inspecting.potential_loads
         self.overlap_scores = inspecting.overlap_scores
+        self.trust = self.trusting.table
         replicating = Replicating(self.replicas, self.room)
         self.replica_announce = replicating.announce
         self.replica_heard = replicating.heard
@@ -242,6 +251,8 @@ class SelectionCore:
                 self.room.relieve(partition, now, effects)
             more |= self._keep_gate(partition, now, effects)
         more |= self.room.is_crowded
+        more |= self.trusting.keep(now)
+        effects.trusted += self.trusting.take_news()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
         return more, effects

@@ -75,6 +75,7 @@ def create_driver(settings: Settings) -> Driver:
         ready_timeout_s=settings.ready_timeout_s,
         admission=settings.admission,
         doctor_limits=settings.doctor_limits,
+        trust=settings.trust,
     )
     service.discovery = _discovery(settings, service)
     return service

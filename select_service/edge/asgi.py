@@ -129,7 +129,7 @@ class Door:
         route = call.route
         if head.length > self._max_body_bytes:
             return False
-        if head.is_readable or route.takes is None:
+        if head.is_readable or route.takes is None or route.body_lenient:
             return True
         return route.body_optional and not head.has_type and not head.length
 
@@ -218,14 +218,14 @@ class Door:
         if answer is None:
             route = call.route
             bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
-            body = b"" if bare else await self._read_body(head, receive)
+            body = b"" if bare else await self._read_body(call.route, head, receive)
             answer = head.api.do(route, Request(call.params, call.query, body))
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not
         return answer if isinstance(answer, Response) else await self._wait(answer, receive)
 
-    async def _read_body(self, head: Head, receive: Receive) -> bytes:
-        if not head.is_readable:
+    async def _read_body(self, route: Route[Handler], head: Head, receive: Receive) -> bytes:
+        if not (head.is_readable or route.body_lenient):
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
         limit = self._max_body_bytes
         if head.length > limit:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         WorkerMetrics,
         WorkerMetricsAnswer,
     )
-    from select_service.core.effects import Effects, Listen
+    from select_service.core.effects import Effects, Listen, TrustNews
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
@@ -92,6 +92,8 @@ if TYPE_CHECKING:
         SelectAndReserveRequest,
         SelectPairRequest,
         SelectRequest,
+        TrustSettings,
+        TrustTable,
         WorkerPatch,
         WorkerRecord,
         WorkerSpec,
@@ -140,6 +142,7 @@ class Driver:
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
         doctor_limits: DoctorLimits | None = None,
+        trust: TrustSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -160,11 +163,12 @@ class Driver:
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
             doctor_limits: how often it is looked whether something is wired wrong.
+            trust: when what an index says counts for less.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
 
         Raises:
-            ValueError: the settings of admission make no sense.
+            ValueError: the settings of admission or trust make no sense.
         """
         rng = random.Random(seed)  # noqa: S311 - ties, not secrets
         registry = (
@@ -182,7 +186,9 @@ class Driver:
             epoch=1 if keeper is None else keeper.epoch,
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
             admission=admission,
+            trust=trust,
         )
+        self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
         self.keeper = keeper
         self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
@@ -578,9 +584,9 @@ class Driver:
         self._carry_out(effects)
         return answer
 
-    def prefill_complete(self, reservation_id: str) -> None:
+    def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
-        self._carry_out(self.core.prefill_complete(reservation_id, self._clock()))
+        self._carry_out(self.core.prefill_complete(reservation_id, self._clock(), cached_tokens))
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """POST /reservations/{id}/output_block."""
@@ -688,6 +694,10 @@ class Driver:
         """POST /overlap_scores."""
         return self.core.overlap_scores(request)
 
+    def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
+        """GET /trust."""
+        return self.core.trust(model_name, tenant_id)
+
     async def dump(self) -> AsyncIterator[bytes]:
         """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds."""
         opening, counters = b"{", self.core.counters
@@ -759,6 +769,8 @@ class Driver:
             self.replicas.carry_out(effects)
         for placement in effects.decided:
             _log.debug("Selected worker", extra=_decision_facts(placement))
+        for news in effects.trusted:
+            _tell_trust(news)
 
     def _answer(self, effects: Effects) -> None:
         if effects.more:
@@ -786,6 +798,22 @@ class Driver:
             return
         if warm is not None and is_known:
             warm.give_back(listen)
+
+
+def _tell_trust(news: TrustNews) -> None:
+    facts = {
+        "worker_id": news.rank.worker_id,
+        "dp_rank": news.rank.dp_rank,
+        "model_name": news.scope.model_name,
+        "tenant_id": news.scope.tenant_id,
+        "trust": round(news.trust, 4),
+        "missing_share": round(news.missing_share, 4),
+        "reasons": ",".join(news.reasons),
+    }
+    if news.reasons:
+        _log.warning("a rank's index counts for less", extra=facts)
+    else:
+        _log.info("a rank's index counts in full again", extra=facts)
 
 
 def _router_id(keeper: Keeper | None, rng: random.Random) -> int:

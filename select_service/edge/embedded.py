@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         SelectAndReserveRequest,
         SelectPairRequest,
         SelectRequest,
+        TrustSettings,
+        TrustTable,
         WorkerPatch,
         WorkerRecord,
         WorkerSpec,
@@ -63,6 +65,7 @@ class SelectionService:
         state_dir: str | Path | None = None,
         strict: bool = True,
         admission: AdmissionSettings | None = None,
+        trust: TrustSettings | None = None,
         seed: int | None = None,
     ) -> None:
         """Build the service; sockets open when the context is entered.
@@ -76,6 +79,7 @@ class SelectionService:
                 Taken at once, given back when the context is left.
             strict: a verb that changes something returns once that is on disk.
             admission: who is let in at all; None: everybody.
+            trust: when what an index says counts for less; None: as without flags.
             seed: for ties and temperatures; None: from the system.
 
         Raises:
@@ -89,6 +93,7 @@ class SelectionService:
             replica_sync_port=replica_sync_port,
             keeper=keeper,
             admission=admission,
+            trust=trust,
             snapshot_limits=SnapshotLimits(),
             seed=seed,
         )
@@ -154,10 +159,10 @@ class SelectionService:
         self._check_writable()
         return await self._settled(self.driver.reserve(request))
 
-    async def prefill_complete(self, reservation_id: str) -> None:
-        """The prompt is computed; POST /reservations/{id}/prefill_complete."""
+    async def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
+        """The prompt is computed, so much of it was cached; POST …/prefill_complete."""
         self._check_writable()
-        self.driver.prefill_complete(reservation_id)
+        self.driver.prefill_complete(reservation_id, cached_tokens)
         await self.driver.settle()
 
     async def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
@@ -214,6 +219,12 @@ class SelectionService:
     async def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
         """Return what every rank holds of this prompt; POST /overlap_scores."""
         return self.driver.overlap_scores(request)
+
+    async def trust(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> TrustTable:
+        """Return how far every rank's index is believed; GET /trust."""
+        return self.driver.trust(model_name, tenant_id)
 
     def dump(self) -> AsyncIterator[bytes]:
         """Return the index as pieces of JSON; GET /dump."""

@@ -50,6 +50,7 @@ from select_service.types import (
     OverlapScoresRequest,
     PairSelection,
     PotentialLoadsRequest,
+    PrefillCompleteRequest,
     Ready,
     ReservationAnswer,
     ReservationRequest,
@@ -57,6 +58,7 @@ from select_service.types import (
     SelectAndReserveRequest,
     SelectPairRequest,
     SelectRequest,
+    TrustTable,
     WorkerPatch,
     WorkerRecord,
     WorkerSpec,
@@ -97,6 +99,7 @@ Answer: TypeAlias = "Response | Awaitable[Response]"
 """An awaitable when the request has to wait for capacity or for the disk."""
 
 _REFUSED: Final = 400
+_CACHED_TOKENS: Final = b"cached_tokens"
 
 
 class PeerRequest(msgspec.Struct):
@@ -147,6 +150,7 @@ class Api:
         self._select_and_reserve = read(SelectAndReserveRequest)
         self._select_pair = read(SelectPairRequest)
         self._reservation = read(ReservationRequest)
+        self._prefill_complete = read(PrefillCompleteRequest)
         self._output_block = read(OutputBlockRequest)
         self._batch = read(BatchRequest)
         self._lease = read(LeaseRequest)
@@ -282,8 +286,17 @@ class Api:
 
     def prefill_complete(self, request: Request) -> Response:
         """Take a reservation's prefill tokens out of the load: its prompt is computed."""
-        self._service.prefill_complete(request.params[0])
-        return self.writer.done()
+        if not request.body or _CACHED_TOKENS not in request.body:  # others are ignored
+            self._service.prefill_complete(request.params[0])
+            return self.writer.done()
+        decoded = self._prefill_complete.decode(request.body)
+        name = request.params[0]
+
+        def verb(done: PrefillCompleteRequest, _: bytes) -> Status:
+            self._service.prefill_complete(name, done.cached_tokens)
+            return Status()
+
+        return self._answer(decoded, verb)
 
     def output_block(self, request: Request) -> Answer:
         """Add one more KV block to a reservation."""
@@ -389,6 +402,10 @@ class Api:
         decoded = self._overlap_scores.decode(request.body)
         return self._answer(decoded, lambda prompt, _: self._service.overlap_scores(prompt))
 
+    def trust(self, request: Request) -> Response:
+        """Return how far every rank's index is believed, and why."""
+        return self.writer.reply(self._service.trust(*_read_scope(request.query)))
+
     def dump(self, _: Request) -> Response:
         """Return the whole index, one key `model:tenant` per scope."""
         return Response(200, b"", JSON, stream=self._service.dump())
@@ -468,6 +485,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
     status: int = 200,
     query: tuple[str, ...] = (),
     body_optional: bool = False,
+    body_lenient: bool = False,
     changes: bool | None = None,  # None: whatever is no GET
 ) -> Route[Handler]:
     summary = (handler.__doc__ or "").partition("\n")[0]
@@ -475,6 +493,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
         *(method, pattern, handler, takes, answers, status, refusals, query, summary),
         changes=method != "GET" if changes is None else changes,
         body_optional=body_optional,
+        body_lenient=body_lenient,
     )
 
 
@@ -515,7 +534,12 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         takes=ReservationRequest,
         status=201,
     ),
-    _post(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+    _post(
+        *(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+        takes=PrefillCompleteRequest,
+        body_optional=True,
+        body_lenient=True,
+    ),
     _post(
         *(_RESERVATION + "/output_block", Api.output_block, Status, 404),
         takes=OutputBlockRequest,
@@ -548,6 +572,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
     _ask("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),
     _ask("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
+    _get("/trust", Api.trust, TrustTable, query=SCOPE_QUERY),
     _get("/dump", Api.dump, dict[str, dict[str, Any]]),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str]),

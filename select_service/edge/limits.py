@@ -26,6 +26,7 @@ TURN_BUDGETS: Final = {
     "judged_per_turn_max": "waiting requests judged again under another policy",
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
     "swept_nodes_per_turn_max": "nodes of the radix tree given back",
+    "streams_watched_per_turn_max": "KV-event streams looked at for lag and gaps",
     "replica_items_per_message_max": "statements to replicas in one message",
     "replica_resolved_per_turn_max": "reservations of replicas looked at again",
     "blocks_per_turn": "blocks of one rank's KV events applied",

@@ -33,6 +33,7 @@ from select_service.edge.scope_series import groups_of, in_use
 from select_service.edge.snapshot_metrics import SnapshotMetrics
 from select_service.edge.state_metrics import StateMetrics
 from select_service.edge.traffic import LATENCY_BUCKETS_S
+from select_service.edge.trust_metrics import TrustMetrics
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Metrics:
         self._registry.register(_Http(traffic))
         self._registry.register(_Service(service, settings))
         self._registry.register(AdmissionMetrics(service, PREFIX, settings))
+        self._registry.register(TrustMetrics(service, PREFIX, settings))
         self._registry.register(ReplicaMetrics(service, PREFIX))
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))

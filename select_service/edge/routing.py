@@ -39,6 +39,7 @@ class Route(Struct, Generic[H], frozen=True):
     summary: str = ""
     changes: bool = False  # something that outlives the answer
     body_optional: bool = False  # without one, no Content-Type either
+    body_lenient: bool = False  # whatever its Content-Type; the handler ignores what says nothing
 
 
 class Match(NamedTuple, Generic[H]):
