@@ -101,6 +101,7 @@ class Examiner:
         yield from self._look_at_workers(now)
         yield from self._look_at_streams(now, wall_now, link_of)
         yield from self._look_at_prompts(now)
+        yield from self._look_at_trust(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
         for cause, subject, what in (*found, *self._habits.look(now)):
             self.suspicions.suspect(cause, subject, what, now)
@@ -208,6 +209,16 @@ class Examiner:
                     else _subject(*owner)
                 )
                 self.suspicions.suspect(cause, subject, what, now)
+            yield
+
+    def _look_at_trust(self, now: float) -> Iterator[None]:
+        """What engines say of their prompts is judged elsewhere; here it is told."""
+        for scope, partition in [*self._membership.partitions.items()]:
+            for slot, rank in [*partition.trust.distrusted()]:
+                at = partition.index.rank_of(slot)
+                if at is not None:
+                    what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
+                    self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
             yield
 
 

@@ -168,8 +168,16 @@ def test_it_looks_by_itself() -> None:
 
 def test_who_asks_at_once_shares_an_examination() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await asyncio.gather(*(client.get("/ready?verbose=true") for _ in range(5)))
-        assert service.doctor().examiner.rounds == 1
+        await grown(service)
+        incomplete(service, 2)
+        age(service, 100.0)
+        await service.doctor().examine()
+        age(service, 100.0)
+        answers = await asyncio.gather(*(client.get("/ready?verbose=true") for _ in range(5)))
+        for answer in answers:  # also who came while it was under way
+            codes = [one["code"] for one in answer.json()["findings"]]
+            assert codes == ["worker-incomplete", "no-workers"]
+        assert service.doctor().examiner.rounds == 4
 
     in_process(use, doctor_interval_s=0.0)
 
