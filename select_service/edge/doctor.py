@@ -102,24 +102,26 @@ class Doctor:
             await asyncio.sleep(self._limits.interval_s)
 
     async def report(self) -> Report:
-        """Tell what is wrong now, or was a moment ago."""
-        if self._clock() - self._examined_at >= FRESH_S:
-            await self.examine()
+        """Tell what is wrong now, or was a moment ago; who comes meanwhile shares a look."""
+        async with self._turn:
+            if self._clock() - self._examined_at >= FRESH_S:
+                await self._examine()
         return self.examiner.report(self._clock())
 
     async def examine(self) -> None:
-        """Look at everything once; who comes meanwhile shares it."""
-        asked_at = self._clock()
+        """Look at everything once."""
         async with self._turn:
-            if self._examined_at > asked_at:
-                return  # somebody else's began after we asked
-            self._examined_at = self._clock()
-            until = self._examined_at + SLICE_S
-            for _ in self._round():
-                if self._clock() >= until:
-                    await asyncio.sleep(0)
-                    until = self._clock() + SLICE_S
-            _tell(self.examiner.changes)
+            await self._examine()
+
+    async def _examine(self) -> None:
+        began_at = self._clock()
+        until = began_at + SLICE_S
+        for _ in self._round():
+            if self._clock() >= until:
+                await asyncio.sleep(0)
+                until = self._clock() + SLICE_S
+        self._examined_at = began_at
+        _tell(self.examiner.changes)
 
     def _round(self) -> Iterator[None]:
         now = self._clock()

@@ -164,7 +164,8 @@ RANK_OFFSET: Final = Cause(
     "rank-offset",
     "warning",
     "The KV-event endpoint of one rank delivers the events of another: the ports are off by some "
-    "ranks. They are credited to the rank they name, but losses are mended for the wrong one.",
+    "ranks. What is lost is mended for the wrong one, and where each rank is a worker of its own "
+    "one is credited with what the other holds.",
     "Register each rank with its own port: the engine's base port + dp_rank.",
 )
 ENDPOINT_SHARED: Final = Cause(
@@ -205,6 +206,16 @@ REQUEST_BLOCK_SIZE: Final = Cause(
     "error",
     "Prompts come as block hashes of another block size than the workers have, so none matches.",
     "Hash with the block_size that GET /workers tells.",
+)
+INDEX_UNTRUE: Final = Cause(
+    "index-untrue",
+    "warning",
+    "The engine finds much less of its prompts cached than its events made expect: removals do not "
+    "reach us, another engine's events are credited to it, or prompts are changed on their way to "
+    "it. Its overlap counts for less until it is right again.",
+    "Compare the tokens that reach the engine with those that are routed (GET /trust tells the "
+    "errors), and give the worker its own events endpoint and a replay_endpoint: its index is then "
+    "read again.",
 )
 LORA_MISMATCH: Final = Cause(
     "lora-mismatch",
@@ -292,7 +303,7 @@ CAUSES: Final = (
     *(REPLAY_MUTE, REPLAY_WRONG_RANK, REPLAY_OF_ANOTHER),
     *(SEQUENCE_JUMPS, RESTART_STORM, CLOCK_SKEW, RANK_OFFSET, ENDPOINT_SHARED),
     *(TOKEN_MISMATCH, FIRST_TOKEN, HASH_MISMATCH, REQUEST_BLOCK_SIZE),
-    *(LORA_MISMATCH, SALT_MISMATCH),
+    *(LORA_MISMATCH, SALT_MISMATCH, INDEX_UNTRUE),
     *(REPLICA_UNREACHABLE, REPLICA_SILENT, REPLICA_BEHIND, REPLICA_WORKERS, REPLICA_NAMESAKE),
     *(UNKNOWN_MODEL, NEVER_FREED),
 )

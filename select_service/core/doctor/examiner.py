@@ -101,6 +101,7 @@ class Examiner:
         yield from self._look_at_workers(now)
         yield from self._look_at_streams(now, wall_now, link_of)
         yield from self._look_at_prompts(now)
+        yield from self._look_at_trust(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
         for cause, subject, what in (*found, *self._habits.look(now)):
             self.suspicions.suspect(cause, subject, what, now)
@@ -138,13 +139,14 @@ class Examiner:
                 stored[owner] = stored.get(owner, 0) + stream.tallies.blocks_stored
             link = link_of(stream)
             if link is not None:
+                look = self._look(stream, link, replay, now, wall_now)
                 watch = watches.get(rank)
                 if watch is None or watch.stream is not stream:
-                    watch = watches[rank] = StreamWatch(stream, link.connections, now)
+                    watch = StreamWatch(stream, link.connections, look.requests, now)
+                    watches[rank] = watch
                 seen.add(rank)
                 if stream.kv_state == "uncertain" and now - watch.known_since < PAST_S:
                     past_missing |= {scope, (scope, rank)}
-                look = self._look(stream, link, replay, now, wall_now)
                 subject = _subject(scope, rank, endpoint)
                 for cause, what in watch.look(look):
                     self.suspicions.suspect(cause, subject, what, now)
@@ -165,15 +167,16 @@ class Examiner:
         now: float,
         wall_now: float,
     ) -> Look:
+        if stream.last_event_at is not None:  # then the samples say what it was asked
+            return Look(link, replay, 0, holds_anything=True, now=now, wall_now=wall_now)
         partition = self._membership.partitions[stream.scope]
         slot = partition.index.slot_of(stream.rank)
-        is_asked = holds = False
-        if stream.last_event_at is None and slot is not None:
+        requests = 0
+        if slot is not None and not self._only_decodes(stream.rank.worker_id):
             ledger = partition.ledger
-            is_asked = bool(ledger.requests[slot]) and bool(ledger.decode[slot])
-            is_asked = is_asked and not self._only_decodes(stream.rank.worker_id)
-            holds = partition.index.holds_anything(stream.rank)
-        return Look(link, replay, is_asked, holds, now, wall_now)
+            requests = int(ledger.requests[slot]) if ledger.decode[slot] else 0
+        holds = partition.index.holds_anything(stream.rank)
+        return Look(link, replay, requests, holds, now, wall_now)
 
     def _only_decodes(self, worker_id: int) -> bool:
         """Whether what a worker caches comes from others, who tell of it."""
@@ -206,6 +209,16 @@ class Examiner:
                     else _subject(*owner)
                 )
                 self.suspicions.suspect(cause, subject, what, now)
+            yield
+
+    def _look_at_trust(self, now: float) -> Iterator[None]:
+        """What engines say of their prompts is judged elsewhere; here it is told."""
+        for scope, partition in [*self._membership.partitions.items()]:
+            for slot, rank in [*partition.trust.distrusted()]:
+                at = partition.index.rank_of(slot)
+                if at is not None:
+                    what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
+                    self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
             yield
 
 

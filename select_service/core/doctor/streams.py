@@ -69,7 +69,7 @@ class Look(NamedTuple):
 
     link: LinkState
     replay_endpoint: str | None
-    is_asked: bool  # the rank carries requests with blocks
+    requests: int  # that the rank carries
     holds_anything: bool
     now: float
     wall_now: float
@@ -80,16 +80,18 @@ class StreamWatch:
 
     __slots__ = (
         *("_answered", "_asked_since", "_asks", "_batches", "_heard_at", "_link_since", "_lives"),
+        "_requests",
         *("_losses", "_lost", "_readable", "_replayed", "_skewed", "_skews", "_usable"),
         *("known_since", "stream"),
     )
 
-    def __init__(self, stream: EventStream, connections: int, now: float) -> None:
+    def __init__(self, stream: EventStream, connections: int, requests: int, now: float) -> None:
         self.stream = stream
         self.known_since = now
         self._lives = Growth(_lives(stream.tallies, connections), now)
         self._asks = 0  # prompts given since the last word
         self._asked_since = 0.0
+        self._requests = requests  # those before may be of an earlier life, and all computed
         self._heard_at: float | None = None
         self._link_since = now
         self._usable = Run()
@@ -127,8 +129,10 @@ class StreamWatch:
         heard_at = self.stream.last_event_at
         if heard_at != self._heard_at or look.link.since != self._link_since:
             self._heard_at, self._link_since, self._asks = heard_at, look.link.since, 0
-        if heard_at is None and look.is_asked and not look.holds_anything:
-            self.asked(look.now)
+        came, self._requests = look.requests - self._requests, look.requests
+        if heard_at is None and not look.holds_anything:  # whatever came is new to it
+            for _ in range(min(came, ASKS_MIN)):
+                self.asked(look.now)
 
     def _silence(self, look: Look) -> Suspect | None:
         enough, long_s = ASKS_MIN, SILENCE_S
@@ -182,10 +186,14 @@ class StreamWatch:
             yield causes.SEQUENCE_JUMPS, f"numbers went back {lives} times without a new connection"
 
     def _offset(self) -> Iterator[Suspect]:
-        own, names = self.stream.rank.dp_rank, self.stream.names
-        others = sorted(name for name in names if name in self.stream.worker_ranks)
-        if others and own not in names:
-            yield causes.RANK_OFFSET, f"its endpoint delivers events of dp_rank {others[0]}"
+        own, names, ranks = self.stream.rank.dp_rank, self.stream.names, self.stream.worker_ranks
+        if not names or own in names:
+            return  # one publisher may speak for all ranks
+        # an engine that counts its ranks through a whole cluster is no fault; one that was
+        # registered under a number of its own should have that number
+        others = [name for name in names if name in ranks or (ranks.start and len(ranks) == 1)]
+        if others:
+            yield causes.RANK_OFFSET, f"its endpoint delivers events of dp_rank {min(others)}"
 
     # -- can what is lost be had again? ------------------------------------------------------------
 

@@ -44,13 +44,27 @@ def test_bookings_that_live_on_are_evidence_enough(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
         engine = ward.engine()
         await ward.hire(engine, replay=False)
-        for number in range(2):
+        await ward.codes()
+        for number in range(3):
             body = {"reservation_id": f"long{number}", "worker_id": 1, "token_ids": prompt(number)}
             ward.service.reserve(msgspec.convert(body, ReservationRequest))
         assert await ward.pass_time(50) == ["no-events"]
         engine.compute(prompt(0))
         await ward.heard(engine)
         assert await ward.pass_time(50) == []
+
+    play(context, scenario, streams=UNPOLLED)
+
+
+def test_bookings_of_an_earlier_life_are_none(context: Context) -> None:
+    """Restored from disk, or told by a replica: the engine has computed them long ago."""
+
+    async def scenario(ward: Ward) -> None:
+        await ward.hire(ward.engine(), replay=False)
+        for number in range(6):
+            body = {"reservation_id": f"old{number}", "worker_id": 1, "token_ids": prompt(number)}
+            ward.service.reserve(msgspec.convert(body, ReservationRequest))
+        assert await ward.pass_time(60) == []
 
     play(context, scenario, streams=UNPOLLED)
 
@@ -383,6 +397,42 @@ def test_ports_that_are_off_by_a_rank(context: Context) -> None:
         assert await ward.pass_time(10) == []
 
     play(context, scenario, streams=UNPOLLED)
+
+
+def test_ranks_registered_one_by_one_with_ports_that_are_off(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engines = [ward.engine(), ward.engine()]
+        for rank, engine in enumerate(engines):
+            engine.dp_rank = rank
+
+        async def hire(rank: int, engine: Engine) -> None:
+            fields = {"data_parallel_start_rank": rank, "data_parallel_size": 1}
+            await ward.hire(engine, rank + 1, replay=False, **fields)
+
+        await hire(0, engines[1])
+        await hire(1, engines[0])
+        for engine in engines:
+            engine.compute(prompt(1))
+        await ward.until(lambda: all(s.names for w in (1, 2) for s in ward.streams(w)))
+        (finding,) = await ward.examine()
+        assert finding.code == "rank-offset"
+        assert (finding.subject.worker_id, finding.subject.dp_rank) == (2, 1)
+        await hire(0, engines[0])
+        await hire(1, engines[1])
+        assert await ward.pass_time(10) == []
+
+    play(context, scenario, streams=UNPOLLED)
+
+
+def test_an_engine_that_counts_its_ranks_through_the_cluster(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        engine.dp_rank = 5
+        await ward.hire(engine)
+        await serve_prompts(ward, engine, 0)
+        assert await ward.pass_time(60) == []
+
+    play(context, scenario)
 
 
 def test_one_publisher_for_all_ranks_is_no_fault(context: Context) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
 from indexer.core.hashing import block_hashes, sequence_hashes, unpack_i64
+from select_service.types import SelectAndReserveRequest
 from tests.indexer.encoding import stored
 from tests.select_service.doctor.ward import BLOCK, Engine, Ward, play, prompt
 
@@ -191,6 +193,36 @@ def test_what_was_cached_before_we_came_is_not_told_again(context: Context) -> N
         engine.tell([{"type": "AllBlocksCleared"}])
         engine.held.clear()
         await converse(ward, {1: engine}, plainly, first=0)
+        assert await ward.codes() == []
+
+    play(context, scenario)
+
+
+def test_an_engine_that_finds_less_than_its_events_promised(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        engine.compute(prompt(1))
+        await ward.heard(engine)
+
+        async def report(cached_tokens: int, times: int) -> None:
+            for _ in range(times):
+                ward.reported += 1
+                name = f"told{ward.reported}"
+                body = {"reservation_id": name, "token_ids": prompt(1)}
+                await ward.service.select_and_reserve(
+                    msgspec.convert(body, SelectAndReserveRequest)
+                )
+                ward.service.prefill_complete(name, cached_tokens)
+                ward.service.free(name)
+
+        await report(3 * BLOCK, 4)
+        assert await ward.codes() == []
+        await report(0, 30)
+        (finding,) = await ward.examine()
+        assert finding.code == "index-untrue"
+        assert finding.subject.worker_id == 1
+        await report(3 * BLOCK, 60)
         assert await ward.codes() == []
 
     play(context, scenario)

@@ -103,6 +103,7 @@ class Ward:
         self.clock = clock
         self.engines: list[Engine] = []
         self._ids = itertools.count(1)
+        self.reported = 0
 
     def engine(self, ports: tuple[int, int] = (0, 0)) -> Engine:
         while True:  # libzmq lets go of a port in its own time

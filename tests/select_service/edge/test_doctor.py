@@ -168,8 +168,16 @@ def test_it_looks_by_itself() -> None:
 
 def test_who_asks_at_once_shares_an_examination() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await asyncio.gather(*(client.get("/ready?verbose=true") for _ in range(5)))
-        assert service.doctor().examiner.rounds == 1
+        await grown(service)
+        incomplete(service, 2)
+        age(service, 100.0)
+        await service.doctor().examine()
+        age(service, 100.0)
+        answers = await asyncio.gather(*(client.get("/ready?verbose=true") for _ in range(5)))
+        for answer in answers:  # also who came while it was under way
+            codes = [one["code"] for one in answer.json()["findings"]]
+            assert codes == ["worker-incomplete", "no-workers"]
+        assert service.doctor().examiner.rounds == 4
 
     in_process(use, doctor_interval_s=0.0)
 
@@ -213,6 +221,28 @@ def test_a_large_fleet_is_examined_in_slices() -> None:
         assert turns > 100
 
     in_process(use, doctor_interval_s=0.0)
+
+
+def test_a_client_that_goes_breaks_an_examination_off_and_nothing_else() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for number in range(2, 50):
+            incomplete(service, number)
+        doctor = service.doctor()
+        ticks = iter(range(10**9))
+        doctor._clock = lambda: 2000.0 + next(ticks)  # every step is late: pause after each
+        asking = asyncio.ensure_future(doctor.examine())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert doctor.examiner.rounds == 0
+        await doctor.examine()
+        await doctor.examine()
+        answer = (await client.get("/ready?verbose=true")).json()
+        assert len(answer["findings"]) == 48
+
+    in_process(use, router=NO_EVENTS, doctor_interval_s=0.0)
 
 
 def test_limits_have_defaults() -> None:
