@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import WorkerRank
 from select_service.edge.codec import encode
-from select_service.edge.console.trust import trust_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -156,7 +155,7 @@ def _numbers(seat: _Seat, partition: Partition, report: Report | None) -> _Row:
         None if told is None else told.kv_total_blocks,
         None if told is None else told.num_requests_waiting,
         keeper is not None and slot in keeper.busy.slots,
-        trust_in(partition, slot),
+        round(partition.trust.factor(slot), 4),
     )
 
 

@@ -25,7 +25,7 @@ __all__ = ["CONSOLE_PATH", "Booth"]
 CONSOLE_PATH: Final = "/console"
 
 _ROOMS: Final = (
-    *("slices", "trust", "browser", "assets", "fleet", "prefix", "reservations"),
+    *("slices", "browser", "assets", "fleet", "prefix", "reservations"),
     *("sections", "sources", "stream", "console"),
 )
 _GETS: Final = (

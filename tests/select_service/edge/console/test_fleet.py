@@ -119,3 +119,14 @@ def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
     assert turns >= 63, "others have their turn after every worker"
     assert len(news.ranks) == 63
     assert look(view).gone == []
+
+
+def test_how_far_a_rank_is_believed() -> None:
+    service = create_driver(SETTINGS)
+    seat(service, 1)
+    view = Fleet(service)
+    assert row(look(view))["trust"] == 1.0
+    (partition,) = service.core.partitions.values()
+    ((_, slot),) = partition.seats()
+    partition.trust.note_freshness(slot, 0.4, ("lag",))
+    assert row(look(view))["trust"] == 0.4
