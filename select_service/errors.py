@@ -145,6 +145,13 @@ class TooManyConnections(ServiceError):
     code = "too_many_connections"
 
 
+class HttpVersionTooOld(ServiceError):
+    """An answer without an end, to a client that must be told its length."""
+
+    status = 505
+    code = "http_version_too_old"
+
+
 class RouteNotFound(ServiceError):
     """No such path."""
 
@@ -422,6 +429,16 @@ class InvalidReplicaPeer(ServiceError):
 
     def __init__(self, endpoint: str, why: str) -> None:
         super().__init__(f"invalid replica peer endpoint `{endpoint}`: {why}")
+
+
+class TooManyConsoles(ServiceError):
+    """As many pages of the console as `--console-clients-max` allows."""
+
+    status = 503
+    code = "too_many_console_clients"
+
+    def __init__(self, clients_max: int) -> None:
+        super().__init__(f"{clients_max} pages of the console are open, no more may be")
 
 
 class TooManyPeers(ServiceError):

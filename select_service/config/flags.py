@@ -1032,6 +1032,14 @@ FLAGS: Final = (
         "BLOCKS",
         "what moving one KV block from a prefill to a decode worker costs, in blocks of prefill",
     ),
+    Flag("--no-console", None, "", "serve no console at /console"),
+    Flag(
+        "--console-clients-max",
+        _whole(1, _COUNT),
+        "N",
+        "pages of the console that are kept up to date at a time",
+        watch="console_clients",
+    ),
     Flag("--log-format", _choice("json", "text"), "json|text", "form of the log on stderr"),
     Flag(
         "--log-level",

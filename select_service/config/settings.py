@@ -201,6 +201,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     shutdown_timeout_s: int = 5
     metrics_rank_series_max: int = 512  # some 16 ms of event loop per scrape
     metrics_scope_series_max: int = 64  # of some 30 series each
+    no_console: bool = False
+    console_clients_max: int = 16  # each costs a socket and a few seconds of what it has not read
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False

@@ -178,7 +178,10 @@ class Placing:
         return effects
 
     def _answer(self, ticket: Ticket, placement: Placement) -> Selection:
-        self._counters.selections += 1
+        counters = self._counters
+        counters.selections += 1
+        counters.selected_isl_tokens += ticket.prompt.isl_tokens
+        counters.selected_prefill_tokens += placement.effective_prefill_tokens
         partition, request, worker = ticket.partition, ticket.request, placement.worker
         return Selection(
             selection_id=UNSET if request.selection_id is None else request.selection_id,

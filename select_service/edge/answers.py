@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from indexer.errors import IndexerError
 
-__all__ = ["JSON_WRITER", "ONLY_JSON", "Response", "Settling", "Status", "Writer", "msgpack_writer"]
+__all__ = [
+    "JSON_WRITER",
+    "ONLY_JSON",
+    "Feed",
+    "Response",
+    "Settling",
+    "Status",
+    "Writer",
+    "msgpack_writer",
+]
 
 _JSON: Final = (b"content-type", b"application/json")
 _VARY: Final = (b"vary", b"accept")
@@ -49,6 +58,12 @@ class Response:
         self.body = body
         self.headers = headers
         self.stream = stream
+
+
+class Feed(Response):
+    """A stream that ends with who reads it: neither a request under way nor a slow one."""
+
+    __slots__ = ()
 
 
 class Settling:

@@ -26,6 +26,7 @@ from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
 from select_service.edge.codec import show_hashes
+from select_service.edge.console.routes import Booth
 from select_service.edge.descriptors import raise_limit
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import FastLane, fast_lane, status_line
@@ -159,13 +160,20 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
         metrics=lambda: metrics().render(),
         openapi=_describe,
     )
+    booth: Booth | None = None
+    if not settings.no_console:
+        booth = Booth(service, traffic, clients_max=settings.console_clients_max)
     bytes_max, access_log = settings.max_body_bytes, settings.access_log
     if service.tracing is None:
-        return Door(api, traffic, max_body_bytes=bytes_max, access_log=access_log), traffic
+        door = Door(api, traffic, max_body_bytes=bytes_max, access_log=access_log, booth=booth)
+        return door, traffic
     from select_service.edge.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
 
     door = TracedDoor(
-        *(api, traffic, service.tracing), max_body_bytes=bytes_max, access_log=access_log
+        *(api, traffic, service.tracing),
+        max_body_bytes=bytes_max,
+        access_log=access_log,
+        booth=booth,
     )
     return door, traffic
 
@@ -309,6 +317,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._entrances.appear()
+        self._door.enter(asyncio.get_running_loop())
         self._loading = asyncio.get_running_loop().create_task(load_in_turns())
 
     @override

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.errors import IndexerError
 from select_service.edge.access_log import log_access, short
-from select_service.edge.answers import JSON_WRITER, Response, Settling, msgpack_writer
+from select_service.edge.answers import JSON_WRITER, Feed, Response, Settling, msgpack_writer
 from select_service.edge.forms import Form, answer_type, form_of
 from select_service.edge.http import ROUTES, Api, Handler, Request
 from select_service.edge.routing import Route, Router
 from select_service.edge.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.errors import (
     BodyTooLarge,
+    HttpVersionTooOld,
     MethodNotAllowed,
     ServiceError,
     ShuttingDown,
@@ -28,9 +30,11 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
     from starlette.types import Receive, Scope, Send
+
+    from select_service.edge.console.routes import Booth
 
 __all__ = ["HANDED_OVER", "Call", "Door", "Head"]
 
@@ -68,23 +72,47 @@ class Door:
     """The ASGI application that serves every request of the API."""
 
     def __init__(
-        self, api: Api, traffic: Traffic, *, max_body_bytes: int, access_log: bool = False
+        self,
+        api: Api,
+        traffic: Traffic,
+        *,
+        max_body_bytes: int,
+        access_log: bool = False,
+        booth: Booth | None = None,
     ) -> None:
+        """Open the door.
+
+        Args:
+            api: answers.
+            traffic: counts.
+            max_body_bytes: longer ones are refused.
+            access_log: whether every request is logged.
+            booth: of the console, if there is one.
+        """
         self._api = api
+        self._booth = booth
         self._apis: dict[tuple[Form, bytes | None], Api] = {
             (Form.JSON, None): api
         }  # others are made when somebody speaks so
-        self._router: Router[Handler] = Router(ROUTES)
+        routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
+        self._router: Router[Handler] = Router(routes)
         self._traffic = traffic
-        self._stats = {id(route): _stats_of(traffic, route) for route in ROUTES}
+        self._stats = {id(route): _stats_of(traffic, route) for route in routes}
         self._max_body_bytes = max_body_bytes
         self._access_log = access_log
-        self._plain_lines = {} if access_log else _plain_lines()
+        self._plain_lines = {} if access_log else _plain_lines(routes)
         self._leaving = asyncio.Event()
+
+    def enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The process has begun to serve."""
+        if self._booth is not None:
+            self._booth.start(loop)
 
     def leave(self) -> None:
         """Send waiting requests away and cut streams: the process is about to end."""
         self._leaving.set()
+        if self._booth is not None:
+            self._booth.close()
 
     @property
     def is_leaving(self) -> bool:
@@ -182,7 +210,7 @@ class Door:
             raise RuntimeError(f"no {scope['type']} here")
         started = perf_counter()
         self._traffic.in_flight += 1
-        stats, status = self._traffic.unmatched, CLIENT_GONE
+        stats, status, ended = self._traffic.unmatched, CLIENT_GONE, None
         head = self._head_in(scope)
         response: Response | None = None
         try:
@@ -200,10 +228,13 @@ class Door:
             status = response.status
             if self._leaving.is_set() or _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
+            if isinstance(response, Feed):
+                ended = perf_counter()  # it lasts as long as somebody looks: that is not our time
+                self._traffic.in_flight -= 1
             await self._respond(response, scope, receive, send)
         finally:
-            seconds = perf_counter() - started
-            self._traffic.in_flight -= 1
+            self._traffic.in_flight -= ended is None
+            seconds = (ended or perf_counter()) - started
             stats.observe(status, seconds)
             if self._access_log:
                 log_access(scope, status, seconds, response)
@@ -303,6 +334,10 @@ class Door:
         """Send a stream piece by piece; HTTP/1.0, which has no pieces, gets it whole."""
         assert response.stream is not None
         if scope.get("http_version") == "1.0":
+            if isinstance(response, Feed):
+                why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
+                await self._respond(JSON_WRITER.refusal(why), scope, receive, send)
+                return
             response.body = b"".join([piece async for piece in response.stream])
             response.stream = None
             await self._respond(response, scope, receive, send)
@@ -318,6 +353,8 @@ class Door:
             gone = group.create_task(_until_gone(receive))
             complete = await self._pass_on(response.stream, gone, send)
             gone.cancel()
+        if isinstance(response, Feed) and isinstance(response.stream, AsyncGenerator):
+            await response.stream.aclose()  # who reads no more is counted no more, at once
         if complete:  # otherwise the missing last piece tells the client that it has not all
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -348,13 +385,13 @@ class Door:
         return api.writer.refusal(ServiceError("internal error"))
 
 
-def _plain_lines() -> dict[bytes, Call]:
+def _plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:
     """Return the calls of all request lines without parameters and queries."""
     return {
         b"%b %b HTTP/1.1" % (route.method.encode(), path := route.pattern.encode()): Call(
             route, (), b"", path
         )
-        for route in ROUTES
+        for route in routes
         if "{" not in route.pattern
     }
 

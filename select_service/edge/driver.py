@@ -356,6 +356,10 @@ class Driver:
         if self.core.desk.bookings.live(reservation_id) is not None:
             self._carry_out(self.core.free(reservation_id, self._clock()))
 
+    def now(self) -> float:
+        """Return the monotonic seconds that everything here is told."""
+        return self._clock()
+
     async def settle(self) -> None:
         """Wait until everything done so far may be acknowledged (embedding; HTTP has its own way).
 
@@ -546,6 +550,11 @@ class Driver:
     async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
         return await self._given(partial(self.select_pair_now, unknown=unknown), request)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait here for an answer."""
+        return len(self._waiting)
 
     async def wait(self, ticket: Ticket) -> Answer:
         """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.

@@ -65,6 +65,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "header_timeout_s": cut.header_timeouts,
         "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
         "connections_max": cut.refused,
+        "console_clients_max": traffic.console.refused,
         "replica_send_messages_max": plane.publisher.dropped if plane else 0,
         "replica_pull_timeout_s": plane.pulls.outcomes["timeout"] if plane else 0,
         "replica_pull_bytes_max": plane.pulls.outcomes["too_large"] if plane else 0,

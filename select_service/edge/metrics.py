@@ -153,6 +153,7 @@ class _Http(Collector):
         accepted = _counter("http_connections_accepted", "Connections accepted.")
         accepted.add_metric((), counts.accepted)
         yield accepted
+        yield from self._console()
         cut = _counter("http_connections_cut", "Connections closed for a fault.", ("reason",))
         for reason in (
             "refused",
@@ -163,6 +164,20 @@ class _Http(Collector):
         ):
             cut.add_metric([reason.removesuffix("s")], getattr(counts, reason))
         yield cut
+
+    def _console(self) -> Iterator[Metric]:
+        counts = self._traffic.console
+        clients = _gauge("console_clients", "Pages of the console kept up to date.")
+        clients.add_metric((), counts.clients)
+        yield clients
+        ended = _counter("console_clients_ended", "Pages sent away, by reason.", ("reason",))
+        ended.add_metric(["refused"], counts.refused)
+        ended.add_metric(["slow"], counts.dropped)
+        yield ended
+        rounds = _counter("console_rounds", "Times the console was told what is new.", ("outcome",))
+        rounds.add_metric(["told"], counts.rounds)
+        rounds.add_metric(["fault"], counts.faults)
+        yield rounds
 
 
 def _cumulated(stats: RouteTraffic) -> list[tuple[str, float]]:
@@ -227,6 +242,17 @@ class _Service(Collector):
         selections = _counter("selections", "Selections answered with a worker.")
         selections.add_metric((), counters.selections)
         yield selections
+        for name, what, count in (
+            ("selected_isl_tokens", "Tokens of their prompts.", counters.selected_isl_tokens),
+            (
+                "selected_prefill_tokens",
+                "Of them, tokens the chosen worker had yet to compute.",
+                counters.selected_prefill_tokens,
+            ),
+        ):
+            family = _counter(name, what)
+            family.add_metric((), count)
+            yield family
         waited = _counter("selections_queued", "Selections that had to wait for capacity.")
         waited.add_metric((), counters.selections_waited)
         yield waited

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from select_service.edge.asgi import Call, Head
+    from select_service.edge.console.routes import Booth
     from select_service.edge.http import Api
     from select_service.edge.trace_context import Parent
     from select_service.edge.tracing import Span, Tracing
@@ -52,8 +53,11 @@ class TracedDoor(Door):
         *,
         max_body_bytes: int,
         access_log: bool = False,
+        booth: Booth | None = None,
     ) -> None:
-        super().__init__(api, traffic, max_body_bytes=max_body_bytes, access_log=access_log)
+        super().__init__(
+            *(api, traffic), max_body_bytes=max_body_bytes, access_log=access_log, booth=booth
+        )
         self.tracing = tracing
         self.parent: Parent | None = None
         """Of the request that `answer_now` or `_do` is about; whoever calls them says so."""
