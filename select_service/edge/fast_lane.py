@@ -46,6 +46,9 @@ HEADS_MAX: Final = 1024
 HEAD_BYTES_MAX: Final = 1024
 """The longest that is remembered."""
 
+READ_BYTES_MAX: Final = 8192
+"""The longest that is searched for lines for tracing, to see whether the rest is remembered."""
+
 
 class Heads:
     """Header lines the parser has read before, by their bytes: some four megabytes at most.
@@ -161,7 +164,7 @@ class FastLane(GuardedProtocol):
 
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
-        end = data.find(b"\r\n\r\n")
+        end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
         known = self.heads.calls.get(data[:end]) or self._known_call(data, end)

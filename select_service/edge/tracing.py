@@ -8,6 +8,7 @@ is kept: neither tokens nor hashes.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -50,13 +51,15 @@ _PATH_FACTS: Final = {
 class _Here:
     """Which request is being worked on, for as long as nothing else can be."""
 
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "thread")
 
     def __init__(self) -> None:
         self.ids: Mapping[str, str] | None = None
+        self.thread = 0  # that works on requests; what others log meanwhile is about none
 
     def get(self) -> Mapping[str, str] | None:
-        return self.ids
+        ids = self.ids
+        return ids if ids is not None and threading.get_ident() == self.thread else None
 
 
 HERE: Final = _Here()
@@ -157,7 +160,8 @@ class Tracing:
             HERE.ids = before
 
     def start(self) -> None:
-        """Begin to export."""
+        """Begin to export. Called by the thread that serves."""
+        HERE.thread = threading.get_ident()
         self.export.start()
 
     def close(self) -> None:

@@ -20,7 +20,10 @@ VARYING: Final = frozenset(
 """Headers whose value is another one with every request, and which change nothing in its answer."""
 
 VARYING_LINES: Final = re.compile(
-    rb"\r\n(" + rb"|".join(sorted(VARYING, reverse=True)) + rb"):[ \t]*([\t -~]{0,512})(?=\r\n|\Z)",
+    rb"\r\n("
+    + rb"|".join(sorted(VARYING, reverse=True))
+    + rb"):[ \t]*+([\t -~]{0,512}+)(?=\r\n|\Z)",
     re.IGNORECASE,
 )
-"""Each as a whole line of a head."""
+"""Each as a whole line of a head. What has been read is never tried again (`*+`): a line of blanks
+would hold the loop for most of a second."""

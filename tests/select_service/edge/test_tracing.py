@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -533,6 +534,24 @@ def test_log_records_name_the_request(collector: Collector) -> None:
     assert chosen.items() >= (ids | names).items()
     assert (freed["trace_id"], freed["reservation_id"], "span_id" in freed) == (TRACE, "r1", False)
     assert (selected["trace_id"], selected["span_id"]) == (other.trace_id, other.span_id)
+
+
+def test_what_threads_log_is_about_no_request(collector: Collector) -> None:
+    seen: list[object] = []
+
+    async def asks() -> None:
+        async with traced():
+            HERE.ids = {"trace_id": TRACE}
+            try:
+                thread = threading.Thread(target=lambda: seen.append(HERE.get()))
+                thread.start()
+                thread.join()
+                seen.append(HERE.get())
+            finally:
+                HERE.ids = None
+
+    run(asks())
+    assert seen == [None, {"trace_id": TRACE}]
 
 
 # -- collectors that are no good -----------------------------------------------------------------
