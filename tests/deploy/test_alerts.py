@@ -86,6 +86,14 @@ CASES = {
     "SelectServiceNoWorkers": _gauge(
         P + "workers", 0, 1, 'lifecycle="schedulable"', lifecycle="schedulable"
     ),
+    "SelectServiceMiswired": Case(
+        {P + 'doctor_findings{code="no-events",severity="error"}': "2+0x60"},
+        {
+            P + 'doctor_findings{code="no-events",severity="error"}': "0 1 0 0 2 0 " * 10,
+            P + 'doctor_findings{code="no-workers",severity="warning"}': "1+0x60",
+        },
+        {"code": "no-events"},
+    ),
     "SelectServiceWorkersIncomplete": Case(
         {P + 'workers{lifecycle="incomplete"}': STANDS},
         {P + 'workers{lifecycle="draining"}': STANDS},
