@@ -24,11 +24,12 @@ from select_service.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import requests
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext, TraceState
 
-__all__ = ["Finished", "SpanExport", "TracingUnavailableError", "otlp_exporter"]
+__all__ = ["Finished", "SpanExport", "TracingUnavailableError", "brief", "otlp_exporter"]
 
 _log = logging.getLogger("select_service.tracing")
 _exporters_log = logging.getLogger("opentelemetry")
@@ -38,6 +39,9 @@ TEXT_CHARS_MAX: Final = 256
 
 STATE_MEMBERS_MAX: Final = 32
 """Of tracestate, as W3C has it."""
+
+ANSWER_BYTES_MAX: Final = 4096
+"""Of a collector, that are read; what it says on matters to nobody."""
 
 _MEMBER: Final = re.compile(
     rb"[ \t]*([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
@@ -255,11 +259,38 @@ def otlp_exporter() -> SpanExporter:
             OTLPSpanExporter,
         )
 
-        return OTLPSpanExporter()
+        return OTLPSpanExporter(session=_session())
     except ImportError as error:
         raise TracingUnavailableError(f"it takes select-service[otel]: {error}") from error
     except (ValueError, OSError) as error:
         raise TracingUnavailableError(f"OTEL_EXPORTER_OTLP_*: {error}") from error
+
+
+def _session() -> requests.Session:
+    """Return what posts to a collector and does not let it fill our memory with its answer."""
+    import requests  # noqa: PLC0415 - only where requests are traced
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415 - as above
+
+    class Brief(HTTPAdapter):
+        def send(  # type: ignore[override]
+            self,
+            request: requests.PreparedRequest,
+            **options: Any,  # noqa: ANN401 - for the one it stands for
+        ) -> requests.Response:
+            answer = super().send(request, **{**options, "stream": True})
+            said = b""
+            for piece in answer.iter_content(ANSWER_BYTES_MAX):
+                said += piece
+                if len(said) > ANSWER_BYTES_MAX:
+                    answer.raw.close()  # there is no other way to stop it
+                    break
+            answer._content = said  # noqa: SLF001 - as reading it does
+            return answer
+
+    session = requests.Session()
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Brief())
+    return session
 
 
 def _members(state: bytes) -> list[tuple[str, str]]:
@@ -302,6 +333,11 @@ class _Refusal(msgspec.Struct):
     policy: str | None = None
 
 
+def brief(text: str) -> str:
+    """Return a text as it is told, not longer than `TEXT_CHARS_MAX`."""
+    return text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + "…"
+
+
 def _told(facts: Mapping[str, object]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in facts.items()}
 
@@ -312,7 +348,4 @@ def _plain(value: object) -> str | bool | int | float:
         return value
     if isinstance(value, int):
         return value if -_INT64_MAX <= value <= _INT64_MAX else str(value)
-    text = str(value)
-    if len(text) > TEXT_CHARS_MAX:
-        text = text[:TEXT_CHARS_MAX] + "…"
-    return text.encode("utf-8", "replace").decode()
+    return brief(str(value)).encode("utf-8", "replace").decode()

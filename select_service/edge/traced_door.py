@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from select_service.edge.access_log import TRACE_IDS
-from select_service.edge.answers import Response, Settling
+from select_service.edge.answers import Feed, Response, Settling
 from select_service.edge.asgi import Door
 from select_service.edge.codec import encode
 from select_service.edge.fast_lane import FastLane
@@ -138,8 +138,8 @@ class TracedDoor(Door):
     ) -> Response | Awaitable[Response]:
         """Finish the span once the answer is there."""
         if isinstance(answer, Response):
-            if answer.stream is None:
-                self._finish(span, answer)
+            if answer.stream is None or isinstance(answer, Feed):
+                self._finish(span, answer)  # a feed lasts as long as somebody looks
             else:
                 answer.stream = self._watch(span, answer.status, answer.stream)
             return answer

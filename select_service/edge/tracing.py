@@ -20,6 +20,7 @@ from select_service.edge.span_export import (
     Finished,
     SpanExport,
     TracingUnavailableError,
+    brief,
     otlp_exporter,
 )
 from select_service.edge.trace_context import Parent, Sampler, sampler
@@ -188,7 +189,10 @@ def create_tracing(settings: Settings, exporter: SpanExporter | None = None) -> 
 
 
 def _facts(span: Span, status: int) -> dict[str, object]:
-    """Return the attributes of a request; plain values, for another thread reads them."""
+    """Return the attributes of a request; plain values, for another thread reads them.
+
+    Short ones, too: many requests wait there, and an id may be as long as a body.
+    """
     marks = span.marks
     facts: dict[str, object] = {
         "http.request.method": span.method,
@@ -197,12 +201,12 @@ def _facts(span: Span, status: int) -> dict[str, object]:
     }
     if span.params:
         for segment, value in zip(_braces(span.pattern), span.params, strict=True):
-            facts[_PREFIX + _PATH_FACTS.get(segment, segment)] = value
+            facts[_PREFIX + _PATH_FACTS.get(segment, segment)] = brief(value)
     found = _found(marks)
     for name in _Facts.__struct_fields__:
         value = getattr(found, name)
         if value is not None:
-            facts[_PREFIX + name] = value
+            facts[_PREFIX + name] = brief(value) if isinstance(value, str) else value
     return facts
 
 

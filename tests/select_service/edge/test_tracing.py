@@ -280,6 +280,41 @@ def test_probes_are_traced_only_as_children(collector: Collector) -> None:
     assert [one.name for one in collector.servers()] == ["GET /health"]
 
 
+def test_a_feed_is_traced_as_far_as_its_beginning(collector: Collector) -> None:
+    """Whoever looks at the console for a day makes no span of a day, nor one that fails."""
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            other = await Wire.to(wire.writer.get_extra_info("peername")[1])
+            for one in (wire, other):  # the first has to wait for the console to be loaded
+                one.ask("GET", "/console/events", None, TRACEPARENT)
+                assert b" 200 " in await one.reader.readline()
+            tracing = service.tracing
+            assert tracing is not None
+            await until(lambda: tracing.export.exported == 2)
+
+    run(asks())
+    assert [span.facts["http.response.status_code"] for span in collector.servers()] == [200, 200]
+
+
+def test_long_ids_do_not_wait_for_the_collector(collector: Collector) -> None:
+    """A queue of 2048 spans is not one of gigabytes."""
+    taken: list[Any] = []
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            assert service.tracing is not None
+            export = service.tracing.export
+            export.put = taken.append  # type: ignore[method-assign, assignment]
+            long = dict.fromkeys(("selection_id", "reservation_id"), "i" * 100_000)
+            assert await ask(wire, "POST", "/select_and_reserve", {**PROMPT, **long}) == 200
+            assert await ask(wire, "DELETE", "/reservations/" + "i" * 5_000) == 404
+
+    run(asks())
+    assert [len(one.facts["select.reservation_id"]) for one in taken] == [257, 257]
+    assert max(len(str(value)) for one in taken for value in one.facts.values()) == 257
+
+
 def waits() -> dict[str, Any]:
     """A service whose one worker takes one request at a time."""
     return {
@@ -600,6 +635,34 @@ def test_a_bad_collector_costs_spans_only(
             assert "select_service_traced_requests_total 50.0" in text
 
     run(asks())
+
+
+def test_an_answer_without_end_is_not_read(collector: Collector) -> None:
+    """Nor kept in memory: 64 MB of it, had it been."""
+    cut = threading.Event()
+
+    def go_on(request: Any) -> bool:
+        request.send_response(200)
+        request.send_header("transfer-encoding", "chunked")
+        request.end_headers()
+        try:
+            for _ in range(64):
+                request.wfile.write(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
+        except OSError:
+            cut.set()
+        return True
+
+    collector.behave = go_on
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            assert await ask(wire, "POST", "/select", PROMPT) == 200
+            assert service.tracing is not None
+            export = service.tracing.export
+            await until(lambda: export.exported > 0)
+
+    run(asks())
+    assert cut.wait(10.0)
 
 
 def test_without_the_extra_there_is_a_service(
