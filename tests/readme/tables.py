@@ -28,6 +28,7 @@ FIXED = (
     ("select_service.core.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
     ("select_service.edge.span_export", "TEXT_CHARS_MAX", "characters of a span's attribute"),
+    ("select_service.edge.span_export", "ANSWER_BYTES_MAX", "bytes read of a collector's answer"),
     ("select_service.edge.trace_context", "STATE_BYTES_MAX", "bytes of a tracestate passed on"),
     ("select_service.edge.app", "TRACED_SWITCH_S", "seconds the exporting thread keeps the loop"),
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),

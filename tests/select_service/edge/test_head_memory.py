@@ -64,6 +64,15 @@ PLAIN = [
     ask(b"GET /loads#x"),
     ask(b"DELETE /leases/x"),
 ]
+VARYING = [
+    select(b"traceparent: x"),
+    select(b"Baggage:", b"b3:  y"),
+    select(b"b3: x", b"b3: y"),
+    select(b"b3: \x80"),
+    select(b"b3:" + b" " * 600),
+    ask(b"GET /health", b"tracestate: a=b"),
+    ask(b"GET /loads?model_name=default", b"x-request-id: 1"),
+]
 LEASE = b'{"owner":"o","ttl_s":600,"lease_id":"l"}'
 FORMS = [
     ask(b"GET /health", b"accept: application/msgpack"),
@@ -116,8 +125,11 @@ ODD = [
     ask(b"get /health"),
     ask(b"GET /health", eol=b"\n"),
     ask(b"GET /health", b"a: b\r\n c"),
+    ask(b"GET /health", b"b3: x\r\n content-length: 3"),
+    select(b"b3: x\r\n b3: y"),
+    select(b"b3 : x"),
 ]
-sound = st.sampled_from(PLAIN) | st.sampled_from([*FORMS, *CALLS])
+sound = st.sampled_from(PLAIN) | st.sampled_from([*FORMS, *CALLS, *VARYING])
 anything = sound | st.sampled_from(LENGTHS) | st.sampled_from(ENDS) | st.sampled_from(ODD)
 
 
