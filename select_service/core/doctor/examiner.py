@@ -195,7 +195,7 @@ class Examiner:
             if partition is not None and not self._only_decodes(sample.worker_id):
                 watch = self._watches.get(WorkerRank(sample.worker_id, sample.dp_rank))
                 if watch is not None and sample.new_blocks:
-                    watch.asked(sample.at)
+                    watch.asked(sample.at, sample.end + sample.isl_tokens.to_bytes(8))
                 self._prompts.judge(sample, partition.index, self._stored)
             yield
         for found in self._prompts.suspects(
