@@ -7,28 +7,21 @@ leave records here.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from math import nan
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from indexer.types import WorkerRank
 from select_service.core.decision_record import (
     HASH_BYTES_KEPT,
     RESERVATION_ID,
     SEEN,
     SELECTION_ID,
     SIZE,
-    STREAM_STATES,
-    Absent,
     Odds,
     Record,
-    Seat,
-    Seating,
 )
-from select_service.core.roles import role_of
+from select_service.core.lookout import Lookout
 from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
@@ -37,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from indexer.core.stream import EventStream
+    from indexer.types import Scope, WorkerRank
     from select_service.core.catalog import Catalog
     from select_service.core.columns import Rows
     from select_service.core.decision_record import Seen
@@ -49,53 +43,14 @@ EXPLAINED_MAX: Final = 64
 """Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
 a client repeats within seconds, and explains by hand."""
 
-STREAMS_S: Final = 0.25
-"""How old what is written down of event streams may be: to ask a thousand takes 0.3 ms."""
-
 RECORD_BYTES: Final = 640  # the record with its places in ring and ids; measured, rounded up
 _LONG: Final = RECORD_BYTES + HASH_BYTES_KEPT
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots
 _ODDS_BYTES: Final = 512
-_SEAT_BYTES: Final = 320
-_LOOK_BYTES: Final = 192
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 503})
 """Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
 id that is somebody's already (409): they must not stand where that one's decision does."""
-
-
-class Lookout:
-    """What a record needs to know of a partition and that seldom changes."""
-
-    __slots__ = ("open", "seating", "size", "told", "until")
-
-    def __init__(self, seating: Seating, streams: list[EventStream | None], now: float) -> None:
-        self.seating = seating
-        self.open = streams  # by seat
-        self.look(now)
-        self.size += _SEAT_BYTES * (len(seating.seats) + len(seating.absent))
-
-    def look(self, now: float) -> None:
-        """Write down how the streams stand."""
-        states = bytes([0 if one is None else _state_of(one) for one in self.open])
-        stamps = array("d", [nan if one is None else _stamp_of(one) for one in self.open]).tobytes()
-        self.told = self.seating, states, stamps
-        self.size = _LOOK_BYTES + len(states) + len(stamps)
-        """Bytes that are new: the first record that has them is charged with them."""
-        self.until = now + STREAMS_S
-
-
-def _state_of(stream: EventStream) -> int:
-    state: str = stream.kv_state
-    if stream.is_replaying:
-        state = "replaying"
-    elif state == "current" and stream.last_event_at is None:
-        state = "silent"
-    return STREAM_STATES.index(state)
-
-
-def _stamp_of(stream: EventStream) -> float:
-    return nan if stream.last_batch_ts is None else stream.last_batch_ts
 
 
 class Decisions:
@@ -122,8 +77,8 @@ class Decisions:
         self.is_on = count_max > 0 and bytes_max > 0
         self.bytes = 0
         self._catalog = catalog
-        self._looked_at: dict[Partition, None] = {}  # those with a lookout
-        catalog.watchers.append(self._look_again)
+        self._lookouts: dict[Scope, Lookout] = {}
+        catalog.watchers.append(self._note)
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -263,32 +218,17 @@ class Decisions:
 
     def _look_at(self, partition: Partition, now: float) -> Lookout:
         lookout = partition.lookout
-        if lookout is not None:
-            lookout.look(now)
-            return lookout
-        seats = tuple(
-            Seat(slot, worker.worker_id, rank, worker.spec.endpoint, worker.taints, role_of(worker))
-            for worker_id in sorted(partition.workers)
-            for worker in (partition.workers[worker_id],)
-            for rank, slot in worker.slots.items()
-        )
-        absent = tuple(
-            Absent(worker.worker_id, rank, worker.spec.endpoint)
-            for worker in self._catalog
-            if worker.worker_id not in partition.workers and worker.scope == partition.scope
-            for rank in worker.ranks
-        )
-        streams = [self._stream_of(WorkerRank(seat.worker_id, seat.dp_rank)) for seat in seats]
-        seating = Seating(partition.scope, partition.index.block_size, seats, absent)
-        self._looked_at[partition] = None
-        lookout = partition.lookout = Lookout(seating, streams, now)
+        if lookout is None:
+            lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
+            self._lookouts[partition.scope] = lookout
+        lookout.look(now)
         return lookout
 
-    def _look_again(self) -> None:
-        """Some worker is another; who it was is for the partitions to know."""
-        for partition in self._looked_at:
-            partition.lookout = None
-        self._looked_at.clear()
+    def _note(self, scope: Scope, worker_id: int) -> None:
+        """Some record is another; of a worker that is seated its partition tells, too."""
+        lookout = self._lookouts.get(scope)
+        if lookout is not None:
+            lookout.note(worker_id)
 
     # -- who asks -------------------------------------------------------------------------------
 

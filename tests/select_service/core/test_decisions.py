@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer.core.hashing import pack_u64
 from select_service.admission_types import AdmissionSettings
 from select_service.core.decision_record import HASHES_KEPT, Record
-from select_service.core.decisions import EXPLAINED_MAX, STREAMS_S, chosen_workers, decision_id
+from select_service.core.decisions import EXPLAINED_MAX, chosen_workers, decision_id
 from select_service.core.explaining import Told
+from select_service.core.lookout import STREAMS_S
 from select_service.core.queue import Ticket
 from select_service.errors import ServiceError
 from select_service.types import (
