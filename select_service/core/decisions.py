@@ -43,6 +43,10 @@ EXPLAINED_MAX: Final = 64
 """Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
 a client repeats within seconds, and explains by hand."""
 
+EXPLAINED_BYTES_MAX: Final = 4 << 20
+"""What they may take together: a client may name a booking by a megabyte."""
+
+_CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
 RECORD_BYTES: Final = 640  # the record with its places in ring and ids; measured, rounded up
 _LONG: Final = RECORD_BYTES + HASH_BYTES_KEPT
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots
@@ -86,6 +90,7 @@ class Decisions:
         self._ring: deque[Record] = deque()
         self._columns = b""  # of the newest
         self._explained: dict[str, Record] = {}
+        self._explained_bytes = 0
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -139,15 +144,17 @@ class Decisions:
             size += len(columns) + _GROUP_BYTES * len(shared)
         if trust is not None:
             size += len(trust)
-        name, number = request.selection_id, self._next
+        name, booked, number = request.selection_id, ticket.reservation_id, self._next
         if name is not None:
-            size += len(name)
+            size += len(name) if name.isascii() else _CHAR_BYTES * len(name)
+        if booked is not None:  # the caller's words as well, and of any length
+            size += len(booked) if booked.isascii() else _CHAR_BYTES * len(booked)
         if odds is not None:
             size += _size_of(odds, rows, len(columns))
         # fmt: off
         record: Record = (  # type: ignore[assignment]
             number, now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks,
-            prompt.isl_tokens, ticket.weights, slot, name, ticket.reservation_id, odds, size,
+            prompt.isl_tokens, ticket.weights, slot, name, booked, odds, size,
         )
         # fmt: on
         if self.is_on:
@@ -182,11 +189,16 @@ class Decisions:
 
     def note_explained(self, ticket: Ticket, record: Record) -> None:
         """Keep a record that was told with its booking, for who repeats that."""
-        name = ticket.reservation_id
-        if name is not None:
-            self._explained[name] = record
-            if len(self._explained) > EXPLAINED_MAX:
-                del self._explained[next(iter(self._explained))]
+        name, explained = ticket.reservation_id, self._explained
+        if name is None:
+            return
+        before = explained.pop(name, None)
+        if before is not None:
+            self._explained_bytes -= _whole_size(before)
+        explained[name] = record
+        self._explained_bytes += _whole_size(record)
+        while len(explained) > EXPLAINED_MAX or self._explained_bytes > EXPLAINED_BYTES_MAX:
+            self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
 
     def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record:
         """Two ranks were chosen, or one that does better, and booked."""
@@ -268,6 +280,8 @@ class Decisions:
         assert self.bytes == held + sum(one.size for one in records)
         assert self.bytes <= self._bytes_max
         assert len(self._explained) <= EXPLAINED_MAX
+        assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
+        assert self._explained_bytes <= EXPLAINED_BYTES_MAX
         numbers = [one.number for one in records]
         assert numbers == [*range(self._next - 1, self._next - 1 - len(numbers), -1)]
 
@@ -301,6 +315,11 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
         size += rows.nbytes
     if odds.allowed is not None:
         size += 48 * len(odds.allowed)
+    if odds.judged is not None:
+        ask = odds.judged[0]  # as sent
+        size += _text_bytes(ask.slo_class) + _text_bytes(ask.tenant_id)
+    if odds.refusal is not None:
+        size += _text_bytes(odds.refusal.error)
     constraints = odds.constraints
     if constraints is not None:
         size += sum(map(_text_bytes, constraints.required_taints))
@@ -311,7 +330,11 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
 
 
 def _text_bytes(text: str) -> int:
-    return 160 + len(text)
+    return 160 + (len(text) if text.isascii() else _CHAR_BYTES * len(text))
+
+
+def _whole_size(record: Record) -> int:
+    return record[SIZE] + len(record[SEEN][0])
 
 
 def only_scope(

@@ -24,6 +24,8 @@ from select_service.types import (
 )
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from indexer.core.stream import EventStream
     from indexer.types import WorkerRank
     from select_service.core.bookings import Booking, Bookings
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.trust import RankTrust, Reason
     from select_service.types import TrustSettings
+
+    TrustSeat: TypeAlias = tuple[Partition, WorkerRank, int]
 
 LOOK_S: Final = 1.0
 """Between two looks at one event stream."""
@@ -306,19 +310,22 @@ class Trusting:
 
     # -- looking ---------------------------------------------------------------------------------
 
-    def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
-        """Return how far every rank's index is believed; O(ranks)."""
-        return TrustTable(
-            [
-                self._row(partition, rank, slot)
-                for scope, partition in sorted(self._membership.partitions.items())
-                if (model_name is None or scope.model_name == model_name)
-                and (tenant_id is None or scope.tenant_id == tenant_id)
-                for rank, slot in partition.seats()
-            ]
-        )
+    def seats(self, model_name: str | None = None, tenant_id: str | None = None) -> list[TrustSeat]:
+        """Return who there is to tell of."""
+        return [
+            (partition, rank, slot)
+            for scope, partition in sorted(self._membership.partitions.items())
+            if (model_name is None or scope.model_name == model_name)
+            and (tenant_id is None or scope.tenant_id == tenant_id)
+            for rank, slot in partition.seats()
+        ]
 
-    def _row(self, partition: Partition, rank: WorkerRank, slot: int) -> RankTrustRow:
+    def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
+        """Return how far every rank's index is believed; O(ranks), a µs for each."""
+        return TrustTable([self.row(*seat) for seat in self.seats(model_name, tenant_id)])
+
+    def row(self, partition: Partition, rank: WorkerRank, slot: int) -> RankTrustRow:
+        """Return how far one rank's index is believed."""
         known = partition.trust.find(slot)
         return RankTrustRow(
             model_name=partition.scope.model_name,
