@@ -440,7 +440,8 @@ def test_ids_as_long_as_a_body_are_paid_for(member: str, letter: str) -> None:
     fleet = fleet_of(1, ring=100, size=1 << 20)
     length = 100_000
     for number in range(40):
-        name = {"reservation_id": f"r{number}"} | {member: letter * length + str(number)}
+        name: dict[str, Any] = {"reservation_id": f"r{number}"}
+        name[member] = letter * length + str(number)
         request = SelectAndReserveRequest(
             block_hashes=[1], sequence_hashes=[1], isl_tokens=16, explain=True, **name
         )
