@@ -296,6 +296,15 @@ def test_a_new_worker_is_believed() -> None:
     assert not fleet.effects.trusted
 
 
+def test_another_source_of_events_is_believed() -> None:
+    fleet = distrusting()
+    assert trust(fleet, 2).trust == 0.0
+    fleet.worker(2, endpoint="http://renamed")
+    assert trust(fleet, 2).trust == 0.0, "the events come from where they came from"
+    fleet.worker(2, kv_events_endpoint="tcp://127.0.0.1:7002")
+    assert (trust(fleet, 2).trust, trust(fleet, 2).samples) == (1.0, 0)
+
+
 def test_it_is_told_once_and_without_a_replay_endpoint_kept_in_mind() -> None:
     fleet = distrusting()
     fleet.now += 1.0
