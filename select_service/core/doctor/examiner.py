@@ -214,9 +214,9 @@ class Examiner:
     def _look_at_trust(self, now: float) -> Iterator[None]:
         """What engines say of their prompts is judged elsewhere; here it is told."""
         for scope, partition in [*self._membership.partitions.items()]:
-            for slot, rank in [*partition.trust.distrusted()]:
-                at = partition.index.rank_of(slot)
-                if at is not None:
+            for slot in partition.trust.distrusted():
+                rank, at = partition.trust.find(slot), partition.index.rank_of(slot)
+                if rank is not None and at is not None:
                     what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
                     self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
             yield
