@@ -394,7 +394,11 @@ class Repair(Progress):
             self._doubt()
         if self._replay is not None:
             self._drop_suspects(self._replay)
-        if outcome != "backlog_full":
+        replay = self._replay
+        # a gap that live batches could not wait for is given up; a rebuilding stays wanted, and
+        # asked for at once again it would hold a busy stream back for ever
+        is_asked_again = replay is not None and replay.mode is Mode.REBUILD
+        if outcome != "backlog_full" or is_asked_again:
             doubled = min(2 * self._backoff_s, limits.replay_backoff_max_s)
             backoff_s = doubled or limits.replay_backoff_s
             self._ask_after = now + backoff_s

@@ -31,7 +31,7 @@ def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> Ad
 def status_in_steps(
     admitting: Admitting, partitions: Mapping[Scope, Partition]
 ) -> Generator[None, None, AdmissionStatus]:
-    """Do the same with a pause after every scope, for who has to let others go first."""
+    """Do the same with a pause after every scope and threshold, to let others go first."""
     keepers = [
         (one, one.admission) for _, one in sorted(partitions.items()) if one.admission is not None
     ]
@@ -45,11 +45,15 @@ def status_in_steps(
                 setattr(total, field, getattr(total, field) + getattr(tally, field))
         scopes.append(_scope(partition, keeper))
         yield
+    thresholds = []
+    for model, tenant_id in admitting.threshold_names():
+        thresholds.append(admitting.busy_threshold(model, tenant_id))
+        yield
     return AdmissionStatus(
         policy=admitting.policy,
         config=admitting.config,
         mode=admitting.settings.mode,
-        thresholds=admitting.busy_thresholds().thresholds,
+        thresholds=thresholds,
         classes=dict(admitting.classes.priorities),
         counters={name: _counts(tally) for name, tally in counters.items()},
         scopes=scopes,

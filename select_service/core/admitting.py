@@ -280,14 +280,17 @@ class Admitting:
 
     def busy_thresholds(self) -> BusyThresholds:
         """Return what is in force for all models that are served or were named, and tenants."""
+        return BusyThresholds([self.busy_threshold(*name) for name in self.threshold_names()])
+
+    def threshold_names(self) -> list[tuple[str, str | None]]:
+        """Return all models that are served or were named, and tenants, in order."""
         entries = [(model, tenant) for model, tenant, _ in self.thresholds.entries()]
         models = {worker.scope.model_name for worker in self._catalog}
         names: dict[tuple[str, str | None], None] = dict.fromkeys(
             [(model, None) for model in sorted(models | {model for model, _ in entries})]
         )
         names.update(dict.fromkeys(entries))
-        ordered = sorted(names, key=lambda name: (name[0], name[1] is not None, name[1] or ""))
-        return BusyThresholds([self.busy_threshold(*name) for name in ordered])
+        return sorted(names, key=lambda name: (name[0], name[1] is not None, name[1] or ""))
 
     def busy_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
         """Return what is in force for a model or one tenant of it."""

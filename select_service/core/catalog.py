@@ -142,7 +142,8 @@ class Catalog:
         self._data_parallel_size_max = data_parallel_size_max
         self.too_parallel = 0  # records refused for their number of ranks
         self.changes: Changes | None = None  # when the state is kept on disk
-        self.watchers: list[Callable[[], None]] = []  # called when any record is another
+        self.watchers: list[Callable[[Scope, int], None]] = []
+        """Called when a record is another, with each scope that it was or is in."""
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -172,17 +173,20 @@ class Catalog:
 
     def put(self, worker: Worker) -> None:
         """Replace the whole record of that id."""
+        before = self._workers.get(worker.worker_id)
         self._workers[worker.worker_id] = worker
         for heed in self.watchers:
-            heed()
+            heed(worker.scope, worker.worker_id)
+            if before is not None and before.scope != worker.scope:
+                heed(before.scope, worker.worker_id)
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker.worker_id))
 
     def remove(self, worker_id: int) -> None:
         """Forget the record (D5)."""
-        del self._workers[worker_id]
+        worker = self._workers.pop(worker_id)
         for heed in self.watchers:
-            heed()
+            heed(worker.scope, worker_id)
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker_id))
 

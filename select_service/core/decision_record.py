@@ -7,6 +7,7 @@ replaced, not changed. `decisions.py` keeps records, `explaining.py` reads them.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,17 +62,25 @@ class Absent(NamedTuple):
 class Seating:
     """Who sat where in a partition, for as long as no worker changed. Never written to."""
 
-    __slots__ = ("absent", "at", "block_size", "scope", "seats", "slots")
-
     def __init__(
         self, scope: Scope, block_size: int, seats: tuple[Seat, ...], absent: tuple[Absent, ...]
     ) -> None:
         self.scope = scope
         self.block_size = block_size
-        self.seats = seats
+        self.seats = seats  # by worker and rank
         self.absent = absent
-        self.slots: Slots = np.array([seat.slot for seat in seats], dtype=np.int64)
-        self.at = {seat.slot: position for position, seat in enumerate(seats)}
+
+    # who asks pays for these, no selection does
+
+    @cached_property
+    def slots(self) -> Slots:
+        """The slot of each seat."""
+        return np.array([seat.slot for seat in self.seats], dtype=np.int64)
+
+    @cached_property
+    def at(self) -> dict[int, int]:
+        """The position of each slot's seat."""
+        return {seat.slot: position for position, seat in enumerate(self.seats)}
 
 
 STREAM_STATES: Final = ("none", "silent", "current", "uncertain", "replaying")

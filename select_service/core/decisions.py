@@ -7,28 +7,21 @@ leave records here.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from math import nan
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from indexer.types import WorkerRank
 from select_service.core.decision_record import (
     HASH_BYTES_KEPT,
     RESERVATION_ID,
     SEEN,
     SELECTION_ID,
     SIZE,
-    STREAM_STATES,
-    Absent,
     Odds,
     Record,
-    Seat,
-    Seating,
 )
-from select_service.core.roles import role_of
+from select_service.core.lookout import Lookout
 from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
@@ -37,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from indexer.core.stream import EventStream
+    from indexer.types import Scope, WorkerRank
     from select_service.core.catalog import Catalog
     from select_service.core.columns import Rows
     from select_service.core.decision_record import Seen
@@ -49,53 +43,18 @@ EXPLAINED_MAX: Final = 64
 """Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
 a client repeats within seconds, and explains by hand."""
 
-STREAMS_S: Final = 0.25
-"""How old what is written down of event streams may be: to ask a thousand takes 0.3 ms."""
+EXPLAINED_BYTES_MAX: Final = 4 << 20
+"""What they may take together: a client may name a booking by a megabyte."""
 
+_CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
 RECORD_BYTES: Final = 640  # the record with its places in ring and ids; measured, rounded up
 _LONG: Final = RECORD_BYTES + HASH_BYTES_KEPT
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots
 _ODDS_BYTES: Final = 512
-_SEAT_BYTES: Final = 320
-_LOOK_BYTES: Final = 192
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 503})
 """Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
 id that is somebody's already (409): they must not stand where that one's decision does."""
-
-
-class Lookout:
-    """What a record needs to know of a partition and that seldom changes."""
-
-    __slots__ = ("open", "seating", "size", "told", "until")
-
-    def __init__(self, seating: Seating, streams: list[EventStream | None], now: float) -> None:
-        self.seating = seating
-        self.open = streams  # by seat
-        self.look(now)
-        self.size += _SEAT_BYTES * (len(seating.seats) + len(seating.absent))
-
-    def look(self, now: float) -> None:
-        """Write down how the streams stand."""
-        states = bytes([0 if one is None else _state_of(one) for one in self.open])
-        stamps = array("d", [nan if one is None else _stamp_of(one) for one in self.open]).tobytes()
-        self.told = self.seating, states, stamps
-        self.size = _LOOK_BYTES + len(states) + len(stamps)
-        """Bytes that are new: the first record that has them is charged with them."""
-        self.until = now + STREAMS_S
-
-
-def _state_of(stream: EventStream) -> int:
-    state: str = stream.kv_state
-    if stream.is_replaying:
-        state = "replaying"
-    elif state == "current" and stream.last_event_at is None:
-        state = "silent"
-    return STREAM_STATES.index(state)
-
-
-def _stamp_of(stream: EventStream) -> float:
-    return nan if stream.last_batch_ts is None else stream.last_batch_ts
 
 
 class Decisions:
@@ -122,8 +81,8 @@ class Decisions:
         self.is_on = count_max > 0 and bytes_max > 0
         self.bytes = 0
         self._catalog = catalog
-        self._looked_at: dict[Partition, None] = {}  # those with a lookout
-        catalog.watchers.append(self._look_again)
+        self._lookouts: dict[Scope, Lookout] = {}
+        catalog.watchers.append(self._note)
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -131,6 +90,7 @@ class Decisions:
         self._ring: deque[Record] = deque()
         self._columns = b""  # of the newest
         self._explained: dict[str, Record] = {}
+        self._explained_bytes = 0
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -184,15 +144,17 @@ class Decisions:
             size += len(columns) + _GROUP_BYTES * len(shared)
         if trust is not None:
             size += len(trust)
-        name, number = request.selection_id, self._next
+        name, booked, number = request.selection_id, ticket.reservation_id, self._next
         if name is not None:
-            size += len(name)
+            size += len(name) if name.isascii() else _CHAR_BYTES * len(name)
+        if booked is not None:  # the caller's words as well, and of any length
+            size += len(booked) if booked.isascii() else _CHAR_BYTES * len(booked)
         if odds is not None:
             size += _size_of(odds, rows, len(columns))
         # fmt: off
         record: Record = (  # type: ignore[assignment]
             number, now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks,
-            prompt.isl_tokens, ticket.weights, slot, name, ticket.reservation_id, odds, size,
+            prompt.isl_tokens, ticket.weights, slot, name, booked, odds, size,
         )
         # fmt: on
         if self.is_on:
@@ -227,11 +189,16 @@ class Decisions:
 
     def note_explained(self, ticket: Ticket, record: Record) -> None:
         """Keep a record that was told with its booking, for who repeats that."""
-        name = ticket.reservation_id
-        if name is not None:
-            self._explained[name] = record
-            if len(self._explained) > EXPLAINED_MAX:
-                del self._explained[next(iter(self._explained))]
+        name, explained = ticket.reservation_id, self._explained
+        if name is None:
+            return
+        before = explained.pop(name, None)
+        if before is not None:
+            self._explained_bytes -= _whole_size(before)
+        explained[name] = record
+        self._explained_bytes += _whole_size(record)
+        while len(explained) > EXPLAINED_MAX or self._explained_bytes > EXPLAINED_BYTES_MAX:
+            self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
 
     def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record:
         """Two ranks were chosen, or one that does better, and booked."""
@@ -263,32 +230,17 @@ class Decisions:
 
     def _look_at(self, partition: Partition, now: float) -> Lookout:
         lookout = partition.lookout
-        if lookout is not None:
-            lookout.look(now)
-            return lookout
-        seats = tuple(
-            Seat(slot, worker.worker_id, rank, worker.spec.endpoint, worker.taints, role_of(worker))
-            for worker_id in sorted(partition.workers)
-            for worker in (partition.workers[worker_id],)
-            for rank, slot in worker.slots.items()
-        )
-        absent = tuple(
-            Absent(worker.worker_id, rank, worker.spec.endpoint)
-            for worker in self._catalog
-            if worker.worker_id not in partition.workers and worker.scope == partition.scope
-            for rank in worker.ranks
-        )
-        streams = [self._stream_of(WorkerRank(seat.worker_id, seat.dp_rank)) for seat in seats]
-        seating = Seating(partition.scope, partition.index.block_size, seats, absent)
-        self._looked_at[partition] = None
-        lookout = partition.lookout = Lookout(seating, streams, now)
+        if lookout is None:
+            lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
+            self._lookouts[partition.scope] = lookout
+        lookout.look(now)
         return lookout
 
-    def _look_again(self) -> None:
-        """Some worker is another; who it was is for the partitions to know."""
-        for partition in self._looked_at:
-            partition.lookout = None
-        self._looked_at.clear()
+    def _note(self, scope: Scope, worker_id: int) -> None:
+        """Some record is another; of a worker that is seated its partition tells, too."""
+        lookout = self._lookouts.get(scope)
+        if lookout is not None:
+            lookout.note(worker_id)
 
     # -- who asks -------------------------------------------------------------------------------
 
@@ -328,6 +280,8 @@ class Decisions:
         assert self.bytes == held + sum(one.size for one in records)
         assert self.bytes <= self._bytes_max
         assert len(self._explained) <= EXPLAINED_MAX
+        assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
+        assert self._explained_bytes <= EXPLAINED_BYTES_MAX
         numbers = [one.number for one in records]
         assert numbers == [*range(self._next - 1, self._next - 1 - len(numbers), -1)]
 
@@ -361,6 +315,11 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
         size += rows.nbytes
     if odds.allowed is not None:
         size += 48 * len(odds.allowed)
+    if odds.judged is not None:
+        ask = odds.judged[0]  # as sent
+        size += _text_bytes(ask.slo_class) + _text_bytes(ask.tenant_id)
+    if odds.refusal is not None:
+        size += _text_bytes(odds.refusal.error)
     constraints = odds.constraints
     if constraints is not None:
         size += sum(map(_text_bytes, constraints.required_taints))
@@ -371,7 +330,11 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
 
 
 def _text_bytes(text: str) -> int:
-    return 160 + len(text)
+    return 160 + (len(text) if text.isascii() else _CHAR_BYTES * len(text))
+
+
+def _whole_size(record: Record) -> int:
+    return record[SIZE] + len(record[SEEN][0])
 
 
 def only_scope(

@@ -192,6 +192,9 @@ class Membership:
         if partition.index.slot_of(at) is None:
             return
         partition.index.clear(at)
+        slot = partition.index.slot_of(at)
+        if slot is not None:
+            partition.trust.forget(slot)  # it was another source's index that was not believed
         worker = partition.workers.get(at.worker_id)
         if worker is None or at.dp_rank not in worker.ranks:
             partition.index.detach(at)  # a listener's rank that was no candidate

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from select_service.core.catalog import Worker
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.decision_record import Seen
-    from select_service.core.decisions import Lookout
     from select_service.core.gatekeeping import Gatekeeper
+    from select_service.core.lookout import Lookout
     from select_service.core.policy import PolicyClass, RoutingPolicy
     from select_service.core.projection import Overlap as OverlapColumns
     from select_service.core.projection import Projection
@@ -129,6 +129,7 @@ class Partition:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
         self.make_room()
+        self._note(worker)
         if self.admission is not None:
             self.admission.seat(worker)
 
@@ -143,8 +144,13 @@ class Partition:
         """Let a worker go; its slots must be free of load."""
         self.workers.pop(worker.worker_id, None)
         self._reseat()
+        self._note(worker)
         if self.admission is not None:
             self._rehouse(self.admission.unseat(worker.worker_id))
+
+    def _note(self, worker: Worker) -> None:
+        if self.lookout is not None:
+            self.lookout.note(worker.worker_id)
 
     def _rehouse(self, homeless: list[Ticket]) -> None:
         """Give who held a place with a worker that went a place with another, if there is one."""
@@ -164,7 +170,6 @@ class Partition:
 
     def _reseat(self) -> None:
         rows = self.index.capacity
-        self.lookout = None
         self._unmatched.clear()
         self.roles = Roles(self.workers.values(), rows)
         self._owner = [None] * rows

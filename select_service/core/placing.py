@@ -213,8 +213,10 @@ class Placing:
 
     def repeated(self, request: SelectAndReserveRequest, known: Answer) -> Answer:
         """Explain an answer that was given before, if its record is still there."""
+        if not request.explain or isinstance(known, CacheThreshold):
+            return known  # without looking through the ring: who repeats does so under load
         record = self.decisions.explained(request.reservation_id or "")
-        if request.explain and record is not None and not isinstance(known, CacheThreshold):
+        if record is not None:
             known = msgspec.structs.replace(known)
             _explain(known, record)
         return known

@@ -40,6 +40,7 @@ class Sample(Struct, frozen=True, gc=False):
     form: Form
     namespace: Namespace  # the request's; unknown, and the base, with hashes
     tokens: list[int]  # the same, and one more; only of prompts that came as tokens
+    end: bytes = b""  # hash of its last block: with its length it tells one prompt from others
 
 
 class Sampler:
@@ -78,6 +79,7 @@ class Sampler:
                 form,
                 Namespace(request.lora_name or "", salt) if named else BASE_NAMESPACE,
                 _first_tokens(request, blocks * size + 1) if form == "tokens" else [],
+                end=prompt.block_hashes[-HASH_BYTES:],
             )
         )
 

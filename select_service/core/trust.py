@@ -18,8 +18,6 @@ import numpy as np
 from select_service.core.columns import grown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from select_service.core.columns import Floats
     from select_service.types import TrustSettings
 
@@ -125,6 +123,8 @@ class Trust:
         self._below: set[int] = set()  # slots whose factor is not 1
         self._ranks: dict[int, RankTrust] = {}
         self._has_found = False  # whether any engine ever told more than 0
+        self._compared = 0  # ranks with samples
+        self._doubted = 0  # of them, those distrusted
 
     def ensure(self, rows: int) -> None:
         """Make room for slots below `rows`; never shrinks."""
@@ -139,16 +139,18 @@ class Trust:
         """Return what is known of a slot, if anything is."""
         return self._ranks.get(slot)
 
-    def distrusted(self) -> Iterator[tuple[int, RankTrust]]:
-        """Yield the slots whose predictions were wrong."""
-        return ((slot, self._ranks[slot]) for slot in self._below if self._is_distrusted(slot))
-
-    def _is_distrusted(self, slot: int) -> bool:
-        return self._ranks[slot].is_distrusted
+    def distrusted(self) -> list[int]:
+        """Return the slots whose predictions were wrong."""
+        if not self._doubted:
+            return []
+        return [slot for slot in self._below if self._ranks[slot].is_distrusted]
 
     def forget(self, slot: int) -> None:
         """Its rank has gone; the next one there is believed."""
-        self._ranks.pop(slot, None)
+        gone = self._ranks.pop(slot, None)
+        if gone is not None and gone.samples:
+            self._compared -= 1
+            self._doubted -= gone.is_distrusted
         self.changed.pop(slot, None)
         if slot in self._below:
             self._below.discard(slot)
@@ -179,7 +181,8 @@ class Trust:
         if predicted <= 0 or since <= rank.void_before:
             return
         rank.count(predicted, actual, window)
-        before = rank.reasons
+        self._compared += rank.samples == 1
+        before, was_distrusted = rank.reasons, rank.is_distrusted
         if rank.is_distrusted:
             rank.is_distrusted = rank.missing_share >= self._settings.error_clear
             if not rank.is_distrusted:
@@ -187,6 +190,7 @@ class Trust:
         # engines that do not count what they find are told of as 0, all of them, for ever
         elif self._has_found and rank.samples >= self._settings.samples / 2:
             rank.is_distrusted = rank.missing_share > self._settings.error_max
+        self._doubted += rank.is_distrusted - was_distrusted
         self._apply(slot, rank, before)
 
     def note_freshness(self, slot: int, factor: float, stale: tuple[Reason, ...]) -> None:
@@ -203,8 +207,7 @@ class Trust:
     @property
     def most_tell_the_truth(self) -> bool:
         """Whether most of those compared do; else the fault may lie with the reports."""
-        compared = [rank for rank in self._ranks.values() if rank.samples]
-        return 2 * sum(rank.is_distrusted for rank in compared) < len(compared)
+        return 2 * self._doubted < self._compared
 
     def _rank(self, slot: int) -> RankTrust:
         rank = self._ranks.get(slot)
@@ -231,6 +234,8 @@ class Trust:
     def check(self) -> None:
         """State every promise."""
         assert (self.column is None) == (not self._below), "nobody pays where all are believed"
+        assert self._compared == sum(rank.samples > 0 for rank in self._ranks.values())
+        assert self._doubted == sum(rank.is_distrusted for rank in self._ranks.values())
         for slot, rank in self._ranks.items():
             assert 0.0 <= rank.factor <= 1.0
             assert self._factors[slot] == rank.factor

@@ -41,7 +41,8 @@ def _lines(who: str, answer: Answer, findings: Sequence[Finding], width: int) ->
         yield "nothing found"
     for finding in findings:
         yield ""
-        yield f"{finding.severity.upper():<8}{finding.code}  {_about(finding.subject)}".rstrip()
+        head = f"{finding.severity.upper():<8}{finding.code}  {_about(finding.subject)}"
+        yield _visible(head.rstrip())
         since = f" (for {_span(finding.since_s)})" if finding.since_s else ""
         for name, text in (
             ("what", finding.what + since),
@@ -49,7 +50,7 @@ def _lines(who: str, answer: Answer, findings: Sequence[Finding], width: int) ->
             ("remedy", finding.remedy),
         ):
             yield textwrap.fill(
-                text,
+                _visible(text),
                 max(width, 40),
                 initial_indent=f"  {name:<8}",
                 subsequent_indent=_INDENT,
@@ -58,6 +59,13 @@ def _lines(who: str, answer: Answer, findings: Sequence[Finding], width: int) ->
             )
     if answer.findings_left_out:
         yield f"\nand {answer.findings_left_out} more (--doctor-findings-max)"
+
+
+def _visible(text: str) -> str:
+    """Write out what a terminal would obey or hide: names and endpoints are what callers like."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _about(subject: Subject) -> str:

@@ -279,21 +279,21 @@ class Door:
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
         limit = self._max_body_bytes
         if head.length > limit:
-            raise _too_large(limit)
+            return _refuse_length(route, limit)
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
             pieces = bytearray(body)
             while message.get("more_body"):
                 if len(pieces) > limit:
-                    raise _too_large(limit)
+                    return _refuse_length(route, limit)
                 message = await receive()
                 pieces += message.get("body", b"")
             body = bytes(pieces)
         if message["type"] != "http.request":
             raise _ClientGoneError
         if len(body) > limit:
-            raise _too_large(limit)
+            return _refuse_length(route, limit)
         return body
 
     async def _wait(self, answer: Awaitable[Response], receive: Receive) -> Response:
@@ -424,6 +424,17 @@ async def _settle(answer: Awaitable[Response]) -> Response | Exception:
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _refuse_length(route: Route[Handler], limit: int) -> bytes:
+    """Say what becomes of a body that is too long: where a body may be anything, it is nothing.
+
+    Raises:
+        BodyTooLarge: the route takes one.
+    """
+    if route.body_lenient:
+        return b""  # a prompt that is computed must not stay booked for what else was said
+    raise _too_large(limit)
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -75,14 +75,16 @@ from select_service.types import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from select_service.config import FieldValidation
     from select_service.core.decision_record import Record
     from select_service.core.leases import Lease
+    from select_service.core.trusting import TrustSeat
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
     from select_service.edge.msgpack_codec import MsgpackDecoder
+    from select_service.types import RankTrustRow
 
 __all__ = ["ROUTES", "Api", "Handler", "Request"]
 
@@ -112,6 +114,8 @@ Answer: TypeAlias = "Response | Awaitable[Response]"
 
 _REFUSED: Final = 400
 _CACHED_TOKENS: Final = b"cached_tokens"
+_TRUST_SLICE: Final = 16
+"""Rows of GET /trust sent in one go: a few µs each."""
 
 
 class PeerRequest(msgspec.Struct):
@@ -457,7 +461,15 @@ class Api:
 
     def trust(self, request: Request) -> Response:
         """Return how far every rank's index is believed, and why."""
-        return self.writer.reply(self._service.trust(*_read_scope(request.query)))
+        seats = self._service.core.trusting.seats(*_read_scope(request.query))
+        return self.writer.reply_listing("ranks", self._trust(seats), len(seats))
+
+    async def _trust(self, seats: list[TrustSeat]) -> AsyncIterator[RankTrustRow]:
+        trusting = self._service.core.trusting
+        for number, seat in enumerate(seats, 1):
+            yield trusting.row(*seat)
+            if not number % _TRUST_SLICE:
+                await asyncio.sleep(0)
 
     def dump(self, _: Request) -> Response:
         """Return the whole index, one key `model:tenant` per scope."""

@@ -35,6 +35,9 @@ LISTED_MAX: Final = 1000
 _LOOKED_AT: Final = 512
 """Records looked at in one go for those that are wanted: a tenth of a ms."""
 
+_SEATING: Final = 256
+"""So many records take no longer than to find out who sat where, of a thousand ranks."""
+
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which decisions are asked for."""
@@ -118,12 +121,16 @@ class Teller:
         if not self._decisions.is_on:
             raise DecisionsOff
         found: list[Record] = []
-        for number, record in enumerate(self._decisions.newest_first()):
+        seating, looked_at = None, 0
+        for record in self._decisions.newest_first():
+            looked_at += 1 if record.seating is seating else _SEATING
+            seating = record.seating
             if only_scope(record, wanted.model_name, wanted.tenant_id, wanted.worker_id):
                 found.append(record)
                 if len(found) >= wanted.limit:
                     break
-            if number % _LOOKED_AT == _LOOKED_AT - 1:
+            if looked_at >= _LOOKED_AT:
+                looked_at = 0
                 await asyncio.sleep(0)
         return found
 

@@ -138,6 +138,13 @@ def test_the_keyboard_is_enough(serve: Serve, tab: Tabs) -> None:
     keys.press("Escape")
     page.page.wait_for_selector("dialog", state="detached")
     assert page.page.evaluate(focused) == "2", "and comes back"
+    keys.press("Enter")
+    page.page.wait_for_selector("dialog[open]")
+    assert "Trust" in page.text("dialog thead")
+    assert "100 %" in page.text("dialog tbody")
+    page.page.evaluate("location.hash = 'traffic'")  # as the browser's way back does
+    page.page.wait_for_selector("#content[data-view=traffic]")
+    page.page.wait_for_selector("dialog", state="detached")
     page.find("#tabs a[data-view=doctor]").focus()
     keys.press("Enter")
     page.page.wait_for_selector("#content[data-view=doctor]")

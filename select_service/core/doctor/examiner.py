@@ -195,7 +195,7 @@ class Examiner:
             if partition is not None and not self._only_decodes(sample.worker_id):
                 watch = self._watches.get(WorkerRank(sample.worker_id, sample.dp_rank))
                 if watch is not None and sample.new_blocks:
-                    watch.asked(sample.at)
+                    watch.asked(sample.at, sample.end + sample.isl_tokens.to_bytes(8))
                 self._prompts.judge(sample, partition.index, self._stored)
             yield
         for found in self._prompts.suspects(
@@ -214,9 +214,9 @@ class Examiner:
     def _look_at_trust(self, now: float) -> Iterator[None]:
         """What engines say of their prompts is judged elsewhere; here it is told."""
         for scope, partition in [*self._membership.partitions.items()]:
-            for slot, rank in [*partition.trust.distrusted()]:
-                at = partition.index.rank_of(slot)
-                if at is not None:
+            for slot in partition.trust.distrusted():
+                rank, at = partition.trust.find(slot), partition.index.rank_of(slot)
+                if rank is not None and at is not None:
                     what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
                     self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
             yield

@@ -81,7 +81,7 @@ class StreamWatch:
     __slots__ = (
         *("_answered", "_asked_since", "_asks", "_batches", "_heard_at", "_link_since", "_lives"),
         "_requests",
-        *("_losses", "_lost", "_readable", "_replayed", "_skewed", "_skews", "_usable"),
+        *("_losses", "_lost", "_prompts", "_readable", "_replayed", "_skewed", "_skews", "_usable"),
         *("known_since", "stream"),
     )
 
@@ -90,6 +90,8 @@ class StreamWatch:
         self.known_since = now
         self._lives = Growth(_lives(stream.tallies, connections), now)
         self._asks = 0  # prompts given since the last word
+        # different ones: a check that selects the same all day, and sends it to nobody, is no sign
+        self._prompts: set[bytes] = set()
         self._asked_since = 0.0
         self._requests = requests  # those before may be of an earlier life, and all computed
         self._heard_at: float | None = None
@@ -101,12 +103,19 @@ class StreamWatch:
         self._losses: deque[float] = deque(maxlen=LOSSES_MIN)
         self._replayed = self._skewed = self._skews = 0
 
-    def asked(self, at: float) -> None:
-        """The rank was given a prompt with blocks it has to compute, and so to tell of."""
+    def asked(self, at: float, prompt: bytes | None = None) -> None:
+        """The rank was given a prompt with blocks it has to compute, and so to tell of.
+
+        Args:
+            at: when.
+            prompt: what tells it from others; None: it was booked, nobody asks in vain for that.
+        """
         heard_at = self.stream.last_event_at
         if at > self._link_since and (heard_at is None or at > heard_at):
             if not self._asks:
                 self._asked_since = at
+            if len(self._prompts) < ASKS_MIN:
+                self._prompts.add(b"%d" % self._asks if prompt is None else prompt)
             self._asks += 1
 
     def look(self, look: Look) -> Iterator[Suspect]:
@@ -129,6 +138,7 @@ class StreamWatch:
         heard_at = self.stream.last_event_at
         if heard_at != self._heard_at or look.link.since != self._link_since:
             self._heard_at, self._link_since, self._asks = heard_at, look.link.since, 0
+            self._prompts.clear()
         came, self._requests = look.requests - self._requests, look.requests
         if heard_at is None and not look.holds_anything:  # whatever came is new to it
             for _ in range(min(came, ASKS_MIN)):
@@ -138,7 +148,9 @@ class StreamWatch:
         enough, long_s = ASKS_MIN, SILENCE_S
         if self._heard_at is not None:
             enough, long_s = ASKS_AGAIN_MIN, SILENCE_AGAIN_S
-        if self._asks < enough or look.now - self._asked_since < long_s:
+        if self._asks < enough or len(self._prompts) < ASKS_MIN:
+            return None
+        if look.now - self._asked_since < long_s:
             return None
         if look.link.load_reports and not self.stream.tallies.messages:
             return causes.WRONG_TOPIC, "only reports of load arrive, no events"

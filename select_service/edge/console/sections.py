@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from select_service.core.admission_status import status_in_steps
 from select_service.edge.codec import encode
 from select_service.edge.console.browser import for_browser
 from select_service.edge.http import ROUTES
 
 if TYPE_CHECKING:
-    from select_service.admission_types import AdmissionStatus
+    from collections.abc import Sequence
+
+    from select_service.admission_types import AdmissionStatus, BusyThreshold, ScopeAdmission
     from select_service.edge.console.slices import Slices
     from select_service.edge.driver import Driver
 
@@ -28,7 +32,7 @@ async def sections(service: Driver, slices: Slices) -> dict[str, bytes]:
     replicas = _replicas(service)
     await slices.breathe()
     return {
-        "admission": encode(admission),
+        "admission": admission,
         "replicas": encode(replicas),
         "state": encode(_state(service)),
     }
@@ -51,7 +55,7 @@ def _state(service: Driver) -> dict[str, Any]:
     }
 
 
-async def _admission(service: Driver, slices: Slices) -> dict[str, Any]:
+async def _admission(service: Driver, slices: Slices) -> bytes:
     """Describe admission as GET /admission does, with the refusals by reason."""
     core = service.core
     steps = status_in_steps(core.admitting, core.partitions)
@@ -67,12 +71,26 @@ async def _admission(service: Driver, slices: Slices) -> dict[str, Any]:
         if partition.admission is not None:
             reasons.update(partition.admission.gate.tallies.decisions)
         await slices.breathe()
-    told: dict[str, Any] = for_browser(status)
+    told: dict[str, Any] = for_browser(replace(status, thresholds=[], scopes=[]))
     told["decisions"] = [
         [*labels, count] for labels, count in sorted(reasons.items(), key=lambda one: -one[1])
     ]
     told["gates"] = len(status.scopes)
-    return told
+    lists: dict[str, Sequence[BusyThreshold | ScopeAdmission]]
+    lists = {"thresholds": status.thresholds, "scopes": status.scopes}  # one per model or pool
+    members = [
+        b'"%b":%b' % (name.encode(), await _rows(lists[name], slices) if name in lists else text)
+        for name, text in ((name, encode(value)) for name, value in told.items())
+    ]
+    return b"{" + b",".join(members) + b"}"
+
+
+async def _rows(rows: Sequence[BusyThreshold | ScopeAdmission], slices: Slices) -> bytes:
+    written = []
+    for row in rows:
+        written.append(encode(for_browser(row)))
+        await slices.breathe()
+    return b"[" + b",".join(written) + b"]"
 
 
 def _replicas(service: Driver) -> dict[str, Any]:

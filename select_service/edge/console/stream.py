@@ -146,6 +146,8 @@ class LiveView:
                 self._counts.rounds += 1
             except Exception:  # noqa: BLE001 - a bug in one look must not end all of them
                 self._counts.faults += 1
+                for client in self._clients:
+                    client.is_new = True  # what this look had found already is found no second time
                 _log.exception("the console could not be told what is new")
             await asyncio.sleep(INTERVAL_S)
         self._rounds = self._view = None
@@ -187,18 +189,24 @@ class _View:
         self._service = service
         self._fleet = Fleet(service)
         self._sections: dict[str, bytes] = {}
+        self._whole: bytes | None = None  # joined once, however many come until something is new
 
     async def look(self) -> bytes:
         """Return the members of a tick: what has changed."""
         slices = Slices()
         fresh = await sections(self._service, slices)
+        self._whole = None
+        news = await self._fleet.look(slices)
+        self._whole = None  # somebody may have come in between
         changed = {name: text for name, text in fresh.items() if self._sections.get(name) != text}
         self._sections = fresh
-        return _members(await self._fleet.look(slices), changed)
+        return _members(news, changed)
 
     def whole(self) -> bytes:
         """Return the members of a snapshot: all there is."""
-        return _members(self._fleet.all_rows(), self._sections)
+        if self._whole is None:
+            self._whole = _members(self._fleet.all_rows(), self._sections)
+        return self._whole
 
 
 def _members(news: News, sections: Mapping[str, bytes]) -> bytes:

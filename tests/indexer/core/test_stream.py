@@ -898,6 +898,18 @@ def test_it_is_read_again_while_the_engine_goes_on() -> None:
     assert bench.blocks() == {9, 1, 2, 3, 4, 5}
 
 
+def test_a_busy_stream_that_cannot_be_read_again_is_not_held_back_for_ever() -> None:
+    bench = Bench()
+    bench.live(0)
+    assert bench.stream.reread(bench.now) == "asked"  # of a mute endpoint
+    for seq in range(1, 60):
+        bench.live(seq)
+    assert bench.outcomes == {"backlog_full": 1}
+    assert bench.blocks() == set(range(60)), "nothing is lost"
+    assert bench.stream.reread(bench.now) == "later", "not the next moment again"
+    assert not bench.stream.is_replaying
+
+
 def test_whoever_cannot_be_read_again_keeps_what_it_has_and_goes_on() -> None:
     mute = Bench()
     mute.live(0)

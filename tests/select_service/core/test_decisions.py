@@ -15,8 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer.core.hashing import pack_u64
 from select_service.admission_types import AdmissionSettings
 from select_service.core.decision_record import HASHES_KEPT, Record
-from select_service.core.decisions import EXPLAINED_MAX, STREAMS_S, chosen_workers, decision_id
+from select_service.core.decisions import (
+    EXPLAINED_BYTES_MAX,
+    EXPLAINED_MAX,
+    chosen_workers,
+    decision_id,
+)
 from select_service.core.explaining import Told
+from select_service.core.lookout import STREAMS_S
 from select_service.core.queue import Ticket
 from select_service.errors import ServiceError
 from select_service.types import (
@@ -426,3 +432,36 @@ def test_blocks_that_may_not_move_have_no_cost() -> None:
     legs = legs_of(newest(fleet))
     assert legs[2]["decode_cost"] is None
     assert legs[3]["decode_cost"] == newest(fleet)["pair"]["decode"]["cost"]
+
+
+@pytest.mark.parametrize("letter", ["a", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("member", ["selection_id", "reservation_id"])
+def test_ids_as_long_as_a_body_are_paid_for(member: str, letter: str) -> None:
+    fleet = fleet_of(1, ring=100, size=1 << 20)
+    length = 100_000
+    for number in range(40):
+        name: dict[str, Any] = {"reservation_id": f"r{number}"}
+        name[member] = letter * length + str(number)
+        request = SelectAndReserveRequest(
+            block_hashes=[1], sequence_hashes=[1], isl_tokens=16, explain=True, **name
+        )
+        fleet.core.select_and_reserve(request, fleet.now)
+        fleet.core.check()
+        each = length * (1 if letter == "a" else 4)
+        assert each * len(fleet.core.decisions) <= 1 << 20
+        assert each * len(fleet.core.decisions._explained) <= EXPLAINED_BYTES_MAX
+
+
+def test_who_repeats_a_booking_does_not_search_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = fleet_of(1)
+    request = SelectAndReserveRequest(
+        block_hashes=[1], sequence_hashes=[1], isl_tokens=16, reservation_id="r"
+    )
+    first, _ = fleet.core.select_and_reserve(request, fleet.now)
+
+    def searched(_: str) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(fleet.core.decisions, "find", searched)
+    again, _ = fleet.core.select_and_reserve(request, fleet.now)
+    assert again == first

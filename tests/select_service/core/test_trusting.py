@@ -13,7 +13,7 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.replica_wire import decode_message, encode_message
 from select_service.core.scoring import costs
-from select_service.core.trusting import BASE_S
+from select_service.core.trusting import BASE_S, DOUBTFUL_PER_TURN, LOOK_S, Trusting
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import (
     BatchPrefillComplete,
@@ -296,6 +296,15 @@ def test_a_new_worker_is_believed() -> None:
     assert not fleet.effects.trusted
 
 
+def test_another_source_of_events_is_believed() -> None:
+    fleet = distrusting()
+    assert trust(fleet, 2).trust == 0.0
+    fleet.worker(2, endpoint="http://renamed")
+    assert trust(fleet, 2).trust == 0.0, "the events come from where they came from"
+    fleet.worker(2, kv_events_endpoint="tcp://127.0.0.1:7002")
+    assert (trust(fleet, 2).trust, trust(fleet, 2).samples) == (1.0, 0)
+
+
 def test_it_is_told_once_and_without_a_replay_endpoint_kept_in_mind() -> None:
     fleet = distrusting()
     fleet.now += 1.0
@@ -341,6 +350,33 @@ def test_not_all_indexes_are_read_again_at_once() -> None:
             stream.on_replay([b"", b"kv", b"\xff" * 8, b""], fleet.now)
     fleet.tick(1.0)
     assert fleet.core.counters.rereads == {"asked": 6}
+
+
+def test_a_whole_fleet_that_is_doubted_is_looked_at_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = fleet_of(0)
+    count = 2 * DOUBTFUL_PER_TURN + 3
+    for worker_id in range(count):
+        fleet.worker(worker_id, kv_events_endpoint=f"tcp://127.0.0.1:{5000 + worker_id}")
+    partition = fleet.core.partitions[DEFAULT]
+    for slot in range(count):
+        for found in (128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0):
+            partition.trust.compare(slot, 128, found, fleet.now)
+    read: list[int] = []
+    reread = Trusting._reread
+
+    def counted(self: Trusting, part: Any, slot: int, *rest: Any) -> None:
+        read.append(slot)
+        reread(self, part, slot, *rest)
+
+    monkeypatch.setattr(Trusting, "_reread", counted)
+    fleet.delete(4)  # whoever goes meanwhile is passed over
+    for turn in (1, 2, 3):
+        fleet.core.trusting.keep(fleet.now)
+        assert len(read) == min(turn * DOUBTFUL_PER_TURN, count - 1)
+    assert len(set(read)) == count - 1
+    assert not partition.trust.most_tell_the_truth
 
 
 def test_what_was_predicted_before_its_index_was_read_again_does_not_count() -> None:
@@ -526,6 +562,29 @@ def test_streams_are_looked_at_some_a_turn() -> None:
     assert trusting.keep(1001.0)
     fleet.delete(5)
     assert not trusting.keep(1001.0)
+
+
+def test_a_fleet_that_is_late_as_one_is_told_so_in_turns() -> None:
+    limits = CoreLimits(streams_watched_per_turn_max=2)
+    fleet = Fleet(limits=limits, trust=TrustSettings())
+    for worker_id in range(1, 6):
+        fleet.worker(worker_id, kv_events_endpoint=f"tcp://127.0.0.1:{5000 + worker_id}")
+    for stream in fleet.core.membership.streams():
+        stream.lost_batches = 9
+    told = []
+    more = True
+    while more:
+        before = sum(row.trust < 1.0 for row in fleet.core.trust().ranks)
+        more = fleet.core.trusting.keep(fleet.now)
+        told.append(sum(row.trust < 1.0 for row in fleet.core.trust().ranks) - before)
+    assert sum(told) == 5
+    assert max(told) == 2
+    for stream in fleet.core.membership.streams():
+        stream.lost_batches = 0
+    fleet.now += LOOK_S
+    while fleet.core.trusting.keep(fleet.now):
+        pass
+    assert all(row.trust == 1.0 for row in fleet.core.trust().ranks)
 
 
 def test_a_scope_is_shown_alone() -> None:

@@ -12,6 +12,7 @@ import pytest
 from select_service import cli
 from select_service.doctor.asking import Answer
 from select_service.doctor.telling import tell
+from select_service.doctor_types import Finding, Subject
 from select_service.edge.driver import Driver
 from select_service.types import WorkerSpec
 from tests.live.ports import HOST, free_port
@@ -164,6 +165,15 @@ def test_somebody_else_there(answer: bytes, capsys: Capture) -> None:
 def test_wrong_usage(wrong: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["doctor", wrong])
+
+
+def test_names_that_a_terminal_would_obey() -> None:
+    """Who may register a worker may not write to the terminals of those who ask about it."""
+    subject = Subject(worker_id=1, model_name="m\x1b]0;owned\x07", endpoint="tcp://\u202eh:1")
+    finding = Finding("c", "error", subject, "\x1b[2Jnothing found", "why", "remedy", 0.0)
+    told = tell("s", Answer(ready=True, schedulable_workers=1, workers=[]), [finding], 80)
+    assert told.replace("\n", "").isprintable()
+    assert "m\\x1b]0;owned" in told
 
 
 def test_what_was_left_out_is_said() -> None:

@@ -145,3 +145,35 @@ def test_a_drained_worker(context: Context) -> None:
         assert await ward.pass_time(60) == []
 
     play(context, scenario)
+
+
+def test_a_probe_that_never_sends_what_it_asked_for(context: Context) -> None:
+    """Somebody's check of the service selects the same prompt all night."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        engine.compute(prompt(1))
+        await ward.heard(engine)
+        for _ in range(30):
+            await ward.ask(prompt(7))
+            assert await ward.pass_time(10) == []
+
+    play(context, scenario)
+
+
+def test_caches_too_small_for_what_comes_again(context: Context) -> None:
+    """Each prompt comes again every minute, and by then it is long forgotten."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        for round_ in range(30):
+            engine.evict(len(engine.held))
+            number = round_ % 6
+            await ward.ask(prompt(number))
+            engine.compute(prompt(number))
+            await ward.heard(engine)
+            assert await ward.pass_time(10) == [], round_
+
+    play(context, scenario)

@@ -145,6 +145,28 @@ def test_on_the_wire_whole_and_in_chunks() -> None:
     on_a_port(use)
 
 
+@pytest.mark.parametrize("said", [b"x" * 3000, b'{"cached_tokens":64}' + b" " * 3000])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_long_is_ignored_like_any_other(said: bytes, chunked: bool) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        wire.ask("POST", "/select_and_reserve", BODY | {"reservation_id": "r"})
+        assert (await wire.answer())[0] == 200
+        head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n"
+        if chunked:
+            wire.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+            wire.say(b"%x\r\n%b\r\n0\r\n\r\n" % (len(said), said))
+        else:
+            wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
+        assert (await wire.answer())[0] == 200
+        assert service.loads()[0].loads[0].potential_prefill_tokens == 0
+        wire.ask("DELETE", "/reservations/r")
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use, max_body_bytes=1000)
+
+
 def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for worker_id in (1, 2):

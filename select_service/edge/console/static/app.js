@@ -52,6 +52,7 @@ function open() {
   if (wanted === current) return;
   const isOther = name !== current.split("/")[0];
   current = wanted;
+  for (const node of document.querySelectorAll("dialog")) node.close(); // it asks about what was there
   if (view && !isOther && name === "decisions") {
     if (argument && argument !== view.chosen) view.pick(argument);
     return;

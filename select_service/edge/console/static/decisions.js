@@ -121,7 +121,7 @@ export class Decisions {
         "div",
         { class: "columns" },
         panel("Request", facts([["At", clock(one.at_ms)], ["Route", one.route], ["Model · tenant", `${one.model_name} · ${one.tenant_id}`], ["Selection", one.selection_id], ["Reservation", one.reservation_id], ["Waited", duration(one.waited_s)], ["Prompt", `${plural(prompt.isl_tokens, "token")}, ${plural(prompt.blocks, "block")} of ${prompt.block_size}`], ["Admission", one.admission ? `${one.admission.outcome} by ${one.admission.policy}${one.admission.reason ? ` (${one.admission.reason})` : ""}` : "not judged"]]), h("p", {}, h("button", { type: "button", onclick: () => this.go(`prefix/${encodeURIComponent(one.decision_id)}`) }, "Who holds this prompt now?"))),
-        panel("Weights in force", facts(Object.entries(one.weights).map(([name, value]) => [name.replaceAll("_", " "), String(value)]))),
+        panel("Weights in force", facts(Object.entries(one.weights).map(([name, value]) => [name.replaceAll("_", " "), { true: "yes", false: "no" }[value] ?? String(value)]))),
       ),
     );
     if (one.pair) blocks.push(panel("Pair", facts([["Mode", one.pair.mode], ["Reason", one.pair.reason], ["One worker costs", decimal(one.pair.aggregated_cost, 2)], ["The pair costs", decimal(one.pair.disaggregated_cost, 2)]])));

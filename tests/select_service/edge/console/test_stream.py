@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 
 from select_service.edge.app import Server
 from select_service.edge.console import fleet, stream
+from select_service.edge.console.sections import sections
 from select_service.edge.console.slices import Slices
 from select_service.edge.console.stream import LiveView
 from select_service.edge.driver import Driver
@@ -204,6 +206,75 @@ def test_a_fault_ends_one_look_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
         async with watching(port) as page:
             assert (await page.next())[0] == "snapshot"
             assert server._door._traffic.console.faults == 1
+
+    on_a_port(use)
+
+
+def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = fleet.Fleet.look
+    is_ill = False
+
+    async def look(self: fleet.Fleet, slices: Slices) -> fleet.News:
+        nonlocal is_ill
+        news = await looked(self, slices)
+        if is_ill and news.ranks:
+            is_ill = False
+            raise RuntimeError("a bug")
+        return news
+
+    monkeypatch.setattr(fleet.Fleet, "look", look)
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        nonlocal is_ill
+        seat(service, 1)
+        async with watching(port) as page, asyncio.timeout(5):
+            await page.next()
+            is_ill = True
+            _book(service, "a")
+            told = await page.until("ranks")
+            assert told["ranks"][0][4] == 1, "the request that was booked"
+            assert told["state"]["reservations"] == 1
+            assert server._door._traffic.console.faults == 1
+
+    on_a_port(use)
+
+
+class Breaths(Slices):
+    """Counts the places where others could have their turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    async def breathe(self) -> None:
+        self.taken += 1
+        await super().breathe()
+
+
+def test_pools_and_thresholds_are_written_one_by_one() -> None:
+    async def use(_: int, service: Driver, __: Server) -> None:
+        for number in range(20):
+            seat(service, number, model_name=f"m{number}", max_inflight=9)
+        breaths = Breaths()
+        text = (await sections(service, breaths))["admission"]
+        told = json.loads(text)
+        assert [one["model"] for one in told["thresholds"]] == sorted(f"m{n}" for n in range(20))
+        assert len(told["scopes"]) == told["gates"] == 20
+        assert breaths.taken >= 4 * 20, "read and written, each of both"
+
+    on_a_port(use, admission_control="token-capacity")
+
+
+def test_a_crowd_costs_one_joining() -> None:
+    async def use(_: int, service: Driver, __: Server) -> None:
+        seat(service, 1)
+        view = stream._View(service)
+        await view.look()
+        assert view.whole() is view.whole()
+        before = view.whole()
+        _book(service, "a")
+        await view.look()
+        assert view.whole() != before
 
     on_a_port(use)
 
