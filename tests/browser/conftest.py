@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright: one browser for the run, one service for each test.
+"""Debian's Chromium, driven by Playwright: one browser for a module, one service for each test.
 
 Both may be missing; the tests then say so and skip. `make test-heavy` installs them.
 """
@@ -24,9 +24,13 @@ ARGS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser, or a skip that says what is missing."""
+    """A browser, or a skip that says what is missing.
+
+    Not for the whole run: as long as Playwright is there, its event loop runs in this thread, and
+    no other test could run one of its own.
+    """
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="Playwright is missing: pip install 'select-service[browser]'"
     )
