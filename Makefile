@@ -22,7 +22,7 @@ COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy test-browser chromium peer promtool readme dashboard clean
+.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy test-long test-browser chromium peer promtool readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -71,7 +71,11 @@ test-heavy: $(VENV)/.installed-browser chromium
 	-$(MAKE) peer
 	-$(MAKE) promtool
 	$(BIN)/python -m tests.e2e.engines
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "heavy or slow" --timeout=600
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600
+
+# More seeds of what make test-full runs already; too many for every submission.
+test-long: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long"
 
 # Only the console, in a headless browser.
 test-browser: $(VENV)/.installed-browser chromium

@@ -322,7 +322,9 @@ def test_the_record_explains_the_choice(twin: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @EITHER
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize(
+    "part", [0, 1, *(pytest.param(part, marks=pytest.mark.long) for part in range(2, 10))]
+)
 def test_the_record_explains_the_choice_in_100_000_fleets(
     twin: Any, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,9 @@ def test_a_liar_is_found_out_and_believed_again() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 5))]
+)
 def test_the_hit_rate_comes_back(seed: int) -> None:
     clean = TruthFleet(CACHED, seed=seed)
     clean.run(600)
@@ -116,7 +118,7 @@ def test_honest_engines_change_no_decision(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [CACHED, TIGHT, NARROW, Shape()])
-@pytest.mark.parametrize("seed", range(10, 12))
+@pytest.mark.parametrize("seed", [10, pytest.param(11, marks=pytest.mark.long)])
 def test_honest_engines_change_no_decision_for_long(shape: Shape, seed: int) -> None:
     decisions_agree(shape, seed, 3000)
 

@@ -104,7 +104,13 @@ def test_a_busy_fleet(context: Context, seed: int, replay: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 130))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(100, 108),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(108, 130)),
+    ],
+)
 def test_many_busy_fleets(context: Context, seed: int) -> None:
     async def scenario(ward: Ward) -> None:
         await Fleet(ward, random.Random(seed), replay=bool(seed % 2)).live(120)
