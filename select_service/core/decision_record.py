@@ -95,7 +95,6 @@ class Odds(Struct, gc=False):
     pinned: PinnedWorker | None = None
     allowed: list[int] | None = None
     constraints: RoutingConstraints | None = None
-    judged: tuple[Ask, GateDecision] | None = None
     busy: frozenset[int] = frozenset()  # slots
     full: frozenset[int] = frozenset()
     holds_to_cache: bool = False  # whether a cache-hit threshold was in force
@@ -127,6 +126,7 @@ class Record(NamedTuple):
     selection_id: str | None
     reservation_id: str | None
     odds: Odds | None
+    judged: tuple[Ask, GateDecision] | None  # what a gate was asked, and what it said
     size: int  # bytes it is charged with, its columns aside
 
     @property
@@ -137,6 +137,6 @@ class Record(NamedTuple):
 
 SELECTION_ID: Final = 11
 RESERVATION_ID: Final = 12
-SIZE: Final = 14
+SIZE: Final = 15
 SEEN: Final = 5
 """Members by position, where they are looked at in every one of many."""

@@ -51,6 +51,7 @@ RECORD_BYTES: Final = 640  # the record with its places in ring and ids; measure
 _LONG: Final = RECORD_BYTES + HASH_BYTES_KEPT
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots
 _ODDS_BYTES: Final = 512
+_JUDGED_BYTES: Final = 320  # what was asked and said; the classes' names are the gate's own
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 503})
 """Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
@@ -123,9 +124,7 @@ class Decisions:
         """
         partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
         if odds is None and (
-            rows is not partition.everyone
-            or ticket.judged is not None
-            or request.routing_constraints is not UNSET
+            rows is not partition.everyone or request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
         columns, matched, shared, trust = seen
@@ -149,12 +148,16 @@ class Decisions:
             size += len(name) if name.isascii() else _CHAR_BYTES * len(name)
         if booked is not None:  # the caller's words as well, and of any length
             size += len(booked) if booked.isascii() else _CHAR_BYTES * len(booked)
+        judged = ticket.judged
+        if judged is not None:  # the tenant is as it was sent
+            tenant = judged[0].tenant_id
+            size += _JUDGED_BYTES + (len(tenant) if tenant.isascii() else _CHAR_BYTES * len(tenant))
         if odds is not None:
             size += _size_of(odds, rows, len(columns))
         # fmt: off
         record: Record = (  # type: ignore[assignment]
             number, now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks,
-            prompt.isl_tokens, ticket.weights, slot, name, booked, odds, size,
+            prompt.isl_tokens, ticket.weights, slot, name, booked, odds, judged, size,
         )
         # fmt: on
         if self.is_on:
@@ -300,7 +303,6 @@ def odds_of(ticket: Ticket) -> Odds:
         request.pinned_worker,
         request.allowed_worker_ids,
         None if constraints is UNSET else constraints,
-        ticket.judged,
         is_pair=isinstance(request, SelectPairRequest),
     )
     if keeper is not None and (keeper.busy.slots or keeper.caps.slots):
@@ -315,9 +317,6 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
         size += rows.nbytes
     if odds.allowed is not None:
         size += 48 * len(odds.allowed)
-    if odds.judged is not None:
-        ask = odds.judged[0]  # as sent
-        size += _text_bytes(ask.slo_class) + _text_bytes(ask.tenant_id)
     if odds.refusal is not None:
         size += _text_bytes(odds.refusal.error)
     constraints = odds.constraints

@@ -234,9 +234,9 @@ def _prompt(record: Record) -> DecisionPrompt:
 
 
 def _admission(record: Record) -> DecisionAdmission | None:
-    if record.odds is None or record.odds.judged is None:
+    if record.judged is None:
         return None
-    ask, said = record.odds.judged
+    ask, said = record.judged
     return DecisionAdmission(
         policy=said.policy,
         slo_class=ask.slo_class or None,
