@@ -15,6 +15,8 @@ class FakeEngine:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ports: tuple[int, int] = (0, 0)):
         # XPUB instead of PUB: subscriptions can be awaited
         self.pub = self._bind(context, zmq.XPUB, ports[0])
+        # of every connection: the next one may come before libzmq has given up the last
+        self.pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         try:
             self.router = self._bind(context, zmq.ROUTER, ports[1])
         except zmq.ZMQError:
