@@ -509,6 +509,12 @@ class Replicas:
 
     # -- inspection ----------------------------------------------------------------------------
 
+    def unsettled(self) -> list[str]:
+        """Say in words what replicas have told, or tried to, that is not in the books yet."""
+        behind = sorted(one.router_id for one in self.views.values() if one.state == "behind")
+        told = [f"statements of replica {router_id}" for router_id in behind]
+        return [*told, "claims of replicas"] if self.resolver.again else told
+
     def status(self, now: float) -> list[ReplicaStatus]:
         """Return every publisher heard of, by router id."""
         rows = [

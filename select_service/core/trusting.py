@@ -253,7 +253,7 @@ class Trusting:
         some = self._verdicts[-self._streams_per_turn :]
         del self._verdicts[-self._streams_per_turn :]
         for partition, rank, verdict in some:
-            worker = partition.workers.get(rank.worker_id)
+            worker = partition.seated.get(rank.worker_id)
             slot = None if worker is None else worker.slots.get(rank.dp_rank)
             if slot is not None:  # it may have gone meanwhile
                 partition.trust.note_freshness(slot, *verdict)
