@@ -86,8 +86,9 @@ class Reader:
         scope = request.scope
         partition = self._partitions.get(scope)
         if partition is None or not partition.workers:
-            self.strayed += 1
-            self.strayed_to = scope
+            if partition is None or not partition.seated:  # else it was the operator's wish
+                self.strayed += 1
+                self.strayed_to = scope
             raise NoSchedulableWorker.in_scope(scope)
         return partition
 

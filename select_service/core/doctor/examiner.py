@@ -132,8 +132,8 @@ class Examiner:
         stored: dict[Owner, int] = {}
         past_missing: set[Owner] = set()
         for stream, endpoint, replay in self._membership.sources():
-            if stream.closed:
-                continue
+            if stream.closed or self._drains(stream.rank.worker_id):
+                continue  # nothing is asked of who drains, and it may end any time
             rank, scope = stream.rank, stream.scope
             for owner in (scope, (scope, rank)):
                 stored[owner] = stored.get(owner, 0) + stream.tallies.blocks_stored
@@ -182,6 +182,10 @@ class Examiner:
         """Whether what a worker caches comes from others, who tell of it."""
         worker = self._catalog.find(worker_id)
         return worker is not None and worker.spec.role == "decode"
+
+    def _drains(self, worker_id: int) -> bool:
+        worker = self._catalog.find(worker_id)
+        return worker is not None and worker.drain is not None
 
     def _server_of(self, rank: WorkerRank) -> str | None:
         worker = self._catalog.find(rank.worker_id)
