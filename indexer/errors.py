@@ -52,3 +52,7 @@ class BadDump(IndexerError):
 
     status = 502
     code = "bad_dump"
+
+
+class KeyFileUnusable(IndexerError):
+    """A file of CURVE keys cannot be used; the text says where and why, and shows no key."""

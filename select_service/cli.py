@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["main", "parse"]
 
 
+_NEEDS = {
+    "tls_key": "tls_cert",
+    "tls_client_ca": "tls_cert",
+    "curve_replica_keys": "curve_key",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand, or the service until it is told to stop; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -29,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from select_service.demo import cli as demo  # noqa: PLC0415 - the service needs none of it
 
         return demo.main(arguments[1:])
+    if arguments[:1] in (["token"], ["keys"]):
+        from select_service.edge import credentials_cli  # noqa: PLC0415 - as above
+
+        return credentials_cli.main(arguments)
     if arguments[:1] == ["doctor"]:
         from select_service.doctor import cli as doctor  # noqa: PLC0415 - as above
 
@@ -51,6 +62,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if values["replica_sync_peers"] and values["replica_sync_port"] is None:
         parser.error("--replica-sync-peers needs --replica-sync-port")
     _check_entrances(parser, argv, values)
+    for flag, needed in _NEEDS.items():
+        if values[flag] is not None and values[needed] is None:
+            parser.error(f"--{flag} needs --{needed}".replace("_", "-"))
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         values["tracing"] = "none"
     router = read_environment(environ)
@@ -92,7 +106,8 @@ def _parser(environ: Mapping[str, str], warnings: list[str]) -> argparse.Argumen
         description="Decides which LLM inference worker serves a request. "
         "Weights and switches come from DYN_* environment variables (README).",
         epilog="subcommands: demo (simulated engines and traffic), doctor (what is wired wrong "
-        "with a running service); see select-service demo --help, select-service doctor --help",
+        "with a running service), token new, keys new (credentials); see select-service demo "
+        "--help and so on",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")

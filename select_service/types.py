@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from indexer.core.curve_key import is_curve_key
 from indexer.types import U64_MASK, Scope, WorkerRank
 from select_service.decision_types import Decision
 from select_service.doctor_types import Finding
@@ -23,6 +24,7 @@ __all__ = [
     "BatchRequest",
     "BestWorker",
     "BlockMmInfo",
+    "BriefReady",
     "CacheBasis",
     "CacheHit",
     "CacheScope",
@@ -98,6 +100,11 @@ def _u64(name: str, value: int | None) -> None:
         raise ValueError(f"{name} must be {bound}")
 
 
+def _curve_key(key: str | None) -> None:
+    if key is not None and not is_curve_key(key):
+        raise ValueError("curve_public_key must be 40 characters of Z85")
+
+
 # -- workers -----------------------------------------------------------------------------------
 
 
@@ -128,9 +135,11 @@ class WorkerSpec(Struct, kw_only=True):
     max_inflight: Inflight | None = None  # N: requests it is given at a time
     max_queued: U32 | None = None  # Q: requests that may wait for it
     role: Role | None = None
+    curve_public_key: str | None = None  # of its event and replay sockets, where they encrypt
 
     def __post_init__(self) -> None:
         _u64("worker_id", self.worker_id)
+        _curve_key(self.curve_public_key)
         _u64("max_num_batched_tokens", self.max_num_batched_tokens)
         _u64("total_kv_blocks", self.total_kv_blocks)
         _one_scope_name(self.tenant_id, self.routing_group)
@@ -158,6 +167,7 @@ class WorkerPatch(Struct, kw_only=True):
     max_inflight: Inflight | None = None
     max_queued: U32 | None = None
     role: Role | None = None
+    curve_public_key: str | None = None
 
     # named in a PATCH, and ignored whatever they are (contract 1.3)
     worker_id: Any = None
@@ -166,6 +176,7 @@ class WorkerPatch(Struct, kw_only=True):
     routing_group: Any = None
 
     def __post_init__(self) -> None:
+        _curve_key(self.curve_public_key)
         _u64("max_num_batched_tokens", self.max_num_batched_tokens)
         _u64("total_kv_blocks", self.total_kv_blocks)
 
@@ -209,6 +220,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     max_inflight: int | UnsetType = UNSET
     max_queued: int | UnsetType = UNSET
     role: Role | UnsetType = UNSET
+    curve_public_key: str | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):
@@ -235,6 +247,12 @@ class Ready(Struct, frozen=True):
     state: StateStatus | UnsetType = UNSET  # with --state-dir
     findings: list[Finding] | UnsetType = UNSET  # with ?verbose=true; the gravest first
     findings_left_out: int | UnsetType = UNSET  # beyond `--doctor-findings-max`
+
+
+class BriefReady(Struct, frozen=True):
+    """GET /ready to those who have no token, where tokens are asked for."""
+
+    ready: bool
 
 
 # -- prompts and requests ----------------------------------------------------------------------

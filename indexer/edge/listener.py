@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from indexer.core.registry import Registry
     from indexer.core.replay import ReplayRequest
     from indexer.core.stream import EventStream
+    from indexer.edge.curve import KeyPair
 
 
 LOAD_TOPIC: Final = b"kv_metrics"
@@ -53,6 +54,7 @@ class _Feed:
         "reconnect_at",
         "replay_endpoint",
         "request",
+        "server_key",
         "stream",
         "subscriber",
         "vain_looks",
@@ -65,10 +67,12 @@ class _Feed:
         subscriber: Subscriber,
         replay_endpoint: str | None,
         now: float,
+        server_key: str | None = None,
     ) -> None:
         self.stream = stream
         self.subscriber = subscriber
         self.replay_endpoint = replay_endpoint
+        self.server_key = server_key
         self.inbox: deque[list[bytes]] = deque()  # read and not yet taken
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
@@ -102,11 +106,14 @@ class Listeners:
         clock: Callable[[], float] = time.monotonic,
         limits: StreamLimits | None = None,
         on_load: Callable[[EventStream, Sequence[bytes]], None] | None = None,
+        keys: KeyPair | None = None,
+        worker_key: str | None = None,
     ) -> None:
         self._clock = clock
         self._on_load = on_load
         self._limits = limits or registry.limits
-        self._sockets = Sockets(self._limits)
+        self._worker_key = worker_key
+        self._sockets = Sockets(self._limits, keys)
         self._feeds: dict[int, _Feed] = {}  # by identity of the stream
         self._ready: deque[_Feed] = deque()
         self._turn_handle: asyncio.Handle | None = None
@@ -145,6 +152,7 @@ class Listeners:
         replay_endpoint: str | None,
         *,
         is_held: bool = False,
+        server_key: str | None = None,
     ) -> None:
         """Follow a stream's endpoint from now on.
 
@@ -153,6 +161,7 @@ class Listeners:
             endpoint: of its publisher.
             replay_endpoint: where replays are asked for, if anywhere.
             is_held: subscribe, but let messages wait until `release`.
+            server_key: the CURVE key of both; None: that of all workers, if there is one.
 
         Raises:
             EndpointRefused: libzmq will not connect to one of the two.
@@ -160,8 +169,9 @@ class Listeners:
         assert id(stream) not in self._feeds
         if replay_endpoint is not None:
             self._sockets.try_connect(replay_endpoint)
-        subscriber = self._sockets.subscribe(endpoint)
-        feed = _Feed(stream, subscriber, replay_endpoint, self._clock())
+        key = server_key or self._worker_key
+        subscriber = self._sockets.subscribe(endpoint, server_key=key)
+        feed = _Feed(stream, subscriber, replay_endpoint, self._clock(), key)
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         loop = asyncio.get_running_loop()
@@ -426,7 +436,9 @@ class Listeners:
         if request is None or feed.replay_endpoint is None:
             return
         try:
-            feed.dealer = self._sockets.ask_replay(feed.replay_endpoint, request.start)
+            feed.dealer = self._sockets.ask_replay(
+                feed.replay_endpoint, request.start, feed.server_key
+            )
         except EndpointRefused:  # no descriptors left: the stream takes it for a mute endpoint
             return
         self._dealers += 1

@@ -22,7 +22,8 @@ from indexer.errors import BadDump
 from indexer.types import U64_MASK, RecoveryLimits, Scope, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    import ssl
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     import httpx
 
@@ -71,7 +72,7 @@ class Recovery:
         conflicts: scopes left out because they exist here with another block size.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it stands on
         self,
         registry: Registry,
         peers: Sequence[str],
@@ -79,6 +80,8 @@ class Recovery:
         *,
         limits: RecoveryLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        headers: Callable[[str], Mapping[str, str]] = lambda _: {},
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """Fetch nothing yet.
 
@@ -88,7 +91,11 @@ class Recovery:
             make_room: told when ranks were attached to an index that others use already.
             limits: budgets.
             clock: monotonic seconds.
+            headers: what to show to whom, by URL.
+            tls: how peers are verified; None: by the system's certificates.
         """
+        self._headers = headers
+        self._tls = tls
         self.outcome: Outcome = "running"
         self.recovered: dict[Scope, list[WorkerRank]] = {}
         self.failures: dict[str, int] = {}
@@ -159,10 +166,14 @@ class Recovery:
 
         timeout = httpx.Timeout(self._limits.silence_s)
         headers = {"accept": "application/json", "accept-encoding": "identity"}
+        headers |= self._headers(f"{peer}/dump")
         try:
+            verify: ssl.SSLContext | bool = True
+            if self._tls is not None and peer.startswith("https:"):
+                verify = await asyncio.to_thread(self._tls)
             # neither proxies from the environment nor redirects: a peer is who we were told it is
             async with (
-                httpx.AsyncClient(timeout=timeout, trust_env=False) as client,
+                httpx.AsyncClient(timeout=timeout, trust_env=False, verify=verify) as client,
                 client.stream("GET", f"{peer}/dump", headers=headers) as answer,
             ):
                 if answer.status_code != httpx.codes.OK:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from indexer.config import EventLossPolicy
+from indexer.core.curve_key import is_curve_key
 from select_service.config.environment import parse_float
 from select_service.config.settings import SAMPLERS, Durability, FieldValidation, Settings
 
@@ -168,6 +169,12 @@ def _file_mode(text: str) -> str:
     return text
 
 
+def _curve_key(text: str) -> str:
+    if not is_curve_key(text):
+        raise ValueError(f"{text[:8]!r}... is not a CURVE key: 40 characters of Z85")
+    return text
+
+
 def _http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not an http:// or https:// URL")
@@ -205,6 +212,60 @@ FLAGS: Final = (
         "OCTAL",
         "permissions of that file: who may write it may connect",
         env="SELECT_SERVICE_UDS_MODE",
+    ),
+    Flag(
+        "--token-file",
+        _path,
+        "FILE",
+        "ask every client for a token of this file; read again on SIGHUP",
+        watch="auth_refused_total",
+    ),
+    Flag(
+        "--tls-cert",
+        _path,
+        "FILE",
+        "speak TLS on the TCP port: the certificate chain, PEM; read again when it changes",
+        watch="tls_reloads_total",
+    ),
+    Flag("--tls-key", _path, "FILE", "its private key, where that is not in the same file"),
+    Flag(
+        "--tls-client-ca",
+        _path,
+        "FILE",
+        "demand a certificate of every client, signed by one of these",
+    ),
+    Flag(
+        "--peer-token-file",
+        _path,
+        "FILE",
+        "the token shown to --indexer-peers and to replicas whose snapshot is fetched",
+    ),
+    Flag(
+        "--peer-ca",
+        _path,
+        "FILE",
+        "fetch from them over TLS, and believe certificates signed by one of these",
+        watch="replica_pulls_total",
+    ),
+    Flag(
+        "--curve-key",
+        _path,
+        "FILE",
+        "encrypt the replica plane with this key pair (`select-service keys new`)",
+        watch="curve_refused_total",
+    ),
+    Flag(
+        "--curve-replica-keys",
+        _path,
+        "FILE",
+        "public keys of the replicas that may listen, a line each, with their endpoints if they"
+        " differ; off: those with our own key",
+    ),
+    Flag(
+        "--curve-worker-key",
+        _curve_key,
+        "KEY",
+        "public key of every worker's event and replay sockets; off: as each record says",
     ),
     Flag(
         "--threads",

@@ -73,6 +73,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     port: int | None = 8092  # None: no TCP
     uds: str | None = None
     uds_mode: str = "0660"  # who may connect: those who may write the file
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    peer_token_file: str | None = None
+    peer_ca: str | None = None
+    curve_key: str | None = None
+    curve_replica_keys: str | None = None
+    curve_worker_key: str | None = None
     threads: int = 4
     field_validation: FieldValidation = FieldValidation.WARN
     on_event_loss: EventLossPolicy = EventLossPolicy.KEEP
@@ -215,6 +224,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     trace_shutdown_s: float = 2.0
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether there are tokens, certificates or keys."""
+        asked_for = (
+            *(self.token_file, self.tls_cert, self.peer_token_file, self.peer_ca),
+            *(self.curve_key, self.curve_worker_key),
+        )
+        return any(one is not None for one in asked_for)
 
     @property
     def router_config(self) -> RouterConfig:

@@ -92,6 +92,7 @@ class Worker:
             max_inflight=UNSET if spec.max_inflight is None else spec.max_inflight,
             max_queued=UNSET if spec.max_queued is None else spec.max_queued,
             role=UNSET if spec.role is None else spec.role,
+            curve_public_key=UNSET if spec.curve_public_key is None else spec.curve_public_key,
         )
 
 
@@ -134,6 +135,11 @@ def reconciliation_failed(why: str) -> str:
     return _RECONCILIATION + why
 
 
+def worker_not_found(worker_id: int) -> WorkerNotFound:
+    """Return the refusal of an id that nobody has, or nobody this caller may know of."""
+    return WorkerNotFound(f"worker {worker_id} not found")
+
+
 class Catalog:
     """All records by worker id."""
 
@@ -168,7 +174,7 @@ class Catalog:
         """
         worker = self._workers.get(worker_id)
         if worker is None:
-            raise WorkerNotFound(f"worker {worker_id} not found")
+            raise worker_not_found(worker_id)
         return worker
 
     def put(self, worker: Worker) -> None:

@@ -45,4 +45,5 @@ class ReplicaCounters(Struct):
     leases_closed: int = 0  # the same
     leases_adopted: int = 0  # opened here, for their reservations' owner is gone
     leases_missed: int = 0  # of owners that are gone; their reservations aged
+    impostors: int = 0  # messages under a name that another endpoint has, and is heard from
     namesakes: int = 0  # messages under our own router id that we never said

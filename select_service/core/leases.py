@@ -296,9 +296,13 @@ class Leases:
         left = max(0.0, lease.deadline - now)
         return LeaseRecord(lease.lease_id, lease.owner, lease.ttl_s, left, len(lease.reservations))
 
-    def listed(self, owner: str | None, limit: int, now: float) -> LeaseList:
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> LeaseList:
         """Describe the first `limit` open leases, of one owner or of all, oldest first."""
         chosen = self._open if owner is None else self._by_owner.get(owner, {})
+        if prefixes is not None:
+            chosen = {name: one for name, one in chosen.items() if name.startswith(prefixes)}
         first = islice(chosen.values(), min(limit, LISTED_MAX))
         return LeaseList([self.record(lease, now) for lease in first], len(chosen))
 

@@ -34,6 +34,7 @@ class _Source(NamedTuple):
     stream: EventStream
     endpoint: str
     replay_endpoint: str | None
+    curve_key: str | None
 
 
 class Membership:
@@ -78,7 +79,7 @@ class Membership:
 
     def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
         """Return every open stream with its endpoint and its replay endpoint."""
-        return iter([*self._sources.values()])
+        return iter([source[:3] for source in self._sources.values()])
 
     def judge(self, worker: Worker) -> None:
         """Set lifecycle and reasons of a record that is about to enter its scope."""
@@ -169,18 +170,18 @@ class Membership:
     ) -> None:
         """Listen to a rank's source; a source that did not change keeps its stream and cursor."""
         at = WorkerRank(worker.worker_id, rank)
-        replay = worker.spec.replay_endpoint
+        replay, key = worker.spec.replay_endpoint, worker.spec.curve_public_key
         source = self._sources.get(at)
         if source is not None:
-            if (source.endpoint, source.replay_endpoint) == (endpoint, replay):
+            if source[1:] == (endpoint, replay, key):
                 source.stream.worker_ranks = worker.ranks
                 return
             self._close(at, partition, effects)
         stream = self.registry.open_stream(
             worker.scope, at, worker_ranks=worker.ranks, has_replay=replay is not None
         )
-        self._sources[at] = _Source(stream, endpoint, replay)
-        effects.listen.append(Listen(stream, endpoint, replay))
+        self._sources[at] = _Source(stream, endpoint, replay, key)
+        effects.listen.append(Listen(stream, endpoint, replay, key))
 
     def _close(self, at: WorkerRank, partition: Partition, effects: Effects) -> None:
         """Stop listening; what the source said about its rank is forgotten."""

@@ -283,6 +283,12 @@ class Reserving:
             self._room.relieve(partition, now, effects)
         return effects
 
-    def leases(self, now: float, owner: str | None, limit: int) -> LeaseList:
+    def leases(
+        self,
+        now: float,
+        owner: str | None,
+        limit: int,
+        prefixes: tuple[str, ...] | None = None,
+    ) -> LeaseList:
         """Describe open leases, oldest first, then those known through replicas."""
-        return self._leases.listed(owner, limit, now)
+        return self._leases.listed(owner, limit, now, prefixes)

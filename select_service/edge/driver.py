@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
     from select_service.edge.replicas import Replicas
+    from select_service.edge.security import Security
     from select_service.edge.tracing import Tracing
     from select_service.edge.warm_start import WarmStart
     from select_service.types import (
@@ -146,6 +147,7 @@ class Driver:
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
+        security: Security | None = None,
         tracing: Tracing | None = None,
         doctor_limits: DoctorLimits | None = None,
         trust: TrustSettings | None = None,
@@ -168,6 +170,7 @@ class Driver:
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
+            security: what guards its door, and its keys towards workers and replicas.
             tracing: of some requests; `close` closes it.
             doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
@@ -198,7 +201,8 @@ class Driver:
             first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
-        self.keeper, self.tracing = keeper, tracing
+        self.keeper, self.tracing, self.security = keeper, tracing, security
+        self.credentials = credentials = None if security is None else security.credentials
         self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
         self._replica_limits = replica_limits or ReplicaLimits()
@@ -210,7 +214,10 @@ class Driver:
             from indexer.edge.recovery import Recovery  # noqa: PLC0415 - as above
 
             recovery = self.recovery = Recovery(
-                *(registry, indexer_peers, self.core.make_room), limits=recovery_limits, clock=clock
+                *(registry, indexer_peers, self.core.make_room),
+                limits=recovery_limits,
+                clock=clock,
+                **({} if credentials is None else credentials.for_recovery()),
             )
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
         self.warm_start: WarmStart | None = None
@@ -254,17 +261,14 @@ class Driver:
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
         """
-        if self._stream_limits is None:
-            self._listeners = Listeners(
-                self.core.registry, clock=self._clock, on_load=self.load_topic.hear
-            )
-        else:
-            self._listeners = Listeners(
-                self.core.registry,
-                clock=self._clock,
-                limits=self._stream_limits,
-                on_load=self.load_topic.hear,
-            )
+        self._listeners = Listeners(
+            self.core.registry,
+            clock=self._clock,
+            limits=self._stream_limits,
+            on_load=self.load_topic.hear,
+            keys=None if self.credentials is None else self.credentials.keys,
+            worker_key=None if self.credentials is None else self.credentials.worker_key,
+        )
         if self.warm_start is not None:
             await self.warm_start.open(self._listeners)
         if self.keeper is not None:
@@ -276,6 +280,8 @@ class Driver:
             self.replicas = Replicas(
                 *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
                 self._clock,
+                keys=None if self.credentials is None else self.credentials.replica_keys,
+                passport=None if self.credentials is None else self.credentials.passport,
             )
             await self.replicas.pulls.warm_up()
             self._register_again(self.replicas)
@@ -452,6 +458,10 @@ class Driver:
         waiting_for = missing if ready.ready else [WORKER, *missing]
         state = UNSET if self.keeper is None else self.keeper.status()
         return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for, state)
+
+    def is_ready(self) -> bool:
+        """Whether GET /ready says so; costs next to nothing."""
+        return self.core.reader.schedulable > 0 and not self.readiness.missing()
 
     # -- the doctor ----------------------------------------------------------------------------
 
@@ -674,9 +684,11 @@ class Driver:
             await asyncio.sleep(0)
             self._carry_out(self.core.clear_lease(lease, self._clock()))
 
-    def leases(self, owner: str | None, limit: int) -> LeaseList:
-        """GET /leases."""
-        return self.core.leases(self._clock(), owner, limit)
+    def leases(
+        self, owner: str | None, limit: int, prefixes: tuple[str, ...] | None = None
+    ) -> LeaseList:
+        """GET /leases; of those alone whose ids begin so, if that is said."""
+        return self.core.leases(self._clock(), owner, limit, prefixes)
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -736,10 +748,16 @@ class Driver:
         """GET /trust."""
         return self.core.trust(model_name, tenant_id)
 
-    async def dump(self) -> AsyncIterator[bytes]:
-        """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds."""
+    async def dump(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
+        """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds.
+
+        Args:
+            tenants: whose indexes; None: all.
+        """
         opening, counters = b"{", self.core.counters
         for scope, index in list(self.core.registry.indexes()):  # some may open meanwhile
+            if tenants is not None and scope.tenant_id not in tenants:
+                continue
             name = _encode(f"{scope.model_name}:{scope.tenant_id}")
             yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
             opening = b","
@@ -828,7 +846,9 @@ class Driver:
         is_known = warm is not None and warm.knows(listen.stream)
         try:
             listeners.start(
-                listen.stream, listen.endpoint, listen.replay_endpoint, is_held=is_known
+                *(listen.stream, listen.endpoint, listen.replay_endpoint),
+                is_held=is_known,
+                server_key=listen.curve_key,
             )
         except EndpointRefused as error:
             rank = listen.stream.rank

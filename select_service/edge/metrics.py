@@ -31,6 +31,7 @@ from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.recovery_metrics import RecoveryMetrics
 from select_service.edge.replica_metrics import ReplicaMetrics
 from select_service.edge.scope_series import groups_of, in_use
+from select_service.edge.security_metrics import SecurityMetrics
 from select_service.edge.snapshot_metrics import SnapshotMetrics
 from select_service.edge.state_metrics import StateMetrics
 from select_service.edge.tracing_metrics import TracingMetrics
@@ -87,6 +88,7 @@ class Metrics:
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
         self._registry.register(SnapshotMetrics(service, PREFIX))
+        self._registry.register(SecurityMetrics(service, settings, PREFIX))
         self._registry.register(TracingMetrics(service, PREFIX))
         self._registry.register(DoctorMetrics(service, PREFIX))
         self._registry.register(_Limits(service, traffic, settings))

@@ -305,7 +305,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._discarded = 0
-        self.transport.write_eof()
+        if self.transport.get_extra_info("ssl_object") is None:  # TLS cannot end on one side
+            self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(LINGER_S, self.transport.close)
 

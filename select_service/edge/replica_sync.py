@@ -17,6 +17,7 @@ from select_service.doctor_types import PeerLink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from indexer.edge.curve import ReplicaKeys
     from select_service.types import ReplicaLimits
 
 TURN_S: Final = 0.0003
@@ -24,6 +25,9 @@ TURN_S: Final = 0.0003
 
 MESSAGES_PER_TURN: Final = 32
 """Messages taken from one peer before the next peer's turn."""
+
+KEYS_PER_TURN: Final = 8
+"""Handshakes judged at once, some 20 µs each; whoever comes next waits for the next turn."""
 
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 30.0
@@ -33,13 +37,22 @@ RECONNECT_AFTER_MAX_S: Final = 30.0
 class ReplicaPublisher:
     """Bound on every interface; a slow or absent subscriber loses messages, never our time."""
 
-    def __init__(self, port: int, messages_max: int) -> None:
+    def __init__(self, port: int, messages_max: int, keys: ReplicaKeys | None = None) -> None:
         """Bind.
+
+        Args:
+            port: of every interface.
+            messages_max: held per slow subscriber before it loses some.
+            keys: encrypt, and let only those listen that are listed; lives on the running loop.
 
         Raises:
             indexer.errors.EndpointRefused: the port cannot be bound.
         """
-        self._socket = open_publisher(f"tcp://*:{port}", messages_max)
+        self._socket = open_publisher(f"tcp://*:{port}", messages_max, keys)
+        self.key_check = self._socket.key_check
+        if self.key_check is not None:
+            asyncio.get_running_loop().add_reader(self.key_check.fd, self._check_keys)
+            self._check_keys()  # the descriptor tells of changes only
         self.sent = 0
         self.dropped = 0  # the socket's queue was full
 
@@ -50,8 +63,16 @@ class ReplicaPublisher:
         else:
             self.dropped += 1
 
+    def _check_keys(self) -> None:
+        """Say who may listen, for some of those who wait to hear."""
+        if self.key_check is not None and self.key_check.answer(KEYS_PER_TURN):
+            asyncio.get_running_loop().call_soon(self._check_keys)
+
     def close(self) -> None:
         """Close without lingering."""
+        if self.key_check is not None:
+            asyncio.get_running_loop().remove_reader(self.key_check.fd)
+            self.key_check = None
         self._socket.close()
 
 
@@ -93,6 +114,7 @@ class Subscriptions:
         heard: Callable[[str, list[bytes]], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
+        keys: ReplicaKeys | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -101,15 +123,18 @@ class Subscriptions:
             heard: called with (endpoint, frames) for each message.
             limits: of queues and messages.
             clock: monotonic seconds.
+            keys: our own, and those by which peers are known; None: nothing is encrypted.
         """
         self._topics = topics
+        self._keys = keys
         self._heard = heard
         self._clock = clock
         self._sockets = Sockets(
             StreamLimits(
                 receive_messages_max=limits.receive_messages_max,
                 message_bytes_max=limits.message_bytes_max,
-            )
+            ),
+            None if keys is None else keys.own,
         )
         self._peers: dict[str, _Peer] = {}
         self._ready: deque[_Peer] = deque()
@@ -147,7 +172,9 @@ class Subscriptions:
             indexer.errors.EndpointRefused: libzmq will not connect there.
         """
         assert endpoint not in self._peers
-        peer = _Peer(endpoint, self._sockets.subscribe(endpoint, self._topics), self._clock())
+        key = None if self._keys is None else self._keys.key_of(endpoint)
+        subscriber = self._sockets.subscribe(endpoint, self._topics, key)
+        peer = _Peer(endpoint, subscriber, self._clock())
         self._peers[endpoint] = peer
         loop = asyncio.get_running_loop()
         loop.add_reader(peer.subscriber.fd, self._queue, peer)

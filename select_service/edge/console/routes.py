@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from select_service.edge.answers import Response
 from select_service.edge.console.history import History
-from select_service.edge.routing import Route
+from select_service.edge.routing import CONSOLE, Route
 
 if TYPE_CHECKING:
     from select_service.edge.console.console import Console
@@ -83,9 +83,15 @@ class Booth:
     @property
     def routes(self) -> tuple[Route[Handler], ...]:
         """All under /console."""
-        gets = (Route("GET", CONSOLE_PATH + path, self._handler(verb)) for path, verb in _GETS)
+        gets = (
+            Route("GET", CONSOLE_PATH + path, self._handler(verb), scope=CONSOLE, of_process=True)
+            for path, verb in _GETS
+        )
         prefix: Route[Any] = Route(
-            *("POST", f"{CONSOLE_PATH}/api/prefix", self._handler("prefix")), takes=dict
+            *("POST", f"{CONSOLE_PATH}/api/prefix", self._handler("prefix")),
+            takes=dict,
+            scope=CONSOLE,
+            of_process=True,
         )
         return (*gets, prefix)
 
