@@ -403,13 +403,17 @@ class ReplicaSyncDisabled(ServiceError):
 
 
 class PeerRefused(ServiceError):
-    """A replica's endpoint that ZMQ will not connect to."""
+    """A replica's endpoint that ZMQ will not connect to, or must not."""
 
     status = 400
     code = "replica_peer_refused"
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(f"failed to register replica peer `{endpoint}`", field="endpoint")
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(
+            f"failed to register replica peer `{endpoint}`",
+            field="endpoint",
+            details={"reason": reason},
+        )
 
 
 class InvalidReplicaPeer(ServiceError):

@@ -18,7 +18,8 @@ import msgspec
 from indexer.core.dump import DumpChange, DumpEvent, DumpKvEvent, DumpStored
 from indexer.core.dump_reader import DumpReader, ScopeOpened
 from indexer.core.index import KvIndex
-from indexer.errors import BadDump
+from indexer.edge.addresses import Addresses
+from indexer.errors import BadDump, EndpointRefused, HostNotFound
 from indexer.types import U64_MASK, RecoveryLimits, Scope, WorkerRank
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Recovery:
         *,
         limits: RecoveryLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        addresses: Addresses | None = None,
     ) -> None:
         """Fetch nothing yet.
 
@@ -88,7 +90,9 @@ class Recovery:
             make_room: told when ranks were attached to an index that others use already.
             limits: budgets.
             clock: monotonic seconds.
+            addresses: where connections may lead.
         """
+        self._addresses = addresses or Addresses(clock=clock)
         self.outcome: Outcome = "running"
         self.recovered: dict[Scope, list[WorkerRank]] = {}
         self.failures: dict[str, int] = {}
@@ -160,18 +164,28 @@ class Recovery:
         timeout = httpx.Timeout(self._limits.silence_s)
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         try:
+            there, host, extensions = await self._addresses.route(f"{peer}/dump")
             # neither proxies from the environment nor redirects: a peer is who we were told it is
             async with (
-                httpx.AsyncClient(timeout=timeout, trust_env=False) as client,
-                client.stream("GET", f"{peer}/dump", headers=headers) as answer,
+                httpx.AsyncClient(
+                    timeout=timeout, trust_env=False, follow_redirects=False
+                ) as client,
+                client.stream(
+                    "GET", there, headers=headers | host, extensions=extensions
+                ) as answer,
             ):
                 if answer.status_code != httpx.codes.OK:
                     kind = "redirect" if answer.is_redirect else "status"
                     raise PeerFailed(kind, f"status {answer.status_code}")
                 await self._read(_pieces(answer, self._limits.bytes_max), staged)
+        except EndpointRefused as error:
+            raise PeerFailed("denied", error.reason) from None
         except httpx.TimeoutException as error:
             raise PeerFailed("timeout", type(error).__name__) from None
-        except (httpx.HTTPError, httpx.InvalidURL, zlib.error, OSError, ValueError) as error:
+        except (
+            *(httpx.HTTPError, httpx.InvalidURL, zlib.error, OSError, ValueError),
+            HostNotFound,
+        ) as error:
             kind = "garbage" if isinstance(error, zlib.error) else "connection"
             raise PeerFailed(kind, f"{type(error).__name__}: {error}") from None
 

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from indexer.core.registry import Registry
+from indexer.edge.addresses import Addresses
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
@@ -41,6 +42,8 @@ from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConf
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from indexer.core.reach import ReachSettings
+    from indexer.core.stream import EventStream
     from indexer.edge.recovery import Recovery
     from indexer.types import PackedHashes, RecoveryLimits, SnapshotLimits, StreamLimits
     from select_service.admission_types import (
@@ -127,6 +130,7 @@ class Driver:
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
+        reach: ReachSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -146,12 +150,14 @@ class Driver:
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
+            reach: where connections may lead.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
 
         Raises:
-            ValueError: the settings of admission make no sense.
+            ValueError: the settings of admission, or of where to connect, make no sense.
         """
+        self.addresses = Addresses(reach, clock=clock)
         rng = random.Random(seed)  # noqa: S311 - ties, not secrets
         registry = (
             Registry(on_event_loss=on_event_loss)
@@ -181,7 +187,10 @@ class Driver:
             from indexer.edge.recovery import Recovery  # noqa: PLC0415 - as above
 
             recovery = self.recovery = Recovery(
-                *(registry, indexer_peers, self.core.make_room), limits=recovery_limits, clock=clock
+                *(registry, indexer_peers, self.core.make_room),
+                limits=recovery_limits,
+                clock=clock,
+                addresses=self.addresses,
             )
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
         self.warm_start: WarmStart | None = None
@@ -222,17 +231,14 @@ class Driver:
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
         """
-        if self._stream_limits is None:
-            self._listeners = Listeners(
-                self.core.registry, clock=self._clock, on_load=self.load_topic.hear
-            )
-        else:
-            self._listeners = Listeners(
-                self.core.registry,
-                clock=self._clock,
-                limits=self._stream_limits,
-                on_load=self.load_topic.hear,
-            )
+        self._listeners = Listeners(
+            self.core.registry,
+            clock=self._clock,
+            limits=self._stream_limits,
+            on_load=self.load_topic.hear,
+            addresses=self.addresses,
+            on_refused=self._refuse_source,
+        )
         if self.warm_start is not None:
             await self.warm_start.open(self._listeners)
         if self.keeper is not None:
@@ -243,7 +249,7 @@ class Driver:
             self.core.replica_announce(http_port, advertise_url)
             self.replicas = Replicas(
                 *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
-                self._clock,
+                *(self._clock, self.addresses),
             )
             await self.replicas.pulls.warm_up()
             self._register_again(self.replicas)
@@ -279,6 +285,7 @@ class Driver:
         if self.replicas is not None:
             await self.replicas.close()
             self.replicas = None
+        self.addresses.close()
         if self.keeper is not None:
             await self.keeper.close()
 
@@ -725,12 +732,15 @@ class Driver:
                 listen.stream, listen.endpoint, listen.replay_endpoint, is_held=is_known
             )
         except EndpointRefused as error:
-            rank = listen.stream.rank
-            _log.warning("event source refused: %s (worker %d)", error, rank.worker_id)
-            self._carry_out(self.core.refuse_source(rank, str(error), self._clock()))
+            self._refuse_source(listen.stream, error)
             return
         if warm is not None and is_known:
             warm.give_back(listen)
+
+    def _refuse_source(self, stream: EventStream, error: EndpointRefused) -> None:
+        """Take a worker out of service whose events come from where nobody may connect to."""
+        _log.warning("event source refused: %s (worker %d)", error, stream.rank.worker_id)
+        self._carry_out(self.core.refuse_source(stream.rank, str(error), self._clock()))
 
 
 def _router_id(keeper: Keeper | None, rng: random.Random) -> int:

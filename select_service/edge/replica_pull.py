@@ -13,6 +13,7 @@ import ssl
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from indexer.errors import EndpointRefused, HostNotFound
 from select_service.core.replica_messages import SnapshotEnd, SnapshotHead
 from select_service.core.replica_wire import MalformedReplicaMessage, decode_part
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from indexer.edge.addresses import Addresses
     from select_service.core.effects import Effects, Pull
     from select_service.core.replica_messages import SnapshotPart
     from select_service.types import ReplicaLimits
@@ -113,6 +115,7 @@ class Pulls:
         limits: ReplicaLimits,
         clock: Callable[[], float],
         log: Callable[[str], None],
+        addresses: Addresses,
     ) -> None:
         """Nothing is fetched yet.
 
@@ -122,6 +125,7 @@ class Pulls:
             limits: bounds.
             clock: monotonic seconds.
             log: told why a pull failed.
+            addresses: where connections may lead; a replica says itself where it is.
         """
         # here and not above: it takes a fifth of a second, which only replicas should spend, and
         # not when they are serving
@@ -133,6 +137,7 @@ class Pulls:
         self._limits = limits
         self._clock = clock
         self._log = log
+        self._addresses = addresses
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by router id of the publisher
         self._turn = asyncio.Semaphore(limits.pulls_max)
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # url → (until, next)
@@ -140,8 +145,8 @@ class Pulls:
         self.running = 0
         self.outcomes = dict.fromkeys(
             (
-                *("complete", "timeout", "unreachable", "refused", "malformed", "too_large"),
-                *("cut_off", "other_publisher", "left_out", "error"),
+                *("complete", "timeout", "unreachable", "denied", "refused", "malformed"),
+                *("too_large", "cut_off", "other_publisher", "left_out", "error"),
             ),
             0,
         )
@@ -250,7 +255,11 @@ class Pulls:
         frames, received = Frames(self._limits.message_bytes_max), 0
         try:
             client = await self._client(url)
-            async with client.stream("GET", url) as response:
+            there, headers, extensions = await self._addresses.route(url)
+            # redirects are not followed: they would lead past every rule of where we may go
+            async with client.stream(
+                "GET", there, headers=headers, extensions=extensions, follow_redirects=False
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise PullFailed("refused", f"answered {response.status_code}")
                 async for piece in response.aiter_raw():
@@ -259,9 +268,11 @@ class Pulls:
                         raise PullFailed("too_large", f"more than {received} bytes")
                     for frame in frames.feed(piece):
                         yield frame
+        except EndpointRefused as error:
+            raise PullFailed("denied", error.reason) from error
         except httpx.TimeoutException as error:
             raise PullFailed("timeout", type(error).__name__) from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, HostNotFound) as error:
             raise PullFailed("unreachable", repr(error)) from error
         if not frames.is_empty:
             raise PullFailed("cut_off", "the last frame is not complete")

@@ -27,6 +27,7 @@ from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooMa
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+    from indexer.edge.addresses import Addresses
     from select_service.core.effects import Effects
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart
     from select_service.types import ReplicaLimits
@@ -73,6 +74,7 @@ class Replicas:
         carry_out: Callable[[Effects], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
+        addresses: Addresses,
     ) -> None:
         """Bind, and listen to nobody yet.
 
@@ -82,6 +84,7 @@ class Replicas:
             carry_out: does what the core wants done, by way of our own `carry_out`.
             limits: bounds of everything peers may cost.
             clock: monotonic seconds.
+            addresses: where connections may lead.
 
         Raises:
             EndpointRefused: the port cannot be bound.
@@ -91,8 +94,8 @@ class Replicas:
         self._limits = limits
         self._clock = clock
         self.publisher = ReplicaPublisher(port, limits.send_messages_max)
-        self.subscriptions = Subscriptions((TOPIC, OWN_TOPIC), self._hear, limits, clock)
-        self.pulls = Pulls(core, carry_out, limits, clock, _log.warning)
+        self.subscriptions = Subscriptions((TOPIC, OWN_TOPIC), self._hear, limits, clock, addresses)
+        self.pulls = Pulls(core, carry_out, limits, clock, _log.warning, addresses)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self._snapshots_running = 0
         self.peers_refused = 0
@@ -132,7 +135,7 @@ class Replicas:
         try:
             self.subscriptions.add(endpoint)
         except EndpointRefused as error:
-            raise PeerRefused(endpoint) from error
+            raise PeerRefused(endpoint, error.reason) from error
         return True
 
     def deregister(self, endpoint: str) -> None:
