@@ -94,6 +94,15 @@ class InvalidField(ServiceError):
     code = "invalid_field"
 
 
+class TooManyBlocks(InvalidField):
+    """A prompt of more blocks than `--blocks-per-request-max`."""
+
+    code = "too_many_blocks"
+
+    def __init__(self, field: str, most: int) -> None:
+        super().__init__(f"{field}: a prompt may have at most {most} blocks", field=field)
+
+
 class UnknownField(ServiceError):
     """A field nobody knows, under `--field-validation strict`."""
 
@@ -292,6 +301,18 @@ class AdmissionControlOff(ServiceError):
         )
 
 
+class NeedsRestart(ServiceError):
+    """A setting that PUT /config cannot change."""
+
+    status = 409
+    code = "needs_restart"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(
+            f"{field} cannot change while the process runs: restart it", field=f"settings.{field}"
+        )
+
+
 class ModelNotFound(ServiceError):
     """Busy thresholds for a model nobody serves."""
 
@@ -321,6 +342,15 @@ class WorkerConflict(ServiceError):
 
     def __init__(self, worker_id: int, source: str) -> None:
         super().__init__(f"worker {worker_id} comes from source {source}, which keeps it")
+
+
+class NameRefused(InvalidField):
+    """An id or a name that is too long, or that cannot be printed."""
+
+    def __init__(self, field: str, most: int) -> None:
+        super().__init__(
+            f"{field} must have at most {most} characters, and only printable ones", field=field
+        )
 
 
 class RankNotFound(ServiceError):
@@ -390,6 +420,26 @@ class TooManyLeases(ServiceError):
 
     def __init__(self, most: int) -> None:
         super().__init__(f"{most} leases are open, no more may be")
+
+
+class TooManyReservations(ServiceError):
+    """More live reservations, and requests that wait to become some, than `--reservations-max`."""
+
+    status = 503
+    code = "too_many_reservations"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} reservations are live, no more may be")
+
+
+class TooManyWorkers(ServiceError):
+    """As many workers as `--workers-max` allows; time alone does not help."""
+
+    status = 409
+    code = "too_many_workers"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"no more than {most} workers may be registered", field="worker_id")
 
 
 class ReplicaSyncDisabled(ServiceError):

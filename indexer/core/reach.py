@@ -9,10 +9,9 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from msgspec import Struct
-
 from indexer.core.endpoint import check_endpoint
 from indexer.errors import EndpointRefused, SchemeRefused
+from indexer.types import ReachSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,43 +19,11 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
-DENIED: Final = (
-    *("169.254.0.0/16", "fe80::/10"),  # link-local, and with it most clouds' metadata
-    *("fd00:ec2::254", "100.100.100.200", "192.0.0.192"),  # metadata of the others
-    *("0.0.0.0/8", "::", "224.0.0.0/4", "255.255.255.255", "ff00::/8"),  # nobody in particular
-)
-"""Denied unless another list is given."""
-
 _NAT64: Final = ip_network("64:ff9b::/96")
 _IPV4_MASK: Final = (1 << 32) - 1
 _HOST_CHARACTERS: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%[];"
 )
-
-
-class ReachSettings(Struct, frozen=True, kw_only=True):
-    """Where connections may lead."""
-
-    schemes: tuple[str, ...] = ("tcp",)
-    """Of ZMQ endpoints. `ipc` opens files of this machine, `inproc` sockets of this process."""
-
-    allow: tuple[str, ...] = ()
-    """Hosts and networks; empty: all that are not denied."""
-
-    deny: tuple[str, ...] = DENIED
-    """Hosts and networks; whatever is in here is denied, allowed or not."""
-
-    loopback: bool = True
-    """Whether this machine itself may be reached."""
-
-    lookup_timeout_s: float = 5.0
-    """Longest wait for the addresses of a name."""
-
-    lookup_cache_s: float = 5.0
-    """So long an answer is good for; also how often a name that leads nowhere is asked for."""
-
-    lookups_max: int = 1024
-    """Names being resolved, or remembered."""
 
 
 class Target(NamedTuple):

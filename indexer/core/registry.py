@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from indexer.core.budget import Budget
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.core.tallies import Tallies
@@ -16,6 +17,8 @@ from indexer.types import EventLossPolicy, Scope, StreamLimits, WorkerRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from indexer.core.budget import Source
 
 
 class Registry:
@@ -29,6 +32,8 @@ class Registry:
     ) -> None:
         self.on_event_loss = on_event_loss
         self.limits = limits or StreamLimits()
+        self.budget = Budget(self.limits)
+        self._weights: Iterator[tuple[Source, int, int]] | None = None
         self._indexes: dict[Scope, KvIndex] = {}
         self._streams: dict[
             int, EventStream
@@ -46,7 +51,7 @@ class Registry:
         index = self._indexes.get(scope)
         if index is None:
             index = self._indexes[scope] = KvIndex(
-                block_size, is_eagle=is_eagle, orphan_blocks_max=self.limits.orphan_blocks_max
+                block_size, is_eagle=is_eagle, limits=self.limits, budget=self.budget
             )
         elif (index.block_size, index.is_eagle) != (block_size, is_eagle):
             msg = f"{scope} has blocks of {index.block_size} tokens, is_eagle={index.is_eagle}"
@@ -100,6 +105,26 @@ class Registry:
     def streams(self) -> list[EventStream]:
         """Every open stream, oldest first."""
         return list(self._streams.values())
+
+    def weigh(self, steps: int) -> None:
+        """Go on weighing sources, so many of them; at the end of a round the budget is set anew."""
+        if self._weights is None:
+            self._weights = self._weigh()
+        if not self.budget.weigh(self._weights, steps):
+            return
+        self._weights = None
+        heaviest = self.budget.conclude()
+        if heaviest is None:
+            return
+        scope, rank = heaviest
+        index = self._indexes.get(scope)
+        if index is not None and index.slot_of(rank) is not None:
+            index.clear(rank)
+
+    def _weigh(self) -> Iterator[tuple[Source, int, int]]:
+        for scope, index in list(self._indexes.items()):
+            for rank, blocks, size in index.weights():
+                yield (scope, rank), blocks, size
 
     # -- upkeep and counters -----------------------------------------------------------------------
 

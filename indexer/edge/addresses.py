@@ -18,8 +18,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from indexer.core.reach import Reach, ReachSettings, read_address
+from indexer.core.reach import Reach, read_address
 from indexer.errors import EndpointRefused, HostNotFound
+from indexer.types import ReachSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -201,7 +201,8 @@ class Recovery:
                         raise BadDump("a scope comes twice")
                     index = staged[found.scope] = KvIndex(
                         found.block_size,
-                        orphan_blocks_max=self._registry.limits.orphan_blocks_max,
+                        limits=self._registry.limits,
+                        budget=self._registry.budget,
                     )
                     continue
                 assert index is not None, "events belong to a scope"

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from select_service.config import Settings
+    from select_service.edge.reloading import Reloading
+
 __all__ = ["HANDED_OVER", "Call", "Door", "Head"]
 
 _log = logging.getLogger("select_service.http")
@@ -81,6 +84,12 @@ class Door:
         self._access_log = access_log
         self._plain_lines = {} if access_log else _plain_lines()
         self._leaving = asyncio.Event()
+        self.reloading: Reloading
+        """Set by who makes the door."""
+
+    def follow(self, settings: Settings) -> None:
+        """Take bodies as long as the settings say from now on."""
+        self._max_body_bytes = settings.max_body_bytes
 
     def leave(self) -> None:
         """Send waiting requests away and cut streams: the process is about to end."""

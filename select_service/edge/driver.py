@@ -42,10 +42,15 @@ from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConf
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from indexer.core.reach import ReachSettings
     from indexer.core.stream import EventStream
     from indexer.edge.recovery import Recovery
-    from indexer.types import PackedHashes, RecoveryLimits, SnapshotLimits, StreamLimits
+    from indexer.types import (
+        PackedHashes,
+        ReachSettings,
+        RecoveryLimits,
+        SnapshotLimits,
+        StreamLimits,
+    )
     from select_service.admission_types import (
         AdmissionChange,
         AdmissionSettings,
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
         WorkerMetrics,
         WorkerMetricsAnswer,
     )
+    from select_service.config import Settings
     from select_service.core.effects import Effects, Listen
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
@@ -378,6 +384,18 @@ class Driver:
                 "another process speaks under our router id, so neither hears the other: "
                 "its --state-dir is a copy of ours, and one of both must start from an empty one"
             )
+
+    def reconfigure(self, old: Settings, new: Settings) -> None:
+        """Put other settings in force at once; they were judged, see `reloading.py`."""
+        for limits, before, after in (
+            (self.core.registry.limits, old.stream_limits, new.stream_limits),
+            (self._replica_limits, old.replica_limits, new.replica_limits),
+        ):
+            for name, value in _differing(before, after).items():
+                setattr(limits, name, value)
+        core = _differing(old.core_limits, new.core_limits)
+        admission = _differing(old.admission, new.admission)
+        self._carry_out(self.core.reconfigure(core, admission, self._clock()))
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -741,6 +759,14 @@ class Driver:
         """Take a worker out of service whose events come from where nobody may connect to."""
         _log.warning("event source refused: %s (worker %d)", error, stream.rank.worker_id)
         self._carry_out(self.core.refuse_source(stream.rank, str(error), self._clock()))
+
+
+def _differing(before: msgspec.Struct, after: msgspec.Struct) -> dict[str, object]:
+    return {
+        name: value
+        for name in after.__struct_fields__
+        if (value := getattr(after, name)) != getattr(before, name)
+    }
 
 
 def _router_id(keeper: Keeper | None, rng: random.Random) -> int:

@@ -32,8 +32,9 @@ from select_service.edge.answers import (
     Writer,
     retry_after_line,
 )
-from select_service.edge.codec import Decoded, RequestDecoder
+from select_service.edge.codec import DEPTH_MAX, Decoded, RequestDecoder
 from select_service.edge.forms import Form
+from select_service.edge.reloading import ConfigChange, ConfigStatus
 from select_service.edge.routing import Route, read_count, read_query, read_u64
 from select_service.errors import InvalidField, InvalidQuery, ServiceError
 from select_service.types import Answer as Decided
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
     from select_service.edge.msgpack_codec import MsgpackDecoder
+    from select_service.edge.reloading import Reloading
 
 __all__ = ["ROUTES", "Api", "Handler", "Request"]
 
@@ -107,13 +109,15 @@ class PeerRequest(msgspec.Struct):
 class Api:
     """The handlers. One per pair of forms; holds no state of its own."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it passes on, keyword only
         self,
         service: Driver,
         validation: FieldValidation,
         *,
         metrics: Callable[[], tuple[bytes, str]],
         openapi: Callable[[], bytes],
+        reloading: Reloading | None = None,
+        json_depth_max: int = DEPTH_MAX,
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
     ) -> None:
@@ -124,6 +128,8 @@ class Api:
             validation: what happens to unknown fields.
             metrics: renders /metrics as (body, content type).
             openapi: renders /openapi.json.
+            reloading: changes settings.
+            json_depth_max: how deep a body may be.
             reads: what bodies are written in.
             writer: writes the answers.
         """
@@ -131,11 +137,13 @@ class Api:
         self._metrics = metrics
         self._openapi = openapi
         self._validation = validation
+        self._reloading = reloading
+        self._json_depth_max = json_depth_max
         self.writer = writer
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if reads is Form.JSON:
-                return RequestDecoder(kind, validation)
+                return RequestDecoder(kind, validation, json_depth_max)
             from select_service.edge.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
 
             return MsgpackDecoder(kind, validation)
@@ -156,6 +164,7 @@ class Api:
         self._worker_metrics = read(WorkerMetrics)
         self._admission = read(AdmissionChange)
         self._threshold = read(BusyThresholdChange)
+        self._config = read(ConfigChange)
 
     def speaking(self, reads: Form, writer: Writer) -> Api:
         """Return the same handlers for bodies in another form, or answers in another."""
@@ -163,6 +172,8 @@ class Api:
             *(self._service, self._validation),
             metrics=self._metrics,
             openapi=self._openapi,
+            reloading=self._reloading,
+            json_depth_max=self._json_depth_max,
             reads=reads,
             writer=writer,
         )
@@ -365,6 +376,21 @@ class Api:
             raise InvalidQuery("`model` must be given", field="model")
         return self.writer.reply(self._service.forget_threshold(model, values.get("tenant_id")))
 
+    # -- settings ------------------------------------------------------------------------------
+
+    def config(self, _: Request) -> Response:
+        """Say what every setting is, who said so, and whether it may change without a restart."""
+        assert self._reloading is not None
+        return self.writer.reply(self._reloading.describe())
+
+    def change_config(self, request: Request) -> Answer:
+        """Put settings in force at once, all or none."""
+        assert self._reloading is not None
+        return self._answer(
+            self._config.decode(request.body),
+            lambda change, _: self._reloading and self._reloading.put(change),
+        )
+
     # -- inspection ----------------------------------------------------------------------------
 
     def loads(self, request: Request) -> Response:
@@ -536,6 +562,9 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         *("DELETE", "/busy_threshold", Api.forget_threshold, BusyThreshold),
         query=THRESHOLD_QUERY,
     ),
+    # settings: for admins only, once there are such
+    _get("/config", Api.config, ConfigStatus),
+    _route("PUT", "/config", Api.change_config, ConfigStatus, 409, takes=ConfigChange),
     # inspection
     _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
     _ask("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),

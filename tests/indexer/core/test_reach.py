@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.core.reach import Reach, ReachSettings, read_address
+from indexer.core.reach import Reach, read_address
 from indexer.errors import EndpointRefused, InvalidEndpoint, SchemeRefused
+from indexer.types import ReachSettings
 
 
 def why(settings: ReachSettings, host: str, address: str) -> str | None:

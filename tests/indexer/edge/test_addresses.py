@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from indexer.core.reach import ReachSettings
 from indexer.edge.addresses import THREADS, Addresses
 from indexer.errors import EndpointRefused, HostNotFound
+from indexer.types import ReachSettings
 
 Answer = str | EndpointRefused | HostNotFound
 SETTINGS = ReachSettings()

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from indexer.core.reach import ReachSettings
 from indexer.edge import guide
 from indexer.edge.addresses import Addresses
 from indexer.errors import EndpointRefused
-from indexer.types import WorkerRank
+from indexer.types import ReachSettings, WorkerRank
 from tests.indexer.edge.house import LIMITS, SCOPE, House, batch, play
 
 DENIED = ["169.254.169.254"]

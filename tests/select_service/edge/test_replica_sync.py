@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import zmq
 
-from indexer.core.reach import ReachSettings
 from indexer.edge.addresses import Addresses
 from indexer.edge.sockets import Link
 from indexer.errors import EndpointRefused
+from indexer.types import ReachSettings
 from select_service.edge import replica_sync
 from select_service.edge.replica_sync import ReplicaPublisher, Subscriptions
 from select_service.types import ReplicaLimits
