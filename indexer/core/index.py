@@ -312,22 +312,24 @@ class KvIndex:
                 holdings.graft(self.tree, holder, root)
 
     def _drop_old_orphans(self, holder: Holder) -> None:
-        """Let the oldest go of a rank that has more of them than most: others need not suffer."""
-        roots = self.tree.orphan_roots
         while self.tree.orphan_blocks > self.orphan_blocks_max:
-            if len(holder.waiting) * len(self._ranks) >= len(roots):
-                oldest = next(iter(holder.waiting.values()), None) or next(iter(roots))
-            else:
-                oldest = self._oldest_of_many()
-            self._orphan_blocks_dropped += self.tree.drop_orphans(oldest)
+            root = self._least_missed_orphan(holder)
+            self._orphan_blocks_dropped += self.tree.drop_orphans(root)
 
-    def _oldest_of_many(self) -> OrphanRoot:
-        roots, holders = self.tree.orphan_roots, self.tree.holders
-        for root in islice(roots, _ORPHANS_SCANNED):
-            holder = holders[root.holder_id]
-            if holder is not None and len(holder.waiting) * len(self._ranks) >= len(roots):
+    def _least_missed_orphan(self, holder: Holder) -> OrphanRoot:
+        """Return the oldest of a rank that has gone, or that has more of them than most.
+
+        Whoever announces many must not push out the few of others.
+        """
+        tree = self.tree
+        here = tree.live | self._unproven
+        for root in islice(tree.orphan_roots, _ORPHANS_SCANNED):
+            owner = tree.holders[root.holder_id]
+            if owner is None or not here & owner.bit:
                 return root
-        return next(iter(roots))
+            if len(owner.waiting) * len(self._ranks) >= len(tree.orphan_roots):
+                return root
+        return next(iter(holder.waiting.values()), None) or next(iter(tree.orphan_roots))
 
     def remove(
         self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0

@@ -457,8 +457,22 @@ def test_the_oldest_orphans_give_way() -> None:
     index.store(A, GPU, None, [1005], pack(500))
     assert rows(index, 500, 50) == {A: (2, 0, 0), B: (1, 0, 0)}
     index.store(A, GPU, 7, [7000 + i for i in range(11)], pack(*range(11)))
-    assert index.stats.orphan_blocks == 0  # more than the limit at once: nothing is kept
     index.check()
+    assert index.stats.orphan_blocks <= 10
+    assert index.stats.orphan_blocks_dropped >= 20, "more than the limit at once: not kept"
+
+
+def test_who_announces_many_orphans_does_not_push_out_those_of_others() -> None:
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=10))
+    for rank in (A, B):
+        index.attach(rank)
+    index.store(A, GPU, 1000, [1, 2], pack(1, 2))
+    for number in range(100):
+        index.store(B, GPU, 2000 + number, [100 + number], pack(number))
+    index.check()
+    assert index.stats.orphan_blocks == 10
+    index.store(A, GPU, None, [1000], pack(9))
+    assert rows(index, 9, 1, 2) == {A: (3, 0, 0)}
 
 
 @pytest.mark.parametrize("shape", ["bush", "chain"])
