@@ -92,6 +92,9 @@ class Reloading:
         self.on_hangup: list[Callable[[], None]] = []
         self.counts: Counter[tuple[str, Outcome]] = Counter()
         self._after_restart: dict[str, object] = {}
+        self._fixed_by = {
+            one.field: layers.source_of(one.field) for one in FLAGS if not one.reloads
+        }
 
     @property
     def waiting(self) -> int:
@@ -107,7 +110,7 @@ class Reloading:
         later = self._after_restart
         return Setting(
             value=plain(getattr(self.settings, field)),
-            source=self._layers.source_of(field),
+            source=self._fixed_by.get(field) or self._layers.source_of(field),
             default=plain(flag.default),
             reloads=flag.reloads,
             after_restart=plain(later[field]) if field in later else UNSET,
