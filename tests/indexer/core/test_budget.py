@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def follow(registry: Registry, worker: int, scope: Scope = SCOPE) -> EventStream
     return registry.open_stream(scope, rank, worker_ranks=range(1), has_replay=False)
 
 
-def tell(stream: EventStream, *events: object) -> None:
+def tell(stream: EventStream, *events: dict[str, Any]) -> None:
     last = stream.cursor.last
     seq = 0 if last is None else last + 1
     frames = [b"", seq.to_bytes(8, "big"), encode_batch(list(events), ts=float(seq))]
@@ -30,7 +31,7 @@ def tell(stream: EventStream, *events: object) -> None:
         stream.resume(0.0)
 
 
-def run(first: int, count: int, parent: int | None = None) -> object:
+def run(first: int, count: int, parent: int | None = None) -> dict[str, Any]:
     names = list(range(first, first + count))
     return stored(names, [name * 16 + at for name in names for at in range(16)], parent)
 
@@ -53,7 +54,8 @@ def test_a_source_holds_as_many_blocks_as_it_may_and_not_one_more(batch: int) ->
     tell(stream, run(100_000, 1))
     assert held(stream) == 10 * batch
     assert registry.budget.refused == 1
-    assert stream.tallies.events["stored", "array", "no_room"] == 1
+    left_out = [key for key in stream.tallies.events if "no_room" in key]
+    assert [stream.tallies.events[key] for key in left_out] == [1]
     tell(neighbour, run(1, 5 * batch))
     assert held(neighbour) == 5 * batch, "the others store on"
     tell(stream, removed([10 * batch]))

@@ -14,7 +14,14 @@ from indexer.errors import EndpointRefused
 from select_service.edge.driver import Driver
 from select_service.edge.embedded import SelectionService
 from select_service.errors import TooManyReservations, TooManyWorkers
-from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
+from select_service.types import (
+    CoreLimits,
+    ReservationRequest,
+    SelectAndReserveRequest,
+    Selection,
+    WorkerSpec,
+)
+from tests.live.ports import free_port
 from tests.select_service.edge.serving import in_process, listening, seat, until, worker
 
 
@@ -127,12 +134,12 @@ def test_ranks_of_a_worker() -> None:
 def test_scopes() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service, 1)
-        lifecycles = []
+        records = []
         for number in (2, 3, 4):
             answer = await client.post("/workers", json=worker(number, model_name=f"m{number}"))
-            lifecycles.append(answer.json()["lifecycle"])
-        assert lifecycles == ["schedulable", "schedulable", "incomplete"]
-        (reason,) = answer.json()["not_schedulable_reasons"]
+            records.append(answer.json())
+        assert [one["lifecycle"] for one in records] == ["schedulable", "schedulable", "incomplete"]
+        (reason,) = records[-1]["not_schedulable_reasons"]
         assert "--scopes-max" in reason
         assert (await client.post("/workers", json=worker(5))).json()["lifecycle"] == "schedulable"
         assert 'limit_hits_total{name="scopes_max"} 1.0' in (await client.get("/metrics")).text
@@ -156,8 +163,8 @@ def test_reservations_that_are_waited_for_count() -> None:
             await service.upsert_worker(spec)
             request = msgspec.convert(booking("a"), ReservationRequest)
             await service.reserve(request)
-            core = service._driver.core
-            body = msgspec.convert(hashes(1), type(core_request()))
+            core = service.driver.core
+            body = msgspec.convert(hashes(1), SelectAndReserveRequest)
             waits = asyncio.ensure_future(service.select_and_reserve(body))
             while not core.loads()[0].pending_count:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)
@@ -165,17 +172,12 @@ def test_reservations_that_are_waited_for_count() -> None:
                 await service.reserve(msgspec.convert(booking("b"), ReservationRequest))
             await service.free("a")
             answer = await waits
+            assert isinstance(answer, Selection)
             assert core.desk.bookings.expected == 1
             await service.free(str(answer.reservation_id))
             assert core.desk.bookings.expected == 0
 
     asyncio.run(asyncio.wait_for(run(), 20))
-
-
-def core_request() -> Any:
-    from select_service.types import SelectAndReserveRequest  # noqa: PLC0415 - its type is wanted
-
-    return SelectAndReserveRequest()
 
 
 def test_leases() -> None:
@@ -195,8 +197,8 @@ def test_depth_of_a_body(bracket: str) -> None:
         seat(service)
         for depth, status in ((7, 200), (8, 200), (9, 400), (100_000, 400)):
             inner = depth - 2  # within the body and the array of the field
-            deep = '[{"a":' if bracket == "{}" else "["
-            text = deep[1:] * inner + "1" + bracket[1] * inner
+            opening = '{"a":' if bracket == "{}" else "["
+            text = opening * inner + "1" + bracket[1] * inner
             body = f'{{"token_ids": [1], "unknown": ["[[[[[[[[\\"[[{{", {text}]}}'
             headers = {"content-type": "application/json"}
             answer = await client.post("/select", content=body, headers=headers)
@@ -246,23 +248,23 @@ def test_connections_from_one_address() -> None:
 
 def test_replica_peers_are_refused_where_nobody_may_go() -> None:
     async def run() -> None:
-        from tests.live.ports import free_port  # noqa: PLC0415 - only here
+        async with (
+            listening(replica_sync_port=free_port(), replica_peers_max=2) as (port, _, _server),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+        ):
 
-        async with listening(replica_sync_port=free_port(), replica_peers_max=2) as (port, _, _s):
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            async def register(endpoint: str) -> httpx.Response:
+                body = {"endpoint": endpoint}
+                return await client.post("/replica_sync/register_peer", json=body)
 
-                async def register(endpoint: str) -> httpx.Response:
-                    body = {"endpoint": endpoint}
-                    return await client.post("/replica_sync/register_peer", json=body)
-
-                refused = await register("tcp://169.254.169.254:80")
-                assert (refused.status_code, refused.json()["field"]) == (400, "endpoint")
-                assert "169.254.0.0/16" in refused.json()["details"]["reason"]
-                assert (await register("ipc:///etc/passwd")).status_code == 201
-                assert (await register("tcp://nohost-xyz:1")).status_code == 201
-                assert (await register("tcp://127.0.0.1:1")).status_code == 409
-                text = (await client.get("/metrics")).text
-                assert 'connect_refused_total{reason="scheme"} 1.0' in text
+            refused = await register("tcp://169.254.169.254:80")
+            assert (refused.status_code, refused.json()["field"]) == (400, "endpoint")
+            assert "169.254.0.0/16" in refused.json()["details"]["reason"]
+            assert (await register("ipc:///etc/passwd")).status_code == 201
+            assert (await register("tcp://nohost-xyz:1")).status_code == 201
+            assert (await register("tcp://127.0.0.1:1")).status_code == 409
+            text = (await client.get("/metrics")).text
+            assert 'connect_refused_total{reason="scheme"} 1.0' in text
 
     asyncio.run(asyncio.wait_for(run(), 20))
 
@@ -415,7 +417,7 @@ def test_memory_of_many_scopes_comes_back() -> None:
 
         now = come_and_go(now)
         before = rss()
-        for _ in range(4):
+        for _turn in range(4):
             now = come_and_go(now)
         assert rss() - before < 20 << 20
 

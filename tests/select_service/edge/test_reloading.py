@@ -123,7 +123,7 @@ def test_over_http() -> None:
         assert before["settings"].keys() == BY_FIELD.keys()
         shown = before["settings"]["blocks_per_request_max"]
         assert shown == {"value": 131_072, "source": "default", "default": 131_072, "reloads": True}
-        body = {"settings": {"blocks-per-request-max": 1, "max_body_bytes": 200}}
+        body: Any = {"settings": {"blocks-per-request-max": 1, "max_body_bytes": 200}}
         answer = await client.put("/config", json=body)
         assert answer.status_code == 200
         assert answer.json()["settings"]["blocks_per_request_max"]["value"] == 1
@@ -162,7 +162,7 @@ def test_thresholds_hold_at_once_and_let_in_who_waits() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service, total_kv_blocks=100)
         assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 200
-        body = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
+        body: Any = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
         assert (await client.put("/config", json=body)).status_code == 200
         waits = asyncio.ensure_future(client.post("/select_and_reserve", json=PROMPT))
         while not service.core.loads()[0].pending_count:  # noqa: ASYNC110 - no event to await
