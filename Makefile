@@ -19,7 +19,10 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
-.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy peer readme clean
+# What drives the console in tests: Debian's browser, and a font so that its text has a width.
+BROWSER_PACKAGES := chromium fonts-dejavu-core
+
+.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy test-browser chromium peer promtool readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -64,10 +67,23 @@ test-pure: $(VENV)/.installed-test
 # runs, engines' own publishers, the reference service as an opponent.
 test-full: test-floors test-heavy
 
-test-heavy: $(VENV)/.installed-test
+test-heavy: $(VENV)/.installed-browser chromium
 	-$(MAKE) peer
+	-$(MAKE) promtool
 	$(BIN)/python -m tests.e2e.engines
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "heavy or slow" --timeout=600
+
+# Only the console, in a headless browser.
+test-browser: $(VENV)/.installed-browser chromium
+	$(BIN)/python -m pytest tests/browser
+
+# Installed where that is possible; where it is not, the tests that need it say so and skip.
+chromium:
+	@command -v chromium >/dev/null || { \
+		echo "installing $(BROWSER_PACKAGES)"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -qq -y --no-install-recommends $(BROWSER_PACKAGES) >/dev/null; } \
+		|| echo "no chromium here: the tests of the console in a browser will be skipped" >&2; }
 
 test-floors: $(FLOORS)/.installed
 	$(FLOORS)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" -p no:cacheprovider -q
@@ -77,6 +93,18 @@ test-floors: $(FLOORS)/.installed
 peer: $(VENV)/.installed-test
 	$(BIN)/python -m bench.compare.peer 1.3.1
 	$(BIN)/python -m bench.compare.peer 1.6.1
+
+# Debian's Prometheus, which checks our dashboard and alerts; where it cannot be installed the tests
+# that need it say so and skip.
+promtool:
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { \
+	  echo "installing Debian's prometheus" && export DEBIAN_FRONTEND=noninteractive && \
+	  apt-get update --quiet=2 && \
+	  apt-get install --quiet=2 --yes --no-install-recommends prometheus >/dev/null; }
+
+# deploy/grafana/select-service.json out of panels.yaml beside it; a test compares them.
+dashboard: $(VENV)/.installed-test
+	$(BIN)/python -m tests.deploy.dashboard
 
 # The tables of README.md that come out of the program; a test compares them.
 readme: $(VENV)/.installed-test
@@ -109,6 +137,12 @@ $(VENV)/.installed-test: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service and its test tools into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo,test]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-demo
+
+$(VENV)/.installed-browser: $(VENV)/.installed-test
+	@echo "installing what drives a browser into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[browser]' || \
+		echo "no playwright here: the tests of the console in a browser will be skipped" >&2
+	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service and its benchmark tools into $(VENV)"

@@ -7,6 +7,10 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["DISTURBED", "Watch", "busy_ticks", "wait_for_quiet"]
 
@@ -49,17 +53,31 @@ class Watch:
         return max(0.0, others / passed) if passed > 0 else 0.0
 
 
-def wait_for_quiet(most_s: float, look_s: float = 2.0) -> float:
+def wait_for_quiet(
+    most_s: float,
+    look_s: float = 2.0,
+    *,
+    read: Callable[[], Watch] = Watch.now,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
     """Return once others leave the machine alone for a look's time, or `most_s` have passed.
+
+    Args:
+        most_s: to wait.
+        look_s: of one look.
+        read: the clocks.
+        sleep: lets so much time pass.
 
     Returns:
         What others took in the last look; 0 without one.
     """
-    share, deadline = 0.0, time.monotonic() + most_s
-    while time.monotonic() + look_s <= deadline:
-        before = Watch.now()
-        time.sleep(look_s)
-        share = before.share(Watch.now(), os.cpu_count() or 1)
+    share, now = 0.0, read()
+    deadline = now.at_s + most_s
+    while now.at_s + look_s <= deadline:
+        before = now
+        sleep(look_s)
+        now = read()
+        share = before.share(now, os.cpu_count() or 1)
         if share <= DISTURBED:
             break
     return share

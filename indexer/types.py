@@ -57,6 +57,15 @@ class Namespace(NamedTuple):
 BASE_NAMESPACE: Final = Namespace()
 
 
+class LinkState(Struct, frozen=True):
+    """How it stands with the connection to a publisher."""
+
+    is_connected: bool
+    since: float  # when that last changed, or when listening began; monotonic seconds
+    connections: int  # made so far
+    load_reports: int  # messages that told of load and not of blocks
+
+
 class EventLossPolicy(Enum):
     """What becomes of a rank's blocks when lost events cannot be recovered (`--on-event-loss`)."""
 

@@ -1,4 +1,4 @@
-"""The command line: `select-service [flags]` serves; `select-service demo` shows it at work.
+"""The command line: `select-service [flags]` serves; `demo` shows it at work, `doctor` examines it.
 
 Exit codes (contract 9): 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wrong usage.
 """
@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from select_service.demo import cli as demo  # noqa: PLC0415 - the service needs none of it
 
         return demo.main(arguments[1:])
+    if arguments[:1] == ["doctor"]:
+        from select_service.doctor import cli as doctor  # noqa: PLC0415 - as above
+
+        return doctor.main(arguments[1:])
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
@@ -57,6 +61,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
     parser = _parser()
     given = vars(parser.parse_args(argv))
     warnings: list[str] = []
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        given["tracing"] = "none"
     env = _said_by(environ, warnings)
     from select_service.edge.reloading import check_settings  # noqa: PLC0415 - numpy; see `main`
 
@@ -80,7 +86,7 @@ def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, objec
     said: dict[str, object] = {}
     for flag in FLAGS:
         text = environ.get(flag.env) if flag.env else None
-        if text is None or flag.parse is None:
+        if not text or flag.parse is None:
             continue
         try:
             said[flag.field] = flag.parse(text)
@@ -106,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="select-service",
         description="Decides which LLM inference worker serves a request. "
         "Weights and switches come from DYN_* environment variables (README).",
-        epilog="subcommands: demo (simulated engines and traffic; see select-service demo --help)",
+        epilog="subcommands: demo (simulated engines and traffic), doctor (what is wired wrong "
+        "with a running service); see select-service demo --help, select-service doctor --help",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")

@@ -34,6 +34,8 @@ class ServiceError(Exception):
     retry_after_s: float = RETRY_AFTER_S
     """When to ask again, for the statuses that say so (see `retry_after`); who raises it says so
     where something drains: a queue, a gate's room, leases, the journal's next attempt."""
+    decision: object = None
+    """What led to it, when that was to be explained; whoever answers reads it."""
 
     def __init__(
         self,
@@ -150,6 +152,13 @@ class TooManyConnections(ServiceError):
 
     status = 503
     code = "too_many_connections"
+
+
+class HttpVersionTooOld(ServiceError):
+    """An answer without an end, to a client that must be told its length."""
+
+    status = 505
+    code = "http_version_too_old"
 
 
 class RouteNotFound(ServiceError):
@@ -476,6 +485,16 @@ class InvalidReplicaPeer(ServiceError):
         super().__init__(f"invalid replica peer endpoint `{endpoint}`: {why}")
 
 
+class TooManyConsoles(ServiceError):
+    """As many pages of the console as `--console-clients-max` allows."""
+
+    status = 503
+    code = "too_many_console_clients"
+
+    def __init__(self, clients_max: int) -> None:
+        super().__init__(f"{clients_max} pages of the console are open, no more may be")
+
+
 class TooManyPeers(ServiceError):
     """As many replicas as `--replica-peers-max` allows."""
 
@@ -494,6 +513,26 @@ class PeerNotFound(ServiceError):
 
     def __init__(self) -> None:
         super().__init__("peer not found")
+
+
+class DecisionNotFound(ServiceError):
+    """No decision of that name is kept: there was none, or it had to go for later ones."""
+
+    status = 404
+    code = "decision_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"decision {name} not found; only the last ones are kept")
+
+
+class DecisionsOff(ServiceError):
+    """The process runs with `--decision-ring 0`."""
+
+    status = 404
+    code = "decision_ring_off"
+
+    def __init__(self) -> None:
+        super().__init__("decisions are not kept: --decision-ring is 0")
 
 
 class TooManySnapshots(ServiceError):
@@ -550,7 +589,10 @@ def scope_text(scope: Scope) -> str:
 
 def problem(error: ServiceError) -> tuple[int, dict[str, object]]:
     """Turn a refusal into (status, JSON body) (contract 0.2)."""
-    return error.status, error.body()
+    body = error.body()
+    if error.decision is not None:
+        body["decision"] = error.decision
+    return error.status, body
 
 
 def retry_after(error: ServiceError) -> int | None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.types import U64_MASK, Scope, WorkerRank
+from select_service.decision_types import Decision
+from select_service.doctor_types import Finding
 
 __all__ = [
     "Advice",
@@ -231,6 +233,8 @@ class Ready(Struct, frozen=True):
     workers: list[WorkerRecord]
     waiting_for: list[str] = []  # what is missing until it is ready; an addition of this product
     state: StateStatus | UnsetType = UNSET  # with --state-dir
+    findings: list[Finding] | UnsetType = UNSET  # with ?verbose=true; the gravest first
+    findings_left_out: int | UnsetType = UNSET  # beyond `--doctor-findings-max`
 
 
 # -- prompts and requests ----------------------------------------------------------------------
@@ -351,6 +355,7 @@ class SelectRequest(PromptFields, kw_only=True):
     cache_hit_basis: CacheBasis | None = None
     on_cache_threshold: Literal["reject", "fallback"] = "reject"
     attempt: U32 = 0  # refusals for the cache, or preemptions, it has behind it
+    explain: bool | UnsetType | None = UNSET  # with the whole decision in the answer
 
 
 class SelectAndReserveRequest(SelectRequest, kw_only=True):
@@ -397,6 +402,15 @@ class OutputBlockRequest(Struct, kw_only=True):
     decay_fraction: float | None = None
 
 
+class PrefillCompleteRequest(Struct, kw_only=True):
+    """POST /reservations/{id}/prefill_complete, where anything is told at all."""
+
+    cached_tokens: U64 | None = None  # tokens the engine has found cached, as it reports it
+
+    def __post_init__(self) -> None:
+        _u64("cached_tokens", self.cached_tokens)
+
+
 class LeaseRequest(Struct, kw_only=True):
     """POST /leases: open one, or renew one's own under the same id."""
 
@@ -418,6 +432,10 @@ class BatchPrefillComplete(Struct, kw_only=True, tag_field="op", tag="prefill_co
     """As POST /reservations/{id}/prefill_complete."""
 
     reservation_id: str
+    cached_tokens: U64 | None = None
+
+    def __post_init__(self) -> None:
+        _u64("cached_tokens", self.cached_tokens)
 
 
 class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block"):
@@ -503,6 +521,7 @@ class CacheThreshold(Struct, kw_only=True):
     threshold_source: Literal["request", "global", "loop_guard"]
     best_worker: BestWorker
     advice: Advice | UnsetType = UNSET  # where workers have roles
+    decision: Decision | UnsetType = UNSET  # when it was to be explained
 
 
 class Selection(Struct, kw_only=True):
@@ -526,6 +545,7 @@ class Selection(Struct, kw_only=True):
     track_prefill_tokens: bool | UnsetType = UNSET
     potential_decode_blocks: int | UnsetType = UNSET
     advice: Advice | UnsetType = UNSET  # where workers have roles
+    decision: Decision | UnsetType = UNSET  # when it was to be explained
 
 
 class PairLeg(Struct, frozen=True, kw_only=True):
@@ -557,6 +577,7 @@ class PairSelection(Struct, kw_only=True):
     track_prefill_tokens: bool
     aggregated_cost: float | None  # of the best worker alone, in blocks; null: there is none
     disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
+    decision: Decision | UnsetType = UNSET  # when it was to be explained
 
 
 Answer: TypeAlias = Selection | CacheThreshold | PairSelection
@@ -668,6 +689,37 @@ class OverlapScores(Struct, frozen=True):
     shared_cache: SharedCache
 
 
+class IndexFreshness(Struct, frozen=True, kw_only=True):
+    """How a rank's event stream stands."""
+
+    state: Literal["current", "uncertain", "replaying", "silent", "none"]
+    lag_s: float | None  # by how much later than its fastest its last batch came; null: unknown
+    open_gaps: int  # holes that are being mended while newer batches wait
+    lost_batches: int  # that will never come
+
+
+class RankTrustRow(Struct, frozen=True, kw_only=True):
+    """How far one rank's index is believed."""
+
+    model_name: str
+    tenant_id: str
+    worker_id: int
+    dp_rank: int
+    trust: float  # by what its overlap credit is multiplied
+    reasons: list[Literal["prediction", "lag", "gaps"]]
+    prediction_error: float | None  # predicted - actual tokens, mean of late; null: never told
+    missing_share: float  # of what was predicted lately, not found by the engine
+    samples: int  # prompts compared of which anything was predicted
+    rereads: int  # times its index was read again for that
+    index: IndexFreshness
+
+
+class TrustTable(Struct, frozen=True):
+    """GET /trust."""
+
+    ranks: list[RankTrustRow]
+
+
 class ReplicaStatus(Struct, frozen=True):
     """What is known of one publisher of the replica plane."""
 
@@ -735,6 +787,7 @@ class CoreLimits(Struct, kw_only=True):
     judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
+    streams_watched_per_turn_max: int = 128  # for lag and gaps; a microsecond each
     replica_heartbeat_s: float = 1.0
     replica_output_interval_s: float = 3.0  # output blocks are told together, this often
     replica_timeout_s: float = 10.0  # silent for longer: gone, its claims age or are adopted
@@ -749,6 +802,33 @@ class CoreLimits(Struct, kw_only=True):
     replica_publishers_max: int = 256
     replica_items_per_message_max: int = 32  # statements under one number
     replica_resolved_per_turn_max: int = 64  # claims looked at again; some µs each
+    decision_ring: int = 1024  # records of decisions; 0: none
+    decision_ring_bytes: int = 16 << 20  # a thousand of 256 ranks under changing load: 6 MB
+
+
+class TrustSettings(Struct, frozen=True, kw_only=True):
+    """When what a rank's index says counts for less."""
+
+    samples: int = 16  # prompts over which errors are kept; half of them before anything follows
+    error_max: float = 0.3  # share of predicted tokens that were not found; 1: never too many
+    error_clear: float = 0.15  # below that the rank counts in full again
+    reread_s: float = 30.0  # between two readings of a doubtful index, doubled up to the next
+    reread_max_s: float = 3600.0
+    rereads_max: int = 4  # at one time; each takes a second of the event loop, in slices
+    weigh_freshness: bool = True
+    lag_grace_s: float = 5.0  # events may be late by so much, and a gap open for so long
+    lag_half_s: float = 10.0  # beyond, half of the credit goes in so many seconds
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if not 0.0 < self.error_clear <= self.error_max:
+            raise ValueError("trust: error_clear must be above 0 and at most error_max")
+        if self.samples < 1 or not (self.reread_s > 0.0 and self.lag_half_s > 0.0):
+            raise ValueError("trust: samples, reread_s and lag_half_s must be above 0")
 
 
 class ReplicaLimits(Struct, kw_only=True):

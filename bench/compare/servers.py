@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["OURS", "VARIANTS", "Contender", "RunningServer", "contenders", "is_ours"]
 
 OURS = "ours"
-VARIANTS: dict[str, dict[str, str]] = {OURS: {}, "ours-pure": {"SELECT_SERVICE_PURE": "1"}}
-"""This service under different environments: as it is, and without its compiled module."""
+NO_RING = "ours-no-ring"
+VARIANTS: dict[str, dict[str, str]] = {
+    OURS: {},
+    "ours-pure": {"SELECT_SERVICE_PURE": "1"},
+    NO_RING: {},
+}
+"""This service under different environments: as it is, without its compiled modules, and without
+records of its decisions."""
+_FLAGS = {NO_RING: ("--decision-ring", "0")}
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
@@ -62,7 +69,7 @@ def contenders(names: Sequence[str], flags: Sequence[str] = ()) -> list[Contende
     pythons = peer_pythons(tuple(name for name in names if not is_ours(name)))
     ours = (sys.executable, "-m", "select_service", "--host", "127.0.0.1", *flags)
     return [
-        Contender(name, ours, VARIANTS[name])
+        Contender(name, (*ours, *_FLAGS.get(name, ())), VARIANTS[name])
         if is_ours(name)
         else Contender(name, command(pythons[name]), python=str(pythons[name]))
         for name in names

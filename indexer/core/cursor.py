@@ -44,6 +44,11 @@ class Cursor:
         """Sequence of the next batch."""
         return 0 if self.last is None else self.last + 1
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the last batch came live, not out of a replay."""
+        return self.last is not None and self.last == self._floor
+
     def judge(self, seq: int, digest: int) -> Verdict:
         """Say what a live batch is. O(1).
 

@@ -407,6 +407,11 @@ class KvIndex:
 
     # ---- upkeep
 
+    def newest_namespaces(self, chains_max: int) -> set[Namespace]:
+        """Return what colours the sequences that began last, so many of them at most."""
+        newest = islice(reversed(self.tree.root.children.values()), chains_max)
+        return {node.namespace for node in newest}
+
     def sweep(self, budget: int) -> int:
         """Give back the memory of ranks that left and merge nodes; visit about `budget` nodes.
 

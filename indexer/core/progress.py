@@ -57,6 +57,7 @@ class Progress:
         self.rank = rank
         self.worker_ranks = worker_ranks
         self.lost_batches = 0
+        self.last_event_at: float | None = None  # by our clock, the last live message
         self.last_batch_ts: float | None = None  # the engine's wall clock
         self.tallies = Tallies()
         self.cursor = Cursor()
@@ -78,6 +79,16 @@ class Progress:
         return "current" if self.lost_batches == 0 and is_known else "uncertain"
 
     @property
+    def block_size(self) -> int:
+        """Tokens in a block, as the index has them."""
+        return self._index.block_size
+
+    @property
+    def names(self) -> frozenset[int]:
+        """What the engine has called its rank in live batches, as far as that is remembered."""
+        return frozenset(self._names)
+
+    @property
     def _is_past_gone(self) -> bool:
         """Whether batch 0 has left the engine's buffer: there is no rebuilding then."""
         return self._beheaded >= BEHEADED_BELIEVED
@@ -88,6 +99,16 @@ class Progress:
             return None
         lag = wall_now - self.last_batch_ts
         return max(lag, 0.0) if abs(lag) < PLAUSIBLE_LAG_S else None
+
+    @property
+    def delivery_offset_s(self) -> float | None:
+        """Our clock when the last batch came, less the engine's when it made it.
+
+        Clocks differ; that this grows shows that events come later. None unless it came live.
+        """
+        if self.last_event_at is None or self.last_batch_ts is None or not self.cursor.is_live:
+            return None
+        return self.last_event_at - self.last_batch_ts
 
     # -- from one life to the next -----------------------------------------------------------------
 
@@ -107,6 +128,11 @@ class Progress:
     def ranks_written(self) -> set[WorkerRank]:
         """Ranks whose blocks came, at least in part, from this stream."""
         return self._writer.ranks
+
+    @property
+    def clearings(self) -> int:
+        """Times all blocks of a rank went at once: cleared, or the engine's as it was before."""
+        return self._writer.clearings
 
     def memory(self) -> StreamMemory:
         """What another process needs to go on from here; the stream is at rest."""

@@ -67,7 +67,7 @@ class Repair(Progress):
         self.backlog.check()
         assert (self.request is None) == (self._replay is None)
         replay = self._replay
-        if replay is not None and not replay.suspects and self.backlog and not self._is_proof_due:
+        if replay is not None and self.backlog and not self._must_wait:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
     # -- blocks of an earlier life -----------------------------------------------------------------
@@ -352,12 +352,19 @@ class Repair(Progress):
 
     def _meet_live(self, now: float) -> None:
         """End the replay as soon as the live batches that wait can go on by themselves."""
-        if self._replay is None or not self.backlog or self._is_proof_due or self._replay.suspects:
+        if self._replay is None or not self.backlog or self._must_wait:
             return
         if self.backlog.first <= self.cursor.expected:
             self._end_replay("complete" if self._replay.progressed else "overtaken", now)
-        elif self._replay.mode is not Mode.REBUILD:
+        else:
             self._replay.mode = Mode.GAP
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether live batches wait although they would go on from what is known."""
+        replay = self._replay
+        assert replay is not None
+        return bool(replay.suspects) or replay.mode is Mode.REBUILD or self._is_proof_due
 
     @property
     def _is_proof_due(self) -> bool:

@@ -8,7 +8,7 @@ here; `repair` mends holes, `progress` knows what was applied and lost.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from xxhash import xxh3_64_intdigest
 
@@ -63,7 +63,6 @@ class EventStream(Repair):
         )
         self.scope = scope
         self.closed = False
-        self.last_event_at: float | None = None
         self._feeder = Feeder(self) if Feeder is not None and Feeder.suits(self) else None
 
     @property
@@ -120,6 +119,30 @@ class EventStream(Repair):
         """Count so much less of the time as silence: whoever calls `on_timer` came late."""
         if self._replay is not None:
             self._replay.excuse(seconds)
+
+    def reread(self, now: float) -> Literal["asked", "later", "shared", "no_replay", "past_gone"]:
+        """Read the rank's blocks anew, from batch 0: there is reason to doubt what is held.
+
+        What is held goes once the engine's batch 0 is here to take its place, and not before.
+        `shared`: other ranks' blocks came from here, too, and would go with them for a while.
+        """
+        if self.closed or self.is_replaying or self.is_busy or self.is_unproven:
+            return "later"
+        if self._writer.ranks != {self.rank}:
+            return "shared"
+        if not self.has_replay:
+            return "no_replay"
+        if self._is_past_gone:
+            return "past_gone"
+        if not self._may_ask(now):
+            return "later"
+        self._ask(Mode.REBUILD, now)
+        return "asked"
+
+    def forget_blocks(self) -> None:
+        """Hold nothing of what was said so far; what comes counts. Not for a `shared` stream."""
+        assert self._writer.ranks == {self.rank}
+        self._writer.forget_blocks()
 
     def on_reconnect(self, now: float) -> None:
         """Look whose voice it is after the publisher was out of reach.

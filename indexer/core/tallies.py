@@ -30,7 +30,7 @@ _PLAIN: Final = (
 class Tallies:
     """Counters of one stream, or the sum over several."""
 
-    __slots__ = ("bad_messages", "events", "recalls", "replays", *_PLAIN)
+    __slots__ = ("bad_messages", "events", "other_block_size", "recalls", "replays", *_PLAIN)
 
     messages: int
     batches: int
@@ -49,6 +49,7 @@ class Tallies:
         for name in _PLAIN:
             setattr(self, name, 0)
         self.events: dict[Labels, int] = {}
+        self.other_block_size = 0  # of the last store event that was refused for it
         self.bad_messages: dict[str, int] = {}  # frames | sequence | payload | replay
         self.replays: dict[str, int] = {}  # outcome → how many ended so
         self.recalls: dict[str, int] = {}  # credited, or why blocks of an earlier life were not

@@ -54,6 +54,7 @@ class IndexWriter:
     Attributes:
         is_busy: Whether a batch is not yet written to its end.
         is_whole: Whether the last call of `work` ended with the stream's only rank cleared.
+        clearings: Times all blocks of a rank went at once, whoever said so.
     """
 
     __slots__ = (
@@ -66,6 +67,7 @@ class IndexWriter:
         "_slice",
         "_tallies",
         "_written",
+        "clearings",
         "is_busy",
         "is_whole",
     )
@@ -82,6 +84,7 @@ class IndexWriter:
         self._slice: Slice | None = None
         self.is_busy = False
         self.is_whole = False
+        self.clearings = 0
 
     def begin(self, batch: EventBatch, worker_ranks: range) -> None:
         """Take the next batch; `work` writes it."""
@@ -169,6 +172,7 @@ class IndexWriter:
 
     def forget_blocks(self) -> None:
         """Clear every rank this stream wrote to."""
+        self.clearings += 1
         for rank in self._written:
             if self._index.slot_of(rank) is not None:
                 self._index.clear(rank)
@@ -188,6 +192,7 @@ class IndexWriter:
             outcome = self._remove(event)
         elif isinstance(event, AllBlocksCleared):
             self._index.clear(self._rank)
+            self.clearings += 1
             self.is_whole = self._written == {self._rank}
             outcome = APPLIED
         else:
@@ -284,6 +289,7 @@ class IndexWriter:
         if event.has_nameless_adapter:
             return "nameless_adapter"
         if event.block_size != self._index.block_size:
+            self._tallies.other_block_size = event.block_size
             return "other_block_size"
         if len(event.token_ids) != blocks * event.block_size:
             return "token_count"

@@ -16,7 +16,7 @@ from indexer.edge.addresses import Addresses
 from indexer.edge.guide import Guide
 from indexer.edge.sockets import Link, Receiver, Sockets, Subscriber
 from indexer.errors import EndpointRefused
-from indexer.types import StreamLimits
+from indexer.types import LinkState, StreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,9 @@ class _Feed:
     """One stream and its sockets."""
 
     __slots__ = (
+        "changed_at",
         "connected_at",
+        "connections",
         "dealer",
         "guide",
         "inbox",
@@ -50,6 +52,7 @@ class _Feed:
         "is_held",
         "is_queued",
         "is_watched",
+        "load_reports",
         "reconnect_after_s",
         "reconnect_at",
         "replay_endpoint",
@@ -61,7 +64,11 @@ class _Feed:
     )
 
     def __init__(
-        self, stream: EventStream, subscriber: Subscriber, replay_endpoint: str | None
+        self,
+        stream: EventStream,
+        subscriber: Subscriber,
+        replay_endpoint: str | None,
+        now: float,
     ) -> None:
         self.stream = stream
         self.subscriber = subscriber
@@ -78,6 +85,9 @@ class _Feed:
         self.is_faulty = False  # its sockets made trouble; the next tick looks again
         self.was_connected = False
         self.connected_at = 0.0
+        self.changed_at = now  # connected or not, since then
+        self.connections = 0
+        self.load_reports = 0
         self.reconnect_at: float | None = None
         self.reconnect_after_s = RECONNECT_AFTER_S
 
@@ -138,6 +148,14 @@ class Listeners:
         feed = self._feeds.get(id(stream))
         return feed is not None and feed.is_connected
 
+    def link(self, stream: EventStream) -> LinkState | None:
+        """How it stands with the stream's publisher; None: nobody listens to it, or not yet."""
+        feed = self._feeds.get(id(stream))
+        if feed is None:
+            return None
+        since = self._clock() if feed.is_held else feed.changed_at  # nothing was heard meanwhile
+        return LinkState(feed.is_connected, since, feed.connections, feed.load_reports)
+
     # -- verbs -------------------------------------------------------------------------------------
 
     def start(
@@ -165,7 +183,8 @@ class Listeners:
             if replay_place is not None:
                 self._sockets.try_connect(replay_place)
         place = self._addresses.place(endpoint)
-        feed = _Feed(stream, self._sockets.subscribe(place), replay_endpoint)
+        subscriber = self._sockets.subscribe(place)
+        feed = _Feed(stream, subscriber, replay_endpoint, self._clock())
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         if self._addresses.is_named(endpoint):
@@ -360,6 +379,7 @@ class Listeners:
             return False
         feed.vain_looks = 0
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
+            feed.load_reports += 1
             self._on_load(feed.stream, messages.pop())
         feed.inbox.extend(messages)
         return True
@@ -412,7 +432,9 @@ class Listeners:
         """Follow a connection; make it anew where libzmq does not."""
         now = self._clock()
         for link in feed.subscriber.news():
-            feed.is_connected = link is Link.CONNECTED
+            if feed.is_connected is not (link is Link.CONNECTED):
+                feed.is_connected, feed.changed_at = not feed.is_connected, now
+                feed.connections += feed.is_connected
             if feed.guide is not None:
                 (feed.guide.connected if feed.is_connected else feed.guide.lost)()
             if link is Link.BROKEN:

@@ -17,7 +17,7 @@ from indexer.config import EventLossPolicy, ReachSettings
 from indexer.core.endpoint import SCHEMES
 from indexer.core.reach import Reach
 from select_service.config.environment import parse_float
-from select_service.config.settings import Durability, FieldValidation, Settings
+from select_service.config.settings import SAMPLERS, Durability, FieldValidation, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,7 @@ _NO_LIMITS: Final = frozenset(
         "global_cache_hit_threshold",
         "slo_target_ttft_s",
         "prefill_tokens_per_s",
+        "trace_sample_ratio",
     }
 )
 _DEFAULTS: Final = Settings()
@@ -784,6 +785,20 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--decision-ring",
+        _whole(0, 8192),
+        "N",
+        "decisions kept for /decisions; 0 = none",
+        watch="decision_records",
+    ),
+    Flag(
+        "--decision-ring-bytes",
+        _whole(0, _BYTES),
+        "N",
+        "memory they may take together; 0 = none are kept",
+        watch="decision_bytes",
+    ),
+    Flag(
         "--kv-poll-interval-s",
         _seconds(zero=True),
         "S",
@@ -1085,6 +1100,27 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--doctor-interval-s",
+        _seconds(zero=True),
+        "S",
+        "it is looked this often whether something is wired wrong; 0: only when asked",
+        watch="doctor_examinations_total",
+    ),
+    Flag(
+        "--doctor-samples-max",
+        _whole(0, _COUNT),
+        "N",
+        "prompts looked at between two examinations, the first ones; 0: none",
+        watch="doctor_examinations_total",
+    ),
+    Flag(
+        "--doctor-findings-max",
+        _whole(1, _COUNT),
+        "N",
+        "findings told by /ready?verbose=true, the gravest; the metric counts all",
+        watch='limit_hits_total{name="doctor_findings_max"}',
+    ),
+    Flag(
         "--max-body-bytes",
         _whole(1, _COUNT),
         "N",
@@ -1237,6 +1273,14 @@ FLAGS: Final = (
         "settings in YAML or TOML (.toml), named as the flags, which win; read again on SIGHUP",
         watch="config_reloads_total",
     ),
+    Flag("--no-console", None, "", "serve no console at /console"),
+    Flag(
+        "--console-clients-max",
+        _whole(1, _COUNT),
+        "N",
+        "pages of the console that are kept up to date at a time",
+        watch="console_clients",
+    ),
     Flag("--log-format", _choice("json", "text"), "json|text", "form of the log on stderr"),
     Flag(
         "--log-level",
@@ -1244,5 +1288,121 @@ FLAGS: Final = (
         "debug|info|warning|error",
         "least important record to log",
     ),
+    Flag(
+        "--trust-samples",
+        _whole(2, 65536),
+        "N",
+        "prompts of a rank over which is kept what its engine found of what was predicted"
+        " (cached_tokens of prefill_complete); half of them before anything follows",
+        watch='cached_tokens_told_total{outcome="compared"}',
+    ),
+    Flag(
+        "--trust-error-max",
+        _number(0.01, 1.0),
+        "SHARE",
+        "share of the predicted cached tokens that an engine may not find before its rank's overlap"
+        " credit shrinks by the share; 1 = never",
+        watch="trust_missing_share",
+    ),
+    Flag(
+        "--trust-error-clear",
+        _number(0.01, 1.0),
+        "SHARE",
+        "below this share it counts in full again",
+        watch="trust_missing_share",
+    ),
+    Flag(
+        "--trust-reread-s",
+        _seconds(zero=False),
+        "S",
+        "a doubtful index is read again from the replay endpoint, and after so long once more if it"
+        " is doubtful still, twice as long each time",
+        watch="index_rereads_total",
+    ),
+    Flag(
+        "--trust-reread-max-s",
+        _seconds(zero=False),
+        "S",
+        "and no longer than this",
+        watch="index_rereads_total",
+    ),
+    Flag(
+        "--trust-rereads-max",
+        _whole(0, _COUNT),
+        "N",
+        "indexes read again at one time; 0 = never",
+        watch='kv_listeners{state="replaying"}',
+    ),
+    Flag(
+        "--no-freshness-weighting",
+        None,
+        "",
+        "late events, open gaps and lost batches of a rank do not shrink its overlap credit",
+    ),
+    Flag(
+        "--freshness-grace-s",
+        _seconds(zero=False),
+        "S",
+        "a rank's events may be late by so much, or a gap open for so long, before they do",
+        watch="trust_event_lag_seconds",
+    ),
+    Flag(
+        "--freshness-half-s",
+        _seconds(zero=False),
+        "S",
+        "beyond that, half of the credit goes in so many seconds",
+        watch="trust_factor",
+    ),
     Flag("--access-log", None, "", "log every request"),
+    Flag(
+        "--tracing",
+        _choice("none", "otlp"),
+        "none|otlp",
+        "trace requests and export them by OTLP over HTTP; takes select-service[otel]",
+        env="OTEL_TRACES_EXPORTER",
+    ),
+    Flag(
+        "--trace-sampler",
+        _choice(*SAMPLERS),
+        "NAME",
+        "who is traced, by OpenTelemetry's names",
+        watch="traced_requests_total",
+        env="OTEL_TRACES_SAMPLER",
+    ),
+    Flag(
+        "--trace-sample-ratio",
+        _number(0.0, 1.0),
+        "SHARE",
+        "of requests that are nobody's child, where the sampler goes by a ratio",
+        watch="traced_requests_total",
+        env="OTEL_TRACES_SAMPLER_ARG",
+    ),
+    Flag(
+        "--trace-queue-spans-max",
+        _whole(1, _COUNT),
+        "N",
+        "spans that wait to be exported; more are dropped",
+        watch='trace_spans_total{outcome="dropped"}',
+        env="OTEL_BSP_MAX_QUEUE_SIZE",
+    ),
+    Flag(
+        "--trace-batch-spans-max",
+        _whole(1, _COUNT),
+        "N",
+        "spans exported at once",
+        env="OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+    ),
+    Flag(
+        "--trace-interval-ms",
+        _whole(1, _COUNT),
+        "MS",
+        "how long spans wait for company",
+        env="OTEL_BSP_SCHEDULE_DELAY",
+    ),
+    Flag(
+        "--trace-shutdown-s",
+        _seconds(zero=True),
+        "S",
+        "how long the last spans may take at the end",
+    ),
 )

@@ -21,12 +21,31 @@ from indexer.config import (
 )
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
-from select_service.types import CacheBasis, CacheScope, CoreLimits, ReplicaLimits, RouterConfig
+from select_service.doctor_types import DoctorLimits
+from select_service.types import (
+    CacheBasis,
+    CacheScope,
+    CoreLimits,
+    ReplicaLimits,
+    RouterConfig,
+    TrustSettings,
+)
 
-__all__ = ["Durability", "FieldValidation", "LogFormat", "Settings"]
+__all__ = ["SAMPLERS", "Durability", "FieldValidation", "LogFormat", "Settings"]
 
 LogFormat = Literal["json", "text"]
+TracesTo = Literal["none", "otlp"]
 KubernetesKind = Literal["pods", "endpointslices"]
+SAMPLERS: Final = (
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+)
+"""Who is traced, by the names OpenTelemetry has for it."""
+
 _CORE: Final = CoreLimits()
 _ADMISSION: Final = AdmissionSettings()
 _STREAMS: Final = StreamLimits()
@@ -34,6 +53,8 @@ _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
 _REACH: Final = ReachSettings()
+_DOCTOR: Final = DoctorLimits()
+_TRUST: Final = TrustSettings()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
 
 
@@ -135,6 +156,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     id_length_max: int = _CORE.id_length_max
     name_length_max: int = _CORE.name_length_max
     queue_recheck_s: float = _CORE.queue_recheck_s
+    decision_ring: int = _CORE.decision_ring
+    decision_ring_bytes: int = _CORE.decision_ring_bytes
     kv_poll_interval_s: float = _STREAMS.poll_after_s
     replay_timeout_s: float = _STREAMS.replay_deadline_s
     replay_silence_s: float = _STREAMS.replay_silence_s
@@ -175,6 +198,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     return_slots_max: int = _ADMISSION.return_slots_max
     tenant_labels_max: int = _ADMISSION.tenant_labels_max
     load_report_stale_s: float = _ADMISSION.load_report_stale_s
+    doctor_interval_s: float = _DOCTOR.interval_s
+    doctor_samples_max: int = _DOCTOR.samples_max
+    doctor_findings_max: int = _DOCTOR.findings_max
+    trust_samples: int = _TRUST.samples
+    trust_error_max: float = _TRUST.error_max
+    trust_error_clear: float = _TRUST.error_clear
+    trust_reread_s: float = _TRUST.reread_s
+    trust_reread_max_s: float = _TRUST.reread_max_s
+    trust_rereads_max: int = _TRUST.rereads_max
+    no_freshness_weighting: bool = not _TRUST.weigh_freshness
+    freshness_grace_s: float = _TRUST.lag_grace_s
+    freshness_half_s: float = _TRUST.lag_half_s
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
@@ -195,9 +230,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     connect_lookup_cache_s: float = _REACH.lookup_cache_s
     connect_lookups_max: int = _REACH.lookups_max
     config: str | None = None
+    no_console: bool = False
+    console_clients_max: int = 16  # each costs a socket and a few seconds of what it has not read
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False
+    tracing: TracesTo = "none"
+    trace_sampler: str = "parentbased_traceidratio"
+    trace_sample_ratio: float = 1.0
+    trace_queue_spans_max: int = 2048  # the defaults of OpenTelemetry's SDK
+    trace_batch_spans_max: int = 512
+    trace_interval_ms: int = 5000
+    trace_shutdown_s: float = 2.0
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -233,6 +277,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             name_length_max=self.name_length_max,
             queue_recheck_s=self.queue_recheck_s,
             recovery_unclaimed_s=self.recovery_unclaimed_s,
+            decision_ring=self.decision_ring,
+            decision_ring_bytes=self.decision_ring_bytes,
             replica_heartbeat_s=self.replica_heartbeat_s,
             replica_output_interval_s=self.replica_output_interval_s,
             replica_timeout_s=self.replica_timeout_s,
@@ -287,6 +333,30 @@ class Settings(Struct, frozen=True, kw_only=True):
             lookup_timeout_s=self.connect_lookup_timeout_s,
             lookup_cache_s=self.connect_lookup_cache_s,
             lookups_max=self.connect_lookups_max,
+        )
+
+    @property
+    def doctor_limits(self) -> DoctorLimits:
+        """How often the doctor looks, and how closely."""
+        return DoctorLimits(
+            interval_s=self.doctor_interval_s,
+            samples_max=self.doctor_samples_max,
+            findings_max=self.doctor_findings_max,
+        )
+
+    @property
+    def trust(self) -> TrustSettings:
+        """When what an index says counts for less."""
+        return TrustSettings(
+            samples=self.trust_samples,
+            error_max=self.trust_error_max,
+            error_clear=self.trust_error_clear,
+            reread_s=self.trust_reread_s,
+            reread_max_s=self.trust_reread_max_s,
+            rereads_max=self.trust_rereads_max,
+            weigh_freshness=not self.no_freshness_weighting,
+            lag_grace_s=self.freshness_grace_s,
+            lag_half_s=self.freshness_half_s,
         )
 
     @property

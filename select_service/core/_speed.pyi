@@ -18,6 +18,7 @@ class Pricer:
         matched: list[tuple[int, Slots]] | None,
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
+        trust: Floats | None = None,
     ) -> tuple[int, float, int]: ...
     def matched_at(self, row: int) -> int: ...
 

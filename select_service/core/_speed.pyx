@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -58,27 +58,41 @@ cdef class Pricer:
         list matched,
         list shared,
         draw,
+        trust=None,
     ):
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
         `rows` is how many of the first, or which ones as packed int64; `matched` and `shared` are
         (blocks, rows as packed int64) or None; `draw` gives a number in [0, 1) when several are
-        the cheapest.
+        the cheapest; `trust` has a factor for the credit of every row of the columns, None: 1.0.
         """
-        cdef Py_buffer view
-        if isinstance(rows, int):
-            return self._cheapest(
-                NULL, rows, isl_tokens, block_size, blocks, scale, credit, track, matched, shared,
-                draw,
-            )
-        PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
+        cdef Py_buffer view, believed
+        cdef const int64_t *among = NULL
+        cdef const double *factor = NULL
+        cdef Py_ssize_t count
+        cdef bint is_chosen = False
+        if trust is not None:
+            PyObject_GetBuffer(trust, &believed, PyBUF_SIMPLE)
         try:
+            if trust is not None:
+                if believed.len < self._rows * <Py_ssize_t>sizeof(double):
+                    raise ValueError("rows beyond the columns")
+                factor = <const double *>believed.buf
+            if isinstance(rows, int):
+                count = rows
+            else:
+                PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
+                is_chosen = True
+                among, count = <const int64_t *>view.buf, view.len // 8
             return self._cheapest(
-                <const int64_t *>view.buf, view.len // 8, isl_tokens, block_size, blocks, scale,
-                credit, track, matched, shared, draw,
+                among, count, isl_tokens, block_size, blocks, scale, credit, track, matched,
+                shared, draw, factor,
             )
         finally:
-            PyBuffer_Release(&view)
+            if trust is not None:
+                PyBuffer_Release(&believed)
+            if is_chosen:
+                PyBuffer_Release(&view)
 
     cdef tuple _cheapest(
         self,
@@ -93,13 +107,14 @@ cdef class Pricer:
         list matched,
         list shared,
         draw,
+        const double *factor,
     ):
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
         cdef double *device = self._scratch
         cdef double *common = device + self._rows
         cdef double *price = common + self._rows
-        cdef double raw, adjusted, low = 0.0, tokens, bare
+        cdef double raw, adjusted, low = 0.0, tokens, bare, credited
         cdef Py_ssize_t at, row, ties = 0, best = 0, which
         if matched is not None:
             self._fill(device, matched)
@@ -116,10 +131,14 @@ cdef class Pricer:
                 adjusted = (self._prefill[row] + isl_tokens) / block_size if track else 0.0
             else:
                 tokens = device[row] * block_size
+                credited = credit * device[row]
+                if factor != NULL:
+                    tokens = <double><int64_t>(tokens * factor[row])  # rounded down
+                    credited = credited * factor[row]
                 if tokens < isl_tokens:
                     tokens = isl_tokens
                 raw = (self._prefill[row] + tokens) / block_size if track else 0.0
-                adjusted = raw - credit * device[row]
+                adjusted = raw - credited
                 if adjusted < 0.0:
                     adjusted = 0.0
             price[at] = scale * adjusted + bare

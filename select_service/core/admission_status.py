@@ -9,7 +9,7 @@ from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tallies import ClassTally
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from indexer.types import Scope
     from select_service.core.admitting import Admitting
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 
 def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> AdmissionStatus:
     """Return what is in force, and what became of everybody."""
+    steps = status_in_steps(admitting, partitions)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            status: AdmissionStatus = end.value
+            return status
+
+
+def status_in_steps(
+    admitting: Admitting, partitions: Mapping[Scope, Partition]
+) -> Generator[None, None, AdmissionStatus]:
+    """Do the same with a pause after every scope, for who has to let others go first."""
     keepers = [
         (one, one.admission) for _, one in sorted(partitions.items()) if one.admission is not None
     ]
@@ -31,6 +44,7 @@ def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> Ad
             for field in ClassTally.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(tally, field))
         scopes.append(_scope(partition, keeper))
+        yield
     return AdmissionStatus(
         policy=admitting.policy,
         config=admitting.config,

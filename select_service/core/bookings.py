@@ -10,6 +10,7 @@ A rank that goes may take very many reservations with it. Their ids count as fre
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_128_hexdigest
@@ -93,6 +94,11 @@ class Bookings:
             while booking is not None and not booking.reservation.live:
                 booking = booking.older
         return booking
+
+    def newest(self, limit: int) -> list[Booking]:
+        """Return the live bookings made last, newest first. O(limit + those of ranks that went)."""
+        live = (one for one in reversed(self._live.values()) if one.reservation.live)
+        return list(islice(live, limit))
 
     def _find_live(self, reservation_id: str) -> Booking | None:
         booking = self._live.get(reservation_id)

@@ -135,7 +135,9 @@ class CacheHits:
     ) -> Hits:
         index, isl_tokens = partition.index, prompt.isl_tokens
         basis = request.cache_hit_basis or self._settings.cache_hit_basis
-        if isinstance(rows, slice) and not (matches.host or matches.disk):
+        trust = partition.trust.column
+        is_plain = trust is None and not (matches.host or matches.disk)
+        if is_plain and isinstance(rows, slice):
             groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
             return filter_groups(groups, rows.stop, index.block_size, isl_tokens, threshold, basis)
         overlap, _ = matched(index, matches)
@@ -145,6 +147,8 @@ class CacheHits:
         else:
             scope = request.cache_hit_scope or self._settings.cache_hit_scope
             blocks = cached_blocks(*overlap, scope)[rows]
+            if trust is not None:
+                blocks = blocks * trust[rows]
         return filter_rows(blocks, index.block_size, isl_tokens, threshold, basis)
 
     def holders(self, request: SelectRequest, slots: Slots, projection: Projection) -> Slots | None:
@@ -171,7 +175,8 @@ class CacheHits:
         if overlap is None:
             return np.zeros(len(projection.prefill))
         scope = request.cache_hit_scope or self._settings.cache_hit_scope
-        return cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
+        blocks = cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
+        return blocks if projection.trust is None else blocks * projection.trust
 
 
 def _refusal(

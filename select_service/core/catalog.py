@@ -25,7 +25,7 @@ from select_service.errors import (
 from select_service.types import WorkerPatch, WorkerRecord, WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from select_service.core.changes import Changes
     from select_service.types import CoreLimits, KvRankState
@@ -150,6 +150,7 @@ class Catalog:
         self.too_long = 0  # for their length
         self.too_many = 0  # for the number of others
         self.changes: Changes | None = None  # when the state is kept on disk
+        self.watchers: list[Callable[[], None]] = []  # called when any record is another
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -157,6 +158,10 @@ class Catalog:
     def __iter__(self) -> Iterator[Worker]:
         """Yield workers by ascending id."""
         return (self._workers[worker_id] for worker_id in sorted(self._workers))
+
+    def ids(self) -> list[int]:
+        """Return all worker ids, in no order. O(workers), and quick at that."""
+        return list(self._workers)
 
     def find(self, worker_id: int) -> Worker | None:
         """Return the worker, or None."""
@@ -176,12 +181,16 @@ class Catalog:
     def put(self, worker: Worker) -> None:
         """Replace the whole record of that id."""
         self._workers[worker.worker_id] = worker
+        for heed in self.watchers:
+            heed()
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker.worker_id))
 
     def remove(self, worker_id: int) -> None:
         """Forget the record (D5)."""
         del self._workers[worker_id]
+        for heed in self.watchers:
+            heed()
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker_id))
 

@@ -9,6 +9,8 @@ class Counters(Struct):
     """Monotonic counts of the core."""
 
     selections: int = 0
+    selected_isl_tokens: int = 0  # of their prompts
+    selected_prefill_tokens: int = 0  # of them, what the worker chosen has yet to compute
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
     selections_failed: dict[str, int] = {}  # by error code
@@ -22,6 +24,8 @@ class Counters(Struct):
     reservations_expired: int = 0
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
+    cached_tokens_told: dict[str, int] = {}  # by what came of it; see `trusting.py`
+    rereads: dict[str, int] = {}  # of a doubtful index, by what came of it
 
 
 class ReplicaCounters(Struct):

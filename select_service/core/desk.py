@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import xxhash
+from msgspec import UNSET
 
 from indexer.core.hashing import unpack_i64
 from select_service.core.announcer import Announcer
@@ -28,7 +29,13 @@ from select_service.errors import (
     ReservationNotFound,
     TooManyReservations,
 )
-from select_service.types import PairSelection, PromptFields, ReservationAnswer, Selection
+from select_service.types import (
+    PairSelection,
+    PromptFields,
+    ReservationAnswer,
+    Selection,
+    SelectRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +74,8 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
         unknown: canonical bytes of the members that nobody knows.
     """
     route = type(request).__name__.encode()
+    if isinstance(request, SelectRequest) and request.explain is not UNSET:
+        request = msgspec.structs.replace(request, explain=UNSET)  # changes nothing of a booking
     if isinstance(request, PromptFields):
         request = packed(request)
     body = msgspec.msgpack.encode(request, order="deterministic")  # members have no order

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from indexer.core.stream import EventStream
+    from indexer.types import Scope, WorkerRank
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
     from select_service.core.replica_messages import ReplicaMessage
@@ -34,6 +35,16 @@ class Pull(Struct, frozen=True):
     url: str | None
 
 
+class TrustNews(Struct, frozen=True):
+    """What a rank's index counts for has changed its reasons."""
+
+    rank: WorkerRank
+    scope: Scope
+    trust: float
+    reasons: tuple[str, ...]  # none: it counts in full again
+    missing_share: float
+
+
 class Effects(Struct):
     """Things to do, oldest first within each list."""
 
@@ -42,7 +53,8 @@ class Effects(Struct):
     answered: list[Ticket] = []  # waited, and have their answer now
     published: list[ReplicaMessage] = []
     pulls: list[Pull] = []
-    decided: list[Placement] = []
+    decided: list[tuple[Placement, Ticket]] = []
+    trusted: list[TrustNews] = []  # to be told people
     more: bool = False  # housekeeping should have its turn at once
 
     def __bool__(self) -> bool:
@@ -52,6 +64,7 @@ class Effects(Struct):
             or self.listen
             or self.unlisten
             or self.decided
+            or self.trusted
             or self.pulls
             or self.more
         )

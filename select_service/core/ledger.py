@@ -91,6 +91,16 @@ class Ledger:
         self._decode = self.decode.data
         self._requests = self.requests.data
         self._computing = self.computing.data
+        self._loads = self._prefill, self._decode
+        self.packed = b""
+        """What `columns` returns, b"" when it has to be made anew: any load has changed."""
+
+    def columns(self) -> bytes:
+        """Return P of every slot, then D, as doubles; the same object while nothing changes."""
+        packed = self.packed
+        if not packed:
+            packed = self.packed = b"".join(self._loads)
+        return packed
 
     def _open_lane(self, slot: int) -> Lane:
         if self._free_numbers:
@@ -136,6 +146,7 @@ class Ledger:
         self.prefilling += 1
         requests = self._requests[slot] = len(lane.reservations)
         decode = self._decode[slot] = self._weights.count(lane.number)
+        self.packed = b""
         work = self.work
         if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
             work.at = now
@@ -169,6 +180,7 @@ class Ledger:
                 work.at = now
             work.computed += tokens
             self._add_prefill(slot, -tokens)
+            self.packed = b""
             changes = self.changes
             if changes is not None and (slot in changes.busy or slot in changes.full):
                 changes.slots.add(slot)
@@ -177,6 +189,7 @@ class Ledger:
         """Of an incomplete prefill, so many tokens are left."""
         assert not reservation.prefill_done
         self._add_prefill(reservation.slot, tokens - reservation.prefill_tokens)
+        self.packed = b""
         reservation.prefill_tokens = tokens
         self._changed(reservation.slot)
 
@@ -205,6 +218,7 @@ class Ledger:
             self._weights.add(number, outputs, decay_fraction)
             self.blocks.fade(reservation.chain, number, decay_fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self.packed = b""
         self._changed(reservation.slot)
 
     def resume_outputs(
@@ -224,6 +238,7 @@ class Ledger:
         if fraction != 1.0:
             self.blocks.fade(reservation.chain, number, fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self.packed = b""
         self._changed(reservation.slot)
 
     def learn_outputs(
@@ -245,6 +260,7 @@ class Ledger:
         if refade:
             self.blocks.fade(reservation.chain, number, fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self.packed = b""
         self._changed(reservation.slot)
 
     def free(self, reservation: Reservation) -> None:
@@ -255,6 +271,7 @@ class Ledger:
         self.live -= 1
         self._requests[slot] = len(lane.reservations)
         self._decode[slot] = self._weights.count(lane.number)
+        self.packed = b""
         if not reservation.prefill_done:
             self._computing[slot] -= 1
             self.prefilling -= 1
@@ -296,6 +313,7 @@ class Ledger:
         self.prefilling -= self._computing[slot]
         self._add_prefill(slot, -self._prefill_tokens[slot])
         self.requests[slot] = self.decode[slot] = self._computing[slot] = 0
+        self.packed = b""
         self._changed(slot)
         return dropped
 
@@ -361,12 +379,14 @@ class Ledger:
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
         groups = self.shared_groups(sequence_hashes)
-        if groups is None:
-            return None
-        shared = np.zeros(len(self._lanes))
+        return None if groups is None else self.column_of(groups)
+
+    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
+        """Return (blocks, slots) as a column by slot."""
+        column = np.zeros(len(self._lanes))
         for blocks, slots in groups:
-            shared[slots] = blocks
-        return shared
+            column[slots] = blocks
+        return column
 
     def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
         """The same as (blocks, slots), disjoint; None when there is none."""
@@ -445,6 +465,7 @@ class Ledger:
             assert self.decode[slot] == self._weights.count(lane.number)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
+        assert self.columns() == self.prefill.tobytes() + self.decode.tobytes(), "a true copy"
         assert self.prefilling == self.computing.sum()
         assert self.prefill_backlog == sum(self._prefill_tokens)
         assert self.work.computing == sum(tokens > 0 for tokens in self._prefill_tokens)

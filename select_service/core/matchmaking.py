@@ -7,7 +7,7 @@ less (`pairing.py`), and the booking of it (`pairs.py`).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import UNSET
@@ -26,10 +26,18 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.pairing import Plan
     from select_service.core.pairs import Pairs
-    from select_service.core.partition import Partition
+    from select_service.core.partition import Partition, Placement
     from select_service.core.queue import Ticket
     from select_service.core.roles import Legs
     from select_service.types import Advice, PairSelection
+
+
+class Match(NamedTuple):
+    """What a request that may take a pair was given, and out of what."""
+
+    legs: Legs
+    plan: Plan
+    placement: Placement | None  # on one rank, where that does better
 
 
 class Matchmaker:
@@ -61,7 +69,7 @@ class Matchmaker:
 
     def serve(
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
-    ) -> tuple[PairSelection, Effects]:
+    ) -> tuple[PairSelection, Effects, Match]:
         """Book a pair, or the one rank that does better, for a request that need not wait.
 
         Args:
@@ -77,11 +85,13 @@ class Matchmaker:
         legs = _within(partition, partition.legs(request), rows)
         found = self._plan(ticket, legs)
         if found.mode == "disaggregated":
-            return self.pairs.book(ticket, found, now, effects)
+            booked = self.pairs.book(ticket, found, now, effects)
+            return *booked, Match(legs, found, None)
         if not len(found.whole):
             raise _nobody(legs)
         placement = partition.place(request, ticket.prompt, found.whole, ticket.weights, self._rng)
-        return self.pairs.book_one(ticket, found, placement, now, effects)
+        booked = self.pairs.book_one(ticket, found, placement, now, effects)
+        return *booked, Match(legs, found, placement)
 
     def advise(self, ticket: Ticket) -> Advice | UnsetType:
         """Say whether a pair would do better than one worker, where anybody has a role."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from indexer.core.registry import Registry
     from indexer.core.stream import EventStream
     from select_service.core.effects import Effects
+    from select_service.types import TrustSettings
 
 
 PINS_MAX: Final = 65_536
@@ -44,7 +45,7 @@ class _Source(NamedTuple):
 class Membership:
     """Every partition that ever had a schedulable worker, and every open event source."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, keyword only
         self,
         registry: Registry,
         policies: PolicyBook | PolicyError,
@@ -53,6 +54,7 @@ class Membership:
         limits: CoreLimits | None = None,
         cache_hit_threshold: float = 0.0,
         prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
+        trust: TrustSettings | None = None,
     ) -> None:
         self.registry = registry
         self.partitions: dict[Scope, Partition] = {}
@@ -60,6 +62,8 @@ class Membership:
         self._use_kv_events = use_kv_events
         self.cache_hit_threshold = cache_hit_threshold  # of the process
         self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
+        self.is_watched = False  # whether decisions are kept, in partitions opened from now on
+        self._trust = trust  # when an index counts for less
         self._sources: dict[WorkerRank, _Source] = {}
         self._limits = limits or CoreLimits()
         self.scopes_refused = 0  # records of workers that would have opened one too many
@@ -74,6 +78,15 @@ class Membership:
             for rank in sorted(worker.event_sources)
             if (at := WorkerRank(worker.worker_id, rank)) in self._sources
         ]
+
+    def stream_at(self, rank: WorkerRank) -> EventStream | None:
+        """Return the open event stream of a rank, if it has one of its own."""
+        source = self._sources.get(rank)
+        return None if source is None else source.stream
+
+    def streams(self) -> list[EventStream]:
+        """Return the open event streams of all ranks."""
+        return [source.stream for source in self._sources.values()]
 
     def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
         """Return every open stream with its endpoint and its replay endpoint."""
@@ -174,6 +187,7 @@ class Membership:
             if rank not in kept:
                 at = WorkerRank(worker.worker_id, rank)
                 dropped += partition.ledger.drop_slot(slot)
+                partition.trust.forget(slot)
                 # also a source that is still named: its cursor must not outlive what it brought
                 self._close(at, partition, effects)
                 partition.index.detach(at)
@@ -241,9 +255,12 @@ class Membership:
         )
         policy = self._policies.policy_for(worker.scope.model_name)
         partition = Partition(
-            worker.scope, index, policy, prefill_tokens_per_s=self._prefill_tokens_per_s
+            *(worker.scope, index, policy),
+            prefill_tokens_per_s=self._prefill_tokens_per_s,
+            trust=self._trust,
         )
         partition.holds_to_cache = self.cache_hit_threshold > 0.0
+        partition.is_watched = self.is_watched
         self.partitions[worker.scope] = partition
         self._pins.pop(worker.scope, None)
         return partition

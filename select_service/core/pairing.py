@@ -204,7 +204,10 @@ def _to_move(decode: Projection) -> Floats:
     if decode.overlap is None:
         return blocks
     device, host, disk = decode.overlap
-    return np.maximum(blocks - device - host - disk, 0.0)
+    held = device + host + disk
+    if decode.trust is not None:
+        held = np.floor(held * decode.trust)
+    return np.maximum(blocks - held, 0.0)
 
 
 def _moved(prices: Floats, slots: Slots, transfer: Transfer) -> Floats:
@@ -231,4 +234,5 @@ def _part(projection: Projection, of: Slots) -> Projection:
         decode=projection.decode[of],
         overlap=overlap and Overlap(*(column[of] for column in overlap)),
         cached_tokens=projection.cached_tokens[of],
+        trust=None if projection.trust is None else projection.trust[of],
     )

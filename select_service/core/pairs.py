@@ -83,7 +83,7 @@ class Pairs:
         ]
         for leg in legs:
             effects = self._desk.confirm(partition, leg, request, answer, effects)
-        self._count(plan)
+        self._count(plan, ticket.prompt.isl_tokens, tokens)
         return answer, effects
 
     def book_one(
@@ -115,13 +115,15 @@ class Pairs:
         answer = _answer(ticket, plan, prefill=None, decode=leg)
         reservation = self._desk.book(partition, placement.slot, order, now)
         effects = self._desk.confirm(partition, reservation, request, answer, effects)
-        self._count(plan)
+        self._count(plan, ticket.prompt.isl_tokens, tokens)
         return answer, effects
 
-    def _count(self, plan: Plan) -> None:
-        key = plan.mode, plan.reason
-        self._counters.selections += 1
-        self._counters.pairs[key] = self._counters.pairs.get(key, 0) + 1
+    def _count(self, plan: Plan, isl_tokens: int, prefill_tokens: int) -> None:
+        key, counters = (plan.mode, plan.reason), self._counters
+        counters.selections += 1
+        counters.selected_isl_tokens += isl_tokens
+        counters.selected_prefill_tokens += prefill_tokens
+        counters.pairs[key] = counters.pairs.get(key, 0) + 1
 
     # -- go on, and end ------------------------------------------------------------------------
 

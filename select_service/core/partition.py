@@ -23,10 +23,18 @@ from select_service.core.projection import matched, project
 from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
+from select_service.core.trust import Trust
 from select_service.errors import NoEligibleWorker, QueueFull
-from select_service.types import LoadRow, Overlap, OverlapRow, SelectPairRequest, WorkerRank
+from select_service.types import (
+    LoadRow,
+    Overlap,
+    OverlapRow,
+    SelectPairRequest,
+    TrustSettings,
+    WorkerRank,
+)
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 2):
+if not TYPE_CHECKING and usable("select_service.core._speed", 3):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -39,6 +47,8 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.catalog import Worker
     from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.decision_record import Seen
+    from select_service.core.decisions import Lookout
     from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.policy import PolicyClass, RoutingPolicy
     from select_service.core.projection import Overlap as OverlapColumns
@@ -65,6 +75,7 @@ class Placement(NamedTuple):
     effective_prefill_tokens: int
     potential_decode_blocks: int
     weights: Weights
+    seen: Seen | None = None  # what decided it, when somebody keeps that
 
 
 class Partition:
@@ -77,10 +88,12 @@ class Partition:
         policy: RoutingPolicy,
         *,
         prefill_tokens_per_s: float,
+        trust: TrustSettings | None = None,
     ) -> None:
         self.scope = scope
         self.index = index
         self.ledger = Ledger()
+        self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.workers: dict[int, Worker] = {}
@@ -94,12 +107,15 @@ class Partition:
         self._rank: list[int] = []  # by slot
         self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
-        self._everyone: Rows = slice(0, 0)
+        self.everyone: Rows = slice(0, 0)
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
         self.admission: Gatekeeper | None = None
         """Only where something is to be judged; see `admitting.py`."""
         self.hit_tally = HitTally()
+        self.is_watched = False
+        """Whether decisions are kept; see `decisions.py`."""
+        self.lookout: Lookout | None = None
 
     # -- who is here ---------------------------------------------------------------------------
 
@@ -119,6 +135,7 @@ class Partition:
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
+        self.trust.ensure(self.index.capacity)
         self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
         self._reseat()
 
@@ -147,6 +164,7 @@ class Partition:
 
     def _reseat(self) -> None:
         rows = self.index.capacity
+        self.lookout = None
         self._unmatched.clear()
         self.roles = Roles(self.workers.values(), rows)
         self._owner = [None] * rows
@@ -157,7 +175,7 @@ class Partition:
                 self._rank[slot] = rank
         taken = [slot for slot, owner in enumerate(self._owner) if owner is not None]
         dense = taken == list(range(len(taken)))
-        self._everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
+        self.everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
         for number, one in enumerate(self.policy.classes):
             column = grown(np.empty(0), rows, _NEVER_BUSY)
             for slot in taken:
@@ -184,7 +202,7 @@ class Partition:
         if self.roles.given:
             return self._candidates_by_role(request)
         if wants_everyone(request) and self.workers:
-            return self._everyone
+            return self.everyone
         slots = eligible_slots(request, self.workers)
         if not slots:
             raise NoEligibleWorker
@@ -210,9 +228,13 @@ class Partition:
         legs = self.roles.legs(request, self.workers)
         return legs._replace(decode=self._open_rows(legs.decode))
 
-    def project(self, prompt: Prompt, rows: Rows, weights: Weights) -> Projection:
+    def project(
+        self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
+    ) -> Projection:
         """Return what each of the rows would carry with this prompt."""
-        return project(self.ledger, self.index, prompt, rows, weights)
+        return project(
+            *(self.ledger, self.index, prompt, rows, weights, matches, self.trust.column)
+        )
 
     def place(
         self,
@@ -230,8 +252,9 @@ class Partition:
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
         if not (matches.host or matches.disk) and _is_plain(request, weights):
-            return self._place_plain(prompt, rows, weights, rng, matches)
-        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
+            watched = self.is_watched or request.explain
+            return self._place_plain(prompt, rows, weights, rng, matches, watched)
+        projection = self.project(prompt, rows, weights, matches)
         prices = costs(projection, weights)
         constraints = request.routing_constraints
         if (
@@ -245,11 +268,16 @@ class Partition:
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.rank_at(slot)
         isl_tokens, taken = prompt.isl_tokens, projection.overlap
+        seen: Seen | None = None
+        if self.is_watched or request.explain:
+            seen = self.ledger.columns(), projection.matched, projection.shared, self._believed()
         cost, decode = float(prices[position]), int(projection.decode[position])
         if taken is None:
             overlap = self._no_overlap(worker)
             return Placement(
-                *(worker, dp_rank, slot, cost, overlap, 0.0, 0.0, 0.0, isl_tokens, decode, weights)
+                *(worker, dp_rank, slot, cost, overlap, 0.0, 0.0, 0.0, isl_tokens, decode),
+                weights,
+                seen,
             )
         return Placement(
             *(worker, dp_rank, slot, cost),
@@ -260,6 +288,7 @@ class Partition:
             max(0, isl_tokens - int(projection.cached_tokens[position])),
             decode,
             weights,
+            seen,
         )
 
     def _place_plain(
@@ -269,6 +298,7 @@ class Partition:
         weights: Weights,
         rng: random.Random,
         matches: Matches,
+        watched: object,  # any true value: what decides is returned, too
     ) -> Placement:
         """The same without special wishes and where lower tiers take no part."""
         ledger, pricer = self.ledger, self._pricer
@@ -276,7 +306,7 @@ class Partition:
         if matches.groups:
             matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
         isl_tokens, size = prompt.isl_tokens, self.index.block_size
-        shared = None
+        shared, trust = None, self.trust.column
         if ledger.blocks.begins(prompt.first_hash):
             shared = ledger.shared_groups(prompt.sequence_hashes)
         slot, cost, decode = pricer.cheapest(
@@ -287,6 +317,7 @@ class Partition:
             matched,
             shared,
             rng.random,
+            trust,
         )
         worker, dp_rank = self.rank_at(slot)
         device = 0
@@ -300,9 +331,45 @@ class Partition:
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
         left = max(0, isl_tokens - device * size)
+        if trust is not None:  # what we believe will have to be computed
+            left = max(0, isl_tokens - int(device * size * trust[slot]))
+        seen: Seen | None = None
+        if watched:
+            believed = None if trust is None else trust.tobytes()
+            seen = ledger.packed or ledger.columns(), matched, shared, believed
         return Placement(
-            *(worker, dp_rank, slot, cost, overlap, float(device), 0.0, 0.0, left, decode, weights)
+            *(
+                worker,
+                dp_rank,
+                slot,
+                cost,
+                overlap,
+                float(device),
+                0.0,
+                0.0,
+                left,
+                decode,
+                weights,
+                seen,
+            )
         )
+
+    def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
+        """Return what decides where a prompt goes, for who does not place it by `place`."""
+        if matches is None:
+            matches = self.index.find_matches(prompt.block_hashes)
+        shared = None
+        if self.ledger.blocks.begins(prompt.first_hash):
+            shared = self.ledger.shared_groups(prompt.sequence_hashes)
+        if matches.host or matches.disk:
+            overlap = matched(self.index, matches)[0]
+            return self.ledger.columns(), overlap, shared, self._believed()
+        groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
+        return self.ledger.columns(), groups or None, shared, self._believed()
+
+    def _believed(self) -> bytes | None:
+        trust = self.trust.column
+        return None if trust is None else trust.tobytes()
 
     def _no_overlap(self, worker: Worker) -> Overlap:
         """Return what a worker says of which nothing matched."""
@@ -349,7 +416,7 @@ class Partition:
         """Return the position of the policy class of a prompt, by its uncached length."""
         if len(self.policy.classes) == 1:
             return 0
-        best = self.best_cached_tokens(prompt, self._everyone, weights)
+        best = self.best_cached_tokens(prompt, self.everyone, weights)
         return self.policy.class_for(max(0, prompt.isl_tokens - best))
 
     def best_cached_tokens(
@@ -360,12 +427,13 @@ class Partition:
             matches = self.index.find_matches(prompt.block_hashes)
         if matches.empty:
             return 0
-        if isinstance(rows, slice) and not (matches.host or matches.disk):
+        is_plain = not (matches.host or matches.disk) and self.trust.column is None
+        if is_plain and isinstance(rows, slice):
             held = [
                 blocks for blocks, mask in matches.groups if (matches.slots(mask) < rows.stop).any()
             ]
             return max(held, default=0) * self.index.block_size
-        projection = project(self.ledger, self.index, prompt, rows, weights, matches)
+        projection = self.project(prompt, rows, weights, matches)
         return int(projection.cached_tokens.max(initial=0.0))
 
     def enqueue(
@@ -510,7 +578,7 @@ class Partition:
         """Return the load every rank would carry with this prompt (contract 5.2)."""
         seats = self.seats()
         rows = np.array([slot for _, slot in seats], dtype=np.int64)
-        projection = project(self.ledger, self.index, prompt, rows, weights)
+        projection = self.project(prompt, rows, weights)
         added = [
             max(0, prompt.isl_tokens - int(cached)) if weights.track_prefill_tokens else 0
             for cached in projection.cached_tokens
@@ -558,6 +626,7 @@ class Partition:
         """State every promise of the partition."""
         self.index.check()
         self.ledger.check()
+        self.trust.check()
         for queue in self.queues:
             queue.check()
         for worker in self.workers.values():
@@ -570,6 +639,7 @@ class Partition:
             self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):
             assert slot in owned or requests == 0, "no load without a worker"
+            assert slot in owned or self.trust.factor(slot) == 1.0, "nor an opinion"
 
 
 def _is_plain(request: SelectRequest, weights: Weights) -> bool:

@@ -6,14 +6,22 @@ and who waited (waiting room) are placed alike.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec import UNSET
 
+from select_service.core.decision_record import Record
+from select_service.core.decisions import odds_of
 from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
-from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectPairRequest
+from select_service.types import (
+    Answer,
+    CacheThreshold,
+    SelectAndReserveRequest,
+    Selection,
+    SelectPairRequest,
+)
 
 if TYPE_CHECKING:
     import random
@@ -22,21 +30,26 @@ if TYPE_CHECKING:
     from select_service.core.cache_hits import CacheHits, Found
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
+    from select_service.core.decision_record import Odds
+    from select_service.core.decisions import Decisions
     from select_service.core.desk import Desk
     from select_service.core.matchmaking import Matchmaker
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
+    from select_service.core.sampling import Sampler
+    from select_service.decision_types import Decision
     from select_service.errors import ServiceError
 
 
 class Placing:
     """Places requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whom it works with
         self,
         desk: Desk,
         cache_hits: CacheHits,
         matchmaker: Matchmaker,
+        decisions: Decisions,
         counters: Counters,
         rng: random.Random,
         *,
@@ -45,9 +58,11 @@ class Placing:
         self._desk = desk
         self._cache_hits = cache_hits
         self._matchmaker = matchmaker
+        self.decisions = decisions
         self._counters = counters
         self._rng = rng
         self._trace_decisions = trace_decisions
+        self.sampler: Sampler | None = None  # from when on somebody examines the fleet
 
     def place(
         self,
@@ -62,7 +77,7 @@ class Placing:
         What the index finds for the prompt is looked up unless somebody just did.
         """
         if isinstance(ticket.request, SelectPairRequest):
-            return self._matchmaker.serve(ticket, rows, now, effects)
+            return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
     def _place_one(
@@ -81,9 +96,12 @@ class Placing:
             found = self._cache_hits.filter(partition, request, prompt, rows, matches)
             if found.refused is not None:
                 found.refused.advice = self._matchmaker.advise(ticket)
+                self._note_threshold(ticket, rows, matches, found.refused, now)
                 return found.refused, effects
             rows = found.rows
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
+        if self.sampler is not None and self.sampler.left:
+            self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
         if found is not None:
@@ -92,7 +110,40 @@ class Placing:
                 answer.needs_prefill = True
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
-        return answer, self._decided(placement, effects)
+        if placement.seen is not None:
+            odds = None if found is None else _held_to_cache(ticket)
+            record = self.decisions.keep(ticket, placement.seen, rows, placement.slot, now, odds)
+            if request.explain:
+                _explain(answer, record)
+                self.decisions.note_explained(ticket, record)
+        return answer, self._decided(ticket, placement, effects)
+
+    def _note_threshold(
+        self, ticket: Ticket, rows: Rows, matches: Matches, refused: CacheThreshold, now: float
+    ) -> None:
+        """Leave a record of a request that goes nowhere because nobody holds enough of it."""
+        if self.decisions.is_on or ticket.request.explain:
+            odds = _held_to_cache(ticket)
+            odds.is_threshold = True
+            seen = ticket.partition.see(ticket.prompt, matches)
+            record = self.decisions.keep(ticket, seen, rows, -1, now, odds)
+            if ticket.request.explain:
+                _explain(refused, record)
+
+    def _place_pair(
+        self, ticket: Ticket, rows: Rows, now: float, effects: Effects
+    ) -> tuple[Answer, Effects]:
+        request = ticket.request
+        if not (self.decisions.is_on or request.explain):
+            return self._matchmaker.serve(ticket, rows, now, effects)[:2]
+        seen = ticket.partition.see(ticket.prompt)  # before anything is booked
+        answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
+        record = self.decisions.paired(ticket, seen, match, now)
+        if request.explain:  # what was confirmed stays as it is, for who repeats it
+            answer = msgspec.structs.replace(answer)
+            _explain(answer, record)
+            self.decisions.note_explained(ticket, record)
+        return answer, effects
 
     def _book(
         self,
@@ -127,7 +178,10 @@ class Placing:
         return effects
 
     def _answer(self, ticket: Ticket, placement: Placement) -> Selection:
-        self._counters.selections += 1
+        counters = self._counters
+        counters.selections += 1
+        counters.selected_isl_tokens += ticket.prompt.isl_tokens
+        counters.selected_prefill_tokens += placement.effective_prefill_tokens
         partition, request, worker = ticket.partition, ticket.request, placement.worker
         return Selection(
             selection_id=UNSET if request.selection_id is None else request.selection_id,
@@ -141,14 +195,40 @@ class Placing:
             effective_prefill_tokens=placement.effective_prefill_tokens,
         )
 
-    def _decided(self, placement: Placement, effects: Effects) -> Effects:
+    def _decided(self, ticket: Ticket, placement: Placement, effects: Effects) -> Effects:
         if not self._trace_decisions:
             return effects
         effects = Effects() if effects is NOTHING else effects
-        effects.decided.append(placement)
+        effects.decided.append((placement, ticket))
         return effects
 
-    def count_refusal(self, refusal: ServiceError) -> None:
-        """Count a selection that was refused."""
+    def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:
+        """Count a selection that was refused; without a ticket it did not come to a partition."""
         failed = self._counters.selections_failed
         failed[refusal.code] = failed.get(refusal.code, 0) + 1
+        if ticket is not None and (self.decisions.is_on or ticket.request.explain):
+            record = self.decisions.refused(ticket, refusal, now)
+            if record is not None and ticket.request.explain:
+                refusal.decision = Record._make(record)
+
+    def repeated(self, request: SelectAndReserveRequest, known: Answer) -> Answer:
+        """Explain an answer that was given before, if its record is still there."""
+        record = self.decisions.explained(request.reservation_id or "")
+        if request.explain and record is not None and not isinstance(known, CacheThreshold):
+            known = msgspec.structs.replace(known)
+            _explain(known, record)
+        return known
+
+
+def _held_to_cache(ticket: Ticket) -> Odds:
+    odds = odds_of(ticket)
+    odds.holds_to_cache = True
+    return odds
+
+
+def _explain(answer: Answer, record: Record) -> None:
+    """Leave the record where the decision is to stand; whoever sends the answer reads it.
+
+    So nobody who does not ask pays, and a fleet of a thousand ranks can be told in slices.
+    """
+    answer.decision = cast("Decision", Record._make(record))

@@ -80,6 +80,7 @@ class Pricer:
         matched: list[tuple[int, Slots]] | None,
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
+        trust: Floats | None = None,
     ) -> tuple[int, float, int]:
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
@@ -94,20 +95,23 @@ class Pricer:
             matched: (blocks, rows) on the device, disjoint; None: nothing.
             shared: (blocks, rows) with active chains, disjoint; None: nothing.
             draw: gives a number in [0, 1) when several are the cheapest.
+            trust: by what the credit of each row of the columns is multiplied; None: 1.0.
         """
         count = rows if isinstance(rows, int) else len(rows)
-        if not 0 < count <= len(self._prefill):
+        is_short = trust is not None and len(trust) < len(self._prefill)
+        if not 0 < count <= len(self._prefill) or is_short:
             raise ValueError("rows beyond the columns")
         if not isinstance(rows, int):
             self._check(rows)
         common = None if shared is None else self._by_row(shared)
         self._matched = [] if matched is None else self._by_row(matched)
         among = slice(0, rows) if isinstance(rows, int) else rows
-        if count > FEW:
+        if count > FEW or trust is not None:
             bare = self._decode[among] + blocks
             if common is not None:
                 bare -= np.array(common, dtype=np.float64)[among]
-            prices = scale * self._raw_of_many(among, isl_tokens, block_size, credit, track) + bare
+            raw = self._raw_of_many(among, isl_tokens, block_size, credit, track, trust)
+            prices = scale * raw + bare
             at = cheapest(prices, draw)
             return self._row(rows, at), float(prices[at]), int(bare[at])
         # as numbers of Python: up to so many rows there is less to fetch than with columns
@@ -148,6 +152,7 @@ class Pricer:
         block_size: int,
         credit: float,
         track: bool,  # noqa: FBT001
+        trust: Floats | None,
     ) -> Floats:
         """Return the prefill blocks of each row, less what is credited, at least 0."""
         prefill = self._prefill[among]
@@ -155,10 +160,12 @@ class Pricer:
             return (prefill + isl_tokens) / block_size if track else np.zeros(len(prefill))
         device = np.array(self._matched, dtype=np.float64)[among]
         raw: Floats = np.zeros(len(prefill))
+        cached, credited = device * block_size, credit * device
+        if trust is not None:
+            cached, credited = np.floor(cached * trust[among]), credited * trust[among]
         if track:
-            tokens = np.maximum(device * block_size, isl_tokens)
-            raw = (prefill + tokens) / block_size
-        return np.maximum(raw - credit * device, 0.0)
+            raw = (prefill + np.maximum(cached, isl_tokens)) / block_size
+        return np.maximum(raw - credited, 0.0)
 
     def matched_at(self, row: int) -> int:
         """Blocks that `matched` of the last call gave a row."""

@@ -16,7 +16,7 @@ from select_service.core.columns import no_floats
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.core.tiers import Matches
-    from select_service.core.columns import Floats, Rows
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.ledger import Ledger
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
@@ -37,11 +37,13 @@ class Projection(NamedTuple):
     decode: Floats  # active decode blocks with the prompt's new blocks
     overlap: Overlap | None  # of the candidates; None: nothing matched anywhere
     matched: Overlap | None  # of every slot
-    cached_tokens: Floats  # tier-weighted tokens that need no prefill
+    cached_tokens: Floats  # tier-weighted tokens that need no prefill, as far as is believed
     has_lower_tiers: bool
     isl_tokens: int
     block_size: int
     cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
+    trust: Floats | None = None  # how far `overlap` is believed; None: altogether
+    shared: list[tuple[int, Slots]] | None = None  # blocks in active chains, slots, disjoint
 
 
 def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
@@ -72,29 +74,41 @@ def cached_tokens(
     return np.floor(blocks * block_size + 0.5)
 
 
-def project(
+def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
     ledger: Ledger,
     index: KvIndex,
     prompt: Prompt,
     rows: Rows,
     weights: Weights,
     matches: Matches | None = None,
+    trust: Floats | None = None,
 ) -> Projection:
-    """Project the prompt on the given rows (slots); what it finds, if somebody looked already."""
+    """Project the prompt on the given rows (slots); what it finds, if somebody looked already.
+
+    With `trust`, a factor by slot, only so much of what is cached is expected to be there; the
+    overlap stays what the index says.
+    """
     if matches is None:
         matches = index.find_matches(prompt.block_hashes)
     decode = ledger.decode[rows] + prompt.blocks
+    shared = None
     if ledger.blocks.begins(prompt.first_hash):
-        shared = ledger.shared_blocks(prompt.sequence_hashes)
+        shared = ledger.shared_groups(prompt.sequence_hashes)
         if shared is not None:
-            decode -= shared[rows]
+            decode -= ledger.column_of(shared)[rows]
     overlap, has_lower = matched(index, matches)
     prefill = ledger.prefill[rows]
     if overlap is None:
-        cached, taken = no_floats(len(prefill)), None
+        cached, taken, trust = no_floats(len(prefill)), None, None
     else:
         taken = Overlap(overlap.device[rows], overlap.host[rows], overlap.disk[rows])
         cached = cached_tokens(taken, weights, index.block_size, has_lower_tiers=has_lower)
+        if trust is not None:
+            trust = trust[rows]
+            cached = np.floor(cached * trust)
     size, isl_tokens = index.block_size, prompt.isl_tokens
     within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
-    return Projection(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within)
+    return Projection(
+        *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, trust),
+        shared,
+    )

@@ -15,6 +15,7 @@ from sortedcontainers import SortedKeyList
 if TYPE_CHECKING:
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.fair_queue import Waiting
+    from select_service.core.admission.gate import Decision
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
@@ -33,6 +34,7 @@ class Ticket:
         "cached_tokens",
         "fingerprint",
         "holders",
+        "judged",
         "key",
         "partition",
         "place",
@@ -65,9 +67,10 @@ class Ticket:
         self.cached_tokens = 0
         self.answer: Answer | ServiceError | None = None
         """Once it waits no longer."""
-        self.since = 0.0  # when it began to wait
+        self.since = -1.0  # when it began to wait; below 0: it did not
         self.until = math.inf  # then it has waited too long
         self.ask: Ask | None = None  # what the gate was asked, if there is one
+        self.judged: tuple[Ask, Decision] | None = None  # and what it said last
         self.waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
         self.place: int | None = None  # the full worker whose waiting place it holds
 

@@ -33,6 +33,10 @@ class Reader:
         self.config = config
         self.schedulable = 0
         """Workers, in the whole process."""
+        self.strayed = 0
+        """Requests for a scope without workers while others had some."""
+        self.strayed_to: Scope | None = None
+        """Where the last of them went."""
         self._partitions = partitions
         self._weights = weights_in_force(config, None)
 
@@ -75,6 +79,8 @@ class Reader:
         scope = request.scope
         partition = self._partitions.get(scope)
         if partition is None or not partition.workers:
+            self.strayed += 1
+            self.strayed_to = scope
             raise NoSchedulableWorker.in_scope(scope)
         return partition
 

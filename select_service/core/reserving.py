@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from select_service.core.prompt import Prompt
     from select_service.core.reading import Reader
     from select_service.core.shared_leases import SharedLeases
+    from select_service.core.trusting import Trusting
     from select_service.core.waiting_room import WaitingRoom
     from select_service.types import (
         BatchRequest,
@@ -73,6 +74,7 @@ class Reserving:
         limits: CoreLimits,
         admitting: Admitting,
         pairs: Pairs,
+        trusting: Trusting,
         new_id: Callable[[], str],
     ) -> None:
         self._reader = reader
@@ -82,6 +84,7 @@ class Reserving:
         self._limits = limits
         self._admitting = admitting
         self._pairs = pairs
+        self._trusting = trusting
         self._new_id = new_id
 
     def reserve(
@@ -173,12 +176,20 @@ class Reserving:
             track = track and request.track_prefill_tokens
         return (prompt.isl_tokens if track else 0), track
 
-    def prefill_complete(self, name: str, now: float) -> Effects:
+    def prefill_complete(self, name: str, now: float, cached_tokens: int | None = None) -> Effects:
         """The prompt is computed: its prefill tokens leave, its blocks stay. Repeatable.
 
+        Args:
+            name: its reservation_id or selection_id, or a pair's.
+            now: monotonic seconds.
+            cached_tokens: how much of it the engine has found cached, if it says so.
+
         Raises:
+            InvalidField: more than the prompt is long.
             ReservationNotFound: nothing live has that id.
         """
+        if cached_tokens is not None:
+            self._trusting.hear(name, cached_tokens, now)
         of_pair = self._pairs.prefill_complete(name, now)
         partition, effects = of_pair or self._desk.prefill_complete(name, now)
         if partition is None:
@@ -230,7 +241,7 @@ class Reserving:
             if isinstance(operation, BatchFree):
                 effects = self.free(name, now)
             elif isinstance(operation, BatchPrefillComplete):
-                effects = self.prefill_complete(name, now)
+                effects = self.prefill_complete(name, now, operation.cached_tokens)
             else:
                 effects = self.output_block(name, operation.decay_fraction, now, operation.count)
         except ServiceError as refusal:

@@ -72,7 +72,7 @@ def costs(projection: Projection, weights: Weights) -> Floats:
 
     raw      = track ? (P + max(isl - cached, 0) + cached) / block_size : 0
     decay    = 1 / (1 + credit_decay · (P - min P)/block_size / ceil(isl/block_size))
-    adjusted = max(0, raw - (credit·decay·device + host_weight·host + disk_weight·disk))
+    adjusted = max(0, raw - trust·(credit·decay·device + host_weight·host + disk_weight·disk))
     cost     = prefill_load_scale · adjusted + decode blocks with this prompt
     """
     prefill, block_size = projection.prefill, projection.block_size
@@ -102,6 +102,8 @@ def costs(projection: Projection, weights: Weights) -> Floats:
         credited = (
             credited + weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
         )
+    if projection.trust is not None:
+        credited = credited * projection.trust
     adjusted = np.maximum(raw - credited, 0.0)
     if weights.prefill_load_scale != 1.0:
         adjusted *= weights.prefill_load_scale

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from select_service.core.placing import Placing
     from select_service.core.reading import Reader
     from select_service.core.waiting_room import WaitingRoom
-    from select_service.types import SelectRequest
+    from select_service.types import PairSelection, Selection, SelectRequest
 
 _SELECT: Final = "select"
 _BOOK: Final = "select_and_reserve"
@@ -62,11 +62,13 @@ class Selecting:
         Raises:
             ServiceError: as in contract 2 and 3, and what the gate refuses.
         """
+        ticket = None
         try:
             partition, prompt, weights = self._reader.selection(request)
-            return self._enter(Ticket(partition, request, prompt, weights, None, b""), now)
+            ticket = Ticket(partition, request, prompt, weights, None, b"")
+            return self._enter(ticket, now)
         except ServiceError as refusal:
-            self._placing.count_refusal(refusal)
+            self._placing.refuse(ticket, refusal, now)
             raise
 
     def select_and_reserve(
@@ -82,29 +84,34 @@ class Selecting:
         Raises:
             ServiceError: as in contract 2 to 4, and what the gate refuses.
         """
+        ticket = None
         try:
-            return self._select_and_reserve(request, now, unknown)
+            partition, prompt, weights = self._reader.selection(request)
+            fingerprint = b""
+            if request.reservation_id is not None:
+                fingerprint = fingerprint_of(request, unknown)
+                known = self._desk.repeated_selection(request.reservation_id, fingerprint)
+                if known is not None:
+                    return self._again(request, known), NOTHING
+            self._desk.check_room(request)
+            if request.fairness_id is not None:
+                self._admitting.check_fairness_id(request.fairness_id)
+            if request.lease_id is not None or request.ttl_s is not None:
+                self._desk.terms(request)
+            name = self.new_id() if request.reservation_id is None else request.reservation_id
+            ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
+            return self._enter(ticket, now)
         except ServiceError as refusal:
-            self._placing.count_refusal(refusal)
+            self._placing.refuse(ticket, refusal, now)
             raise
 
-    def _select_and_reserve(
-        self, request: SelectAndReserveRequest, now: float, unknown: bytes
-    ) -> tuple[Answer | Ticket, Effects]:
-        partition, prompt, weights = self._reader.selection(request)
-        fingerprint = b""
-        if request.reservation_id is not None:
-            fingerprint = fingerprint_of(request, unknown)
-            known = self._desk.repeated_selection(request.reservation_id, fingerprint)
-            if known is not None:
-                return known, NOTHING
-        self._desk.check_room(request)
-        if request.fairness_id is not None:
-            self._admitting.check_fairness_id(request.fairness_id)
-        if request.lease_id is not None or request.ttl_s is not None:
-            self._desk.terms(request)
-        name = self.new_id() if request.reservation_id is None else request.reservation_id
-        return self._enter(Ticket(partition, request, prompt, weights, name, fingerprint), now)
+    def _again(
+        self, request: SelectAndReserveRequest, known: Selection | PairSelection | Ticket
+    ) -> Answer | Ticket:
+        """Return what was answered before, or the ticket that is waited for."""
+        if isinstance(known, Ticket):
+            return known
+        return self._placing.repeated(request, known) if request.explain else known
 
     def _enter(self, ticket: Ticket, now: float) -> tuple[Answer | Ticket, Effects]:
         """Place a request, or let it wait; where there is a gate, it is asked first."""
@@ -144,12 +151,12 @@ class Selecting:
             matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
             if not matches.empty:
                 ask = _measured(ticket, ask, rows, matches)
-        ask, decision = keeper.judge(ticket, ask, rows, now)
+        ask, decision = ticket.judged = keeper.judge(ticket, ask, rows, now)
         gone = NOTHING
         if decision.code == AT_CAPACITY.code:
             gone = self._room.give_way(ask, keeper, rows, now)
             if gone is not NOTHING:
-                ask, decision = keeper.judge(ticket, ask, rows, now)
+                ask, decision = ticket.judged = keeper.judge(ticket, ask, rows, now)
         if decision is not gate.admitted:
             return self._turn_back(ticket, decision, ask, rows, now), gone
         usable = keeper.usable(rows)

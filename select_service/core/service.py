@@ -24,6 +24,7 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
+from select_service.core.decisions import Decisions
 from select_service.core.desk import Desk
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.inspecting import Inspecting
@@ -50,8 +51,9 @@ from select_service.core.state import (
     ThresholdRoom,
     Workers,
 )
+from select_service.core.trusting import Trusting
 from select_service.core.waiting_room import WaitingRoom
-from select_service.types import CoreLimits
+from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
     import random
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
+    from select_service.core.marks import Recorder
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
@@ -83,6 +86,9 @@ class SelectionCore:
         epoch: int = 1,
         trace_decisions: bool = False,
         admission: AdmissionSettings | None = None,
+        first_decision: int = 1,
+        recorder: Recorder | None = None,
+        trust: TrustSettings | None = None,
     ) -> None:
         """Start empty.
 
@@ -96,16 +102,20 @@ class SelectionCore:
             epoch: which life of this router id this is, from 1.
             trace_decisions: report every placement in `Effects.decided`.
             admission: who is let in at all; everybody.
+            first_decision: number of the first record of one; none of an earlier life's.
+            recorder: takes the marks of requests that are traced; None: none is.
+            trust: when what an index says counts for less.
 
         Raises:
             ValueError: those settings make no sense.
         """
-        settings = admission or AdmissionSettings()
+        settings, trust = admission or AdmissionSettings(), trust or TrustSettings()
         self.registry = registry
         self.limits = limits or CoreLimits()
         self.counters = Counters()
         self.catalog = Catalog(self.limits)
-        self.desk = Desk(self.limits, self.counters, router_id, epoch)
+        desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
+        self.desk = desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold),
@@ -113,9 +123,21 @@ class SelectionCore:
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
+            trust=trust,
         )
+        self.decisions = Decisions(
+            *(self.catalog, self.membership.stream_at),
+            count_max=self.limits.decision_ring,
+            bytes_max=self.limits.decision_ring_bytes,
+            first=first_decision,
+        )
+        self.membership.is_watched = self.decisions.is_on
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
+        self.trusting = Trusting(
+            *(trust, self.membership, self.desk.bookings, self.counters),
+            self.limits.streams_watched_per_turn_max,
+        )
         self.replicas = Replicas(
             self.limits, self.desk.announcer.claims, self.desk, self.membership
         )
@@ -127,12 +149,14 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        placing = Placing(
-            *(self.desk, cache_hits, matchmaker, self.counters, rng),
+        placing = self.placing = kind_of_placing(
+            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
-        self.selecting = Selecting(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        self.selecting = kind_of_selecting(
+            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        )
         self._open_rooms()
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.overrides = Overrides(NOTHING)
@@ -174,7 +198,7 @@ class SelectionCore:
         self.ready = registering.ready
         reserving = Reserving(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
-            *(self.admitting, self.pairs, selecting.new_id),
+            *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
@@ -199,6 +223,7 @@ class SelectionCore:
         self.loads = inspecting.loads
         self.potential_loads = inspecting.potential_loads
         self.overlap_scores = inspecting.overlap_scores
+        self.trust = self.trusting.table
         replicating = Replicating(self.replicas, self.room)
         self.replica_announce = replicating.announce
         self.replica_heard = replicating.heard
@@ -255,6 +280,8 @@ class SelectionCore:
             more |= self._keep_gate(partition, now, effects)
         more |= self.room.is_crowded
         self._close_scopes(now)
+        more |= self.trusting.keep(now)
+        effects.trusted += self.trusting.take_news()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
         return more, effects
@@ -308,7 +335,16 @@ class SelectionCore:
         self.desk.leases.check()
         self.membership.check()
         self.replicas.check()
+        self.decisions.check()
         self.room.check(self.partitions.values())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(len(p.workers) for p in self.partitions.values())
+
+
+def _rooms(recorder: Recorder | None) -> tuple[type[Desk], type[Placing], type[Selecting]]:
+    if recorder is None:
+        return Desk, Placing, Selecting
+    from select_service.core.recording import rooms_for  # noqa: PLC0415 - for who traces
+
+    return rooms_for(recorder)

@@ -160,7 +160,7 @@ class WaitingRoom:
                 self._desk.terms(request)  # has its lease ended meanwhile?
             return self._placing.place(ticket, rows, now, effects)[0]
         except ServiceError as refusal:
-            self._placing.count_refusal(refusal)
+            self._placing.refuse(ticket, refusal, now)
             return refusal
 
     def check(self, partitions: Iterable[Partition]) -> None:
@@ -192,21 +192,26 @@ class WaitingRoom:
                 verdict = EXPIRED_WAITING
                 again_s = partition.return_s(now)
                 decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
-            effects = self._refuse(ticket, decision, effects)
+            effects = self._refuse(ticket, decision, now, effects)
         for partition in partitions:
             if limit > 0 and partition.admission is not None:
                 for ticket, decision in partition.admission.expired(now, limit):
                     limit -= 1
-                    effects = self._refuse(ticket, decision, effects)
+                    effects = self._refuse(ticket, decision, now, effects)
         return effects
 
     def _refuse(
-        self, ticket: Ticket, decision: Decision, effects: Effects, rows: Rows = slice(0, 0)
+        self,
+        ticket: Ticket,
+        decision: Decision,
+        now: float,
+        effects: Effects,
+        rows: Rows = slice(0, 0),
     ) -> Effects:
         effects = Effects() if effects is NOTHING else effects
         self._stops_waiting(ticket)
         refusal = self._admitting.refusal(ticket.partition, decision, rows)
-        self._placing.count_refusal(refusal)
+        self._placing.refuse(ticket, refusal, now)
         keeper = ticket.partition.admission
         if keeper is not None:
             endpoint = endpoint_of(ticket)
@@ -220,7 +225,7 @@ class WaitingRoom:
         ticket = keeper.outranked(ask, rows, now)
         if ticket is None:
             return NOTHING
-        return self._refuse(ticket, keeper.give_way(ticket, now), NOTHING)
+        return self._refuse(ticket, keeper.give_way(ticket, now), now, NOTHING)
 
     # -- another policy ------------------------------------------------------------------------
 
@@ -266,10 +271,10 @@ class WaitingRoom:
             rows = ticket.partition.candidates(ticket.request)
         except NoEligibleWorker:
             return self._finish(ticket, now, effects)
-        ask, decision = keeper.judge(ticket, ticket.ask, rows, now)
+        ask, decision = ticket.judged = keeper.judge(ticket, ticket.ask, rows, now)
         if decision.outcome == "refuse":
             keeper.turned_away(ticket, decision.code, now)
-            return self._refuse(ticket, decision, effects, rows)
+            return self._refuse(ticket, decision, now, effects, rows)
         if decision.outcome == "wait" or not keeper.can_take(rows):
             keeper.wait(ticket, ask, rows, now)
             return effects

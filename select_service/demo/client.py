@@ -94,9 +94,10 @@ class SelectorClient:
         predicted = answer["overlap"]["dp"].get(str(rank), 0)
         return Booking(answer["worker_id"], rank, predicted)
 
-    async def prefill_complete(self, reservation_id: str) -> None:
-        """The prompt is computed."""
-        await self._call("POST", f"/reservations/{quote(reservation_id)}/prefill_complete")
+    async def prefill_complete(self, reservation_id: str, cached_tokens: int) -> None:
+        """The prompt is computed, and so much of it was cached."""
+        path = f"/reservations/{quote(reservation_id)}/prefill_complete"
+        await self._call("POST", path, {"cached_tokens": cached_tokens})
 
     async def output_block(self, reservation_id: str) -> None:
         """One more block of output."""

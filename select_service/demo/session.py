@@ -215,7 +215,8 @@ class Session:
                     predicted=predicted,
                     actual=progress.cached_blocks,
                 )
-                await self._client.prefill_complete(reservation_id)
+                cached_tokens = progress.cached_blocks * worker.shape.block_size
+                await self._client.prefill_complete(reservation_id, cached_tokens)
             elif milestone is Milestone.BLOCK_FILLED:
                 await self._client.output_block(reservation_id)
             else:

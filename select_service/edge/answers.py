@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from select_service.edge.codec import encode, encode_msgpack
+from select_service.edge.forms import Form
 from select_service.errors import ServiceError, problem, retry_after, retry_after_header
 
 if TYPE_CHECKING:
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
 
     from indexer.errors import IndexerError
 
-__all__ = ["JSON_WRITER", "ONLY_JSON", "Response", "Settling", "Status", "Writer", "msgpack_writer"]
+__all__ = [
+    "JSON_WRITER",
+    "ONLY_JSON",
+    "Feed",
+    "Response",
+    "Settling",
+    "Status",
+    "Writer",
+    "msgpack_writer",
+]
 
 _JSON: Final = (b"content-type", b"application/json")
 _VARY: Final = (b"vary", b"accept")
@@ -50,6 +60,12 @@ class Response:
         self.stream = stream
 
 
+class Feed(Response):
+    """A stream that ends with who reads it: neither a request under way nor a slow one."""
+
+    __slots__ = ()
+
+
 class Settling:
     """An answer that may be given once what it says is on disk: a matter of milliseconds."""
 
@@ -67,13 +83,17 @@ class Settling:
 class Writer:
     """Writes answers in one form."""
 
-    __slots__ = ("_done", "_encode", "_headers")
+    __slots__ = ("_done", "_encode", "_form", "_headers")
 
     def __init__(
-        self, encode: Callable[[object], bytes], headers: tuple[tuple[bytes, bytes], ...]
+        self,
+        encode: Callable[[object], bytes],
+        headers: tuple[tuple[bytes, bytes], ...],
+        form: Form = Form.JSON,
     ) -> None:
         self._encode = encode
         self._headers = headers
+        self._form = form
         self._done = encode(Status())
 
     def reply(self, answer: object, status: int = 200, warning: str | None = None) -> Response:
@@ -82,6 +102,31 @@ class Writer:
             return Response(status, self._encode(answer), self._headers)
         headers = (*self._headers, (b"warning", warning.encode()))
         return Response(status, self._encode(answer), headers)
+
+    def reply_listing(self, name: str, items: AsyncIterator[object], count: int) -> Response:
+        """Write an object with one long list in it, item by item.
+
+        Args:
+            name: of its only member.
+            items: what is in the list.
+            count: how many they are.
+        """
+        return Response(200, b"", self._headers, stream=self._list(name, items, count))
+
+    async def _list(
+        self, name: str, items: AsyncIterator[object], count: int
+    ) -> AsyncIterator[bytes]:
+        is_json = self._form is Form.JSON
+        if is_json:
+            yield b'{"%b":[' % name.encode()
+        else:
+            yield b"\x81" + self._encode(name) + b"\xdd" + count.to_bytes(4, "big")
+        comma = b""
+        async for item in items:
+            yield comma + self._encode(item)
+            comma = b"," if is_json else b""
+        if is_json:
+            yield b"]}"
 
     def done(self) -> Response:
         """Write what says nothing but that it is done."""
@@ -109,4 +154,4 @@ JSON_WRITER: Final = Writer(encode, ONLY_JSON)
 
 def msgpack_writer(name: bytes) -> Writer:
     """Return one that calls its form by this name, which the client knows it by."""
-    return Writer(encode_msgpack, ((b"content-type", name), _VARY))
+    return Writer(encode_msgpack, ((b"content-type", name), _VARY), Form.MSGPACK)

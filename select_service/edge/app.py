@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -25,9 +26,10 @@ from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
 from select_service.edge.codec import show_hashes
+from select_service.edge.console.routes import Booth
 from select_service.edge.descriptors import raise_limit
 from select_service.edge.driver import Driver
-from select_service.edge.fast_lane import fast_lane, status_line
+from select_service.edge.fast_lane import FastLane, fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
 from select_service.edge.late import load, load_in_turns
@@ -49,12 +51,17 @@ if TYPE_CHECKING:
     from select_service.edge.keeper import Keeper
     from select_service.edge.metrics import Metrics
     from select_service.edge.protocol import GuardedProtocol
+    from select_service.edge.tracing import Tracing
 
 __all__ = ["Server", "create_app", "create_door", "create_driver", "serve"]
 
 _log = logging.getLogger("select_service")
 
 _TICKS_PER_S: Final = 10  # uvicorn's
+TRACED_SWITCH_S: Final = 0.0005
+"""How long the thread that exports spans may keep the loop waiting; Python's default is ten times
+that."""
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -76,9 +83,27 @@ def create_driver(settings: Settings) -> Driver:
         ready_timeout_s=settings.ready_timeout_s,
         admission=settings.admission,
         reach=settings.reach,
+        tracing=_tracing(settings),
+        doctor_limits=settings.doctor_limits,
+        trust=settings.trust,
     )
     service.discovery = _discovery(settings, service)
     return service
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    if settings.tracing == "none":
+        return None
+    from select_service.edge.tracing import (  # noqa: PLC0415 - for who traces
+        TracingUnavailableError,
+        create_tracing,
+    )
+
+    try:
+        return create_tracing(settings)
+    except TracingUnavailableError as error:  # a service without traces is better than none
+        _log.error("nothing is traced: %s", error)
+        return None
 
 
 def _keeper(settings: Settings) -> Keeper | None:
@@ -142,15 +167,33 @@ def create_door(
         reloading=reloading,
         json_depth_max=settings.json_depth_max,
     )
-    door = Door(
-        api,
-        traffic,
-        max_body_bytes=settings.max_body_bytes,
-        access_log=settings.access_log,
-    )
+    booth: Booth | None = None
+    if not settings.no_console:
+        booth = Booth(service, traffic, clients_max=settings.console_clients_max)
+    bytes_max, access_log = settings.max_body_bytes, settings.access_log
+    if service.tracing is None:
+        door = Door(api, traffic, max_body_bytes=bytes_max, access_log=access_log, booth=booth)
+    else:
+        from select_service.edge.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
+
+        door = TracedDoor(
+            *(api, traffic, service.tracing),
+            max_body_bytes=bytes_max,
+            access_log=access_log,
+            booth=booth,
+        )
     door.reloading = reloading
     reloading.followers.append(door.follow)
     return door, traffic
+
+
+def _lane(door: Door) -> type[FastLane]:
+    """Return the protocol that goes with a door."""
+    if type(door) is Door:
+        return FastLane
+    from select_service.edge.traced_door import TracedLane  # noqa: PLC0415 - for who traces
+
+    return TracedLane
 
 
 @functools.cache
@@ -167,7 +210,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
         settings: what to do.
         layers: who said so, for what may change while we run.
     """
-    logs.configure(settings.log_format, settings.log_level, access_log=settings.access_log)
+    _configure_logs(settings)
     for warning in settings.router.warnings:
         _log.warning(warning)
     for complaint in complaints():
@@ -181,6 +224,17 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
         return 1
     with entrances, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(settings, layers, entrances))
+
+
+def _configure_logs(settings: Settings) -> None:
+    ids = None
+    if settings.tracing != "none":
+        from select_service.edge.tracing import HERE  # noqa: PLC0415 - for who traces
+
+        sys.setswitchinterval(TRACED_SWITCH_S)
+        ids = HERE.get
+    form, level = settings.log_format, settings.log_level
+    logs.configure(form, level, access_log=settings.access_log, ids=ids)
 
 
 async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances) -> int:
@@ -258,7 +312,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 door,
-                http=fast_lane(door, limits, traffic.connections),
+                http=fast_lane(door, limits, traffic.connections, _lane(door)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -288,6 +342,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._entrances.appear()
+        self._door.enter(asyncio.get_running_loop())
         self._loading = asyncio.get_running_loop().create_task(load_in_turns())
 
     @override

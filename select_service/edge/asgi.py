@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.errors import IndexerError
-from select_service.edge.answers import JSON_WRITER, Response, Settling, msgpack_writer
+from select_service.edge.access_log import log_access, short
+from select_service.edge.answers import JSON_WRITER, Feed, Response, Settling, msgpack_writer
 from select_service.edge.forms import Form, answer_type, form_of
 from select_service.edge.http import ROUTES, Api, Handler, Request
 from select_service.edge.routing import Route, Router
 from select_service.edge.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.errors import (
     BodyTooLarge,
+    HttpVersionTooOld,
     MethodNotAllowed,
     ServiceError,
     ShuttingDown,
@@ -27,17 +30,17 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from select_service.config import Settings
+    from select_service.edge.console.routes import Booth
     from select_service.edge.reloading import Reloading
 
 __all__ = ["HANDED_OVER", "Call", "Door", "Head"]
 
 _log = logging.getLogger("select_service.http")
-_access_log = logging.getLogger("select_service.access")
 
 HANDED_OVER: Final = "select_service.answer"
 """Key of the scope: a response the carrier got from `Door.answer_now` and cannot write itself."""
@@ -71,18 +74,35 @@ class Door:
     """The ASGI application that serves every request of the API."""
 
     def __init__(
-        self, api: Api, traffic: Traffic, *, max_body_bytes: int, access_log: bool = False
+        self,
+        api: Api,
+        traffic: Traffic,
+        *,
+        max_body_bytes: int,
+        access_log: bool = False,
+        booth: Booth | None = None,
     ) -> None:
+        """Open the door.
+
+        Args:
+            api: answers.
+            traffic: counts.
+            max_body_bytes: longer ones are refused.
+            access_log: whether every request is logged.
+            booth: of the console, if there is one.
+        """
         self._api = api
+        self._booth = booth
         self._apis: dict[tuple[Form, bytes | None], Api] = {
             (Form.JSON, None): api
         }  # others are made when somebody speaks so
-        self._router: Router[Handler] = Router(ROUTES)
+        routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
+        self._router: Router[Handler] = Router(routes)
         self._traffic = traffic
-        self._stats = {id(route): _stats_of(traffic, route) for route in ROUTES}
+        self._stats = {id(route): _stats_of(traffic, route) for route in routes}
         self._max_body_bytes = max_body_bytes
         self._access_log = access_log
-        self._plain_lines = {} if access_log else _plain_lines()
+        self._plain_lines = {} if access_log else _plain_lines(routes)
         self._leaving = asyncio.Event()
         self.reloading: Reloading
         """Set by who makes the door."""
@@ -91,9 +111,21 @@ class Door:
         """Take bodies as long as the settings say from now on."""
         self._max_body_bytes = settings.max_body_bytes
 
+    def enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The process has begun to serve."""
+        if self._booth is not None:
+            self._booth.start(loop)
+
     def leave(self) -> None:
         """Send waiting requests away and cut streams: the process is about to end."""
         self._leaving.set()
+        if self._booth is not None:
+            self._booth.close()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the process is about to end."""
+        return self._leaving.is_set()
 
     # -- at once -------------------------------------------------------------------------------
 
@@ -138,7 +170,7 @@ class Door:
         route = call.route
         if head.length > self._max_body_bytes:
             return False
-        if head.is_readable or route.takes is None:
+        if head.is_readable or route.takes is None or route.body_lenient:
             return True
         return route.body_optional and not head.has_type and not head.length
 
@@ -186,8 +218,9 @@ class Door:
             raise RuntimeError(f"no {scope['type']} here")
         started = perf_counter()
         self._traffic.in_flight += 1
-        stats, status = self._traffic.unmatched, CLIENT_GONE
+        stats, status, ended = self._traffic.unmatched, CLIENT_GONE, None
         head = self._head_in(scope)
+        response: Response | None = None
         try:
             method, raw_path = scope["method"], scope.get("raw_path") or scope["path"].encode()
             try:
@@ -203,13 +236,16 @@ class Door:
             status = response.status
             if self._leaving.is_set() or _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
+            if isinstance(response, Feed):
+                ended = perf_counter()  # it lasts as long as somebody looks: that is not our time
+                self._traffic.in_flight -= 1
             await self._respond(response, scope, receive, send)
         finally:
-            seconds = perf_counter() - started
-            self._traffic.in_flight -= 1
+            self._traffic.in_flight -= ended is None
+            seconds = (ended or perf_counter()) - started
             stats.observe(status, seconds)
             if self._access_log:
-                _log_access(scope, status, seconds)
+                log_access(scope, status, seconds, response)
 
     def _head_in(self, scope: Scope) -> Head:
         content_type, accept, length = None, None, 0
@@ -227,14 +263,27 @@ class Door:
         if answer is None:
             route = call.route
             bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
-            body = b"" if bare else await self._read_body(head, receive)
-            answer = head.api.do(route, Request(call.params, call.query, body))
+            body = b"" if bare else await self._read_body(call.route, head, receive)
+            answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not
         return answer if isinstance(answer, Response) else await self._wait(answer, receive)
 
-    async def _read_body(self, head: Head, receive: Receive) -> bytes:
-        if not head.is_readable:
+    def _do(
+        self,
+        call: Call,
+        head: Head,
+        body: bytes,
+        scope: Scope,  # noqa: ARG002 - for who traces
+    ) -> Response | Awaitable[Response]:
+        """Do what a request asks for, whose body is whole. Never raises."""
+        try:
+            return head.api.do(call.route, Request(call.params, call.query, body))
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the process
+            return self._fault(error, head.api, call.route.method, call.path)
+
+    async def _read_body(self, route: Route[Handler], head: Head, receive: Receive) -> bytes:
+        if not (head.is_readable or route.body_lenient):
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
         limit = self._max_body_bytes
         if head.length > limit:
@@ -293,6 +342,10 @@ class Door:
         """Send a stream piece by piece; HTTP/1.0, which has no pieces, gets it whole."""
         assert response.stream is not None
         if scope.get("http_version") == "1.0":
+            if isinstance(response, Feed):
+                why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
+                await self._respond(JSON_WRITER.refusal(why), scope, receive, send)
+                return
             response.body = b"".join([piece async for piece in response.stream])
             response.stream = None
             await self._respond(response, scope, receive, send)
@@ -308,6 +361,8 @@ class Door:
             gone = group.create_task(_until_gone(receive))
             complete = await self._pass_on(response.stream, gone, send)
             gone.cancel()
+        if isinstance(response, Feed) and isinstance(response.stream, AsyncGenerator):
+            await response.stream.aclose()  # who reads no more is counted no more, at once
         if complete:  # otherwise the missing last piece tells the client that it has not all
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -333,18 +388,18 @@ class Door:
                 response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
             return response
         self._traffic.crashes += 1
-        where = {"method": method[:16], "path": _short(raw_path)}
+        where = {"method": method[:16], "path": short(raw_path)}
         _log.error("request failed", extra=where, exc_info=error)
         return api.writer.refusal(ServiceError("internal error"))
 
 
-def _plain_lines() -> dict[bytes, Call]:
+def _plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:
     """Return the calls of all request lines without parameters and queries."""
     return {
         b"%b %b HTTP/1.1" % (route.method.encode(), path := route.pattern.encode()): Call(
             route, (), b"", path
         )
-        for route in ROUTES
+        for route in routes
         if "{" not in route.pattern
     }
 
@@ -381,21 +436,3 @@ async def _until_gone(receive: Receive) -> None:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is longer than {limit} bytes")
-
-
-def _short(raw_path: bytes) -> str:
-    return raw_path[:128].decode("ascii", "backslashreplace")
-
-
-def _log_access(scope: Scope, status: int, seconds: float) -> None:
-    client = scope.get("client")
-    _access_log.info(
-        "request",
-        extra={
-            "method": scope["method"][:16],
-            "path": _short(scope.get("raw_path") or b""),
-            "status": status,
-            "ms": round(seconds * 1e3, 3),
-            "client": client[0] if client else None,
-        },
-    )

@@ -12,7 +12,8 @@ import logging
 import math
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -26,6 +27,7 @@ from select_service.core.discovery import API
 from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.doctor_types import DoctorLimits
 from select_service.edge.batches import Batches
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import (
@@ -36,6 +38,7 @@ from select_service.edge.readiness import (
     LedgersApplied,
     Readiness,
 )
+from select_service.edge.telling import Teller
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.edge.recovery import Recovery
     from indexer.types import (
+        LinkState,
         PackedHashes,
         ReachSettings,
         RecoveryLimits,
@@ -62,13 +66,15 @@ if TYPE_CHECKING:
         WorkerMetricsAnswer,
     )
     from select_service.config import Settings
-    from select_service.core.effects import Effects, Listen
+    from select_service.core.effects import Effects, Listen, TrustNews
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
+    from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
     from select_service.edge.replicas import Replicas
+    from select_service.edge.tracing import Tracing
     from select_service.edge.warm_start import WarmStart
     from select_service.types import (
         Answer,
@@ -92,10 +98,14 @@ if TYPE_CHECKING:
         SelectAndReserveRequest,
         SelectPairRequest,
         SelectRequest,
+        TrustSettings,
+        TrustTable,
         WorkerPatch,
         WorkerRecord,
         WorkerSpec,
     )
+
+S = TypeVar("S", bound="SelectRequest")
 
 _log = logging.getLogger("select_service")
 _encode = msgspec.json.Encoder().encode
@@ -105,6 +115,9 @@ READY_TIMEOUT_S = 120.0
 
 HOUSEKEEPING_S = 1.0
 """Between turns when nothing is left over: how late an expiry may be."""
+
+EXAMINED_AFTER_S = 5.0
+"""From the start to the first examination: what it needs is loaded then, and some is there."""
 
 DUMP_SLICE_S = 0.0003
 """How long /dump may hold the loop before it lets requests through."""
@@ -120,7 +133,7 @@ DUMP_COMPANY_S = 0.1
 class Driver:
     """One core, its clock and its sockets; only a waiting selection is ever awaited."""
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(  # noqa: PLR0913, PLR0915 - settings, keyword only, and a line for each
         self,
         config: RouterConfig | None = None,
         *,
@@ -137,6 +150,9 @@ class Driver:
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
         reach: ReachSettings | None = None,
+        tracing: Tracing | None = None,
+        doctor_limits: DoctorLimits | None = None,
+        trust: TrustSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -157,11 +173,14 @@ class Driver:
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
             reach: where connections may lead.
+            tracing: of some requests; `close` closes it.
+            doctor_limits: how often it is looked whether something is wired wrong.
+            trust: when what an index says counts for less.
             seed: for ties and temperatures; None: from the system.
             clock: monotonic seconds.
 
         Raises:
-            ValueError: the settings of admission, or of where to connect, make no sense.
+            ValueError: the settings of admission, trust, or of where to connect, make no sense.
         """
         self.addresses = Addresses(reach, clock=clock)
         rng = random.Random(seed)  # noqa: S311 - ties, not secrets
@@ -180,8 +199,12 @@ class Driver:
             epoch=1 if keeper is None else keeper.epoch,
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
             admission=admission,
+            recorder=None if tracing is None else tracing.recorder,
+            trust=trust,
+            first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
         )
-        self.keeper = keeper
+        self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
+        self.keeper, self.tracing = keeper, tracing
         self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
         self._replica_limits = replica_limits or ReplicaLimits()
@@ -217,6 +240,9 @@ class Driver:
         self._listeners: Listeners | None = None
         self._waiting: dict[Ticket, list[asyncio.Future[Answer]]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
+        self._doctor_limits = doctor_limits or DoctorLimits()
+        self._doctor: Doctor | None = None
+        self._examining: asyncio.Task[None] | None = None
         self._has_namesake = False
         self._deadline: tuple[float, asyncio.TimerHandle] | None = None
         self._hurry = asyncio.Event()
@@ -259,6 +285,8 @@ class Driver:
             )
             await self.replicas.pulls.warm_up()
             self._register_again(self.replicas)
+        if self.tracing is not None:
+            self.tracing.start()
         loop = asyncio.get_running_loop()
         self.readiness.start()
         if self.recovery is not None:
@@ -266,6 +294,8 @@ class Driver:
         if self.warm_start is not None:
             self.warm_start.start(self.core.membership.sources)
         self._housekeeper = loop.create_task(self._keep_house())
+        if self._doctor_limits.interval_s:
+            self._examining = loop.create_task(self._examine())
         if self.discovery is not None:
             self.discovery.start()
 
@@ -278,11 +308,11 @@ class Driver:
         self._wake_at(math.inf)
         self.load_topic.close()
         await self._batches.close()
-        for task in (self._recovering, self._housekeeper):
+        for task in (self._recovering, self._housekeeper, self._examining):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self._recovering = self._housekeeper = None
+        self._recovering = self._housekeeper = self._examining = None
         if self.warm_start is not None:
             await self.warm_start.close()
         if self._listeners is not None:
@@ -294,6 +324,8 @@ class Driver:
         self.addresses.close()
         if self.keeper is not None:
             await self.keeper.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def _send_away(self) -> None:
         for futures in self._waiting.values():
@@ -330,6 +362,10 @@ class Driver:
         """Take back a booking that nobody has been told of."""
         if self.core.desk.bookings.live(reservation_id) is not None:
             self._carry_out(self.core.free(reservation_id, self._clock()))
+
+    def now(self) -> float:
+        """Return the monotonic seconds that everything here is told."""
+        return self._clock()
 
     async def settle(self) -> None:
         """Wait until everything done so far may be acknowledged (embedding; HTTP has its own way).
@@ -436,6 +472,42 @@ class Driver:
         state = UNSET if self.keeper is None else self.keeper.status()
         return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for, state)
 
+    # -- the doctor ----------------------------------------------------------------------------
+
+    async def ready_verbose(self) -> Ready:
+        """GET /ready?verbose=true: what is wired wrong as well."""
+        report = await self.doctor().report()
+        return msgspec.structs.replace(
+            self.ready(),
+            findings=report.findings,
+            findings_left_out=report.left_out or UNSET,
+        )
+
+    def doctor(self) -> Doctor:
+        """Return who examines the fleet."""
+        if self._doctor is None:
+            from select_service.edge.doctor import Doctor  # noqa: PLC0415 - see `late`
+
+            self._doctor = Doctor(
+                *(self.core, self._doctor_limits),
+                link_of=self._link_of,
+                peers=lambda: [] if self.replicas is None else self.replicas.subscriptions.links(),
+                clock=self._clock,
+            )
+        return self._doctor
+
+    @property
+    def diagnosed(self) -> Doctor | None:
+        """Who examines the fleet, once there was reason to."""
+        return self._doctor
+
+    def _link_of(self, stream: EventStream) -> LinkState | None:
+        return None if self._listeners is None else self._listeners.link(stream)
+
+    async def _examine(self) -> None:
+        await asyncio.sleep(min(EXAMINED_AFTER_S, self._doctor_limits.interval_s))
+        await self.doctor().watch()
+
     # -- selection -----------------------------------------------------------------------------
 
     def select_now(self, request: SelectRequest) -> Answer | Ticket:
@@ -465,22 +537,43 @@ class Driver:
         self._carry_out(effects)
         return answer
 
+    @cached_property
+    def teller(self) -> Teller:
+        """Who tells decisions."""
+        transfer_cost = self.core.reader.config.kv_transfer_cost_per_block
+        return Teller(self.core.decisions, self._clock, transfer_cost)
+
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
-        answer = self.select_now(request)
-        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+        return await self._given(self.select_now, request)
+
+    async def _given(self, verb: Callable[[S], Answer | Ticket], request: S) -> Answer:
+        """Wait if need be, and tell the decision if that was asked for."""
+        try:
+            answer = verb(request)
+            given = await self.wait(answer) if isinstance(answer, Ticket) else answer
+        except ServiceError as error:
+            await self.teller.finish_refusal(error)
+            raise
+        if not request.explain and given.decision is UNSET:
+            return given
+        return await self.teller.finish(given, request)
 
     async def select_and_reserve(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer:
         """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
-        answer = self.select_and_reserve_now(request, unknown)
-        return _legible(await self.wait(answer) if isinstance(answer, Ticket) else answer)
+        verb = partial(self.select_and_reserve_now, unknown=unknown)
+        return _legible(await self._given(verb, request))
 
     async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
         """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
-        answer = self.select_pair_now(request, unknown)
-        return await self.wait(answer) if isinstance(answer, Ticket) else answer
+        return await self._given(partial(self.select_pair_now, unknown=unknown), request)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait here for an answer."""
+        return len(self._waiting)
 
     async def wait(self, ticket: Ticket) -> Answer:
         """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
@@ -548,9 +641,9 @@ class Driver:
         self._carry_out(effects)
         return answer
 
-    def prefill_complete(self, reservation_id: str) -> None:
+    def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
-        self._carry_out(self.core.prefill_complete(reservation_id, self._clock()))
+        self._carry_out(self.core.prefill_complete(reservation_id, self._clock(), cached_tokens))
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """POST /reservations/{id}/output_block."""
@@ -658,6 +751,10 @@ class Driver:
         """POST /overlap_scores."""
         return self.core.overlap_scores(request)
 
+    def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
+        """GET /trust."""
+        return self.core.trust(model_name, tenant_id)
+
     async def dump(self) -> AsyncIterator[bytes]:
         """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds."""
         opening, counters = b"{", self.core.counters
@@ -727,8 +824,11 @@ class Driver:
         self._answer(effects)
         if self.replicas is not None:
             self.replicas.carry_out(effects)
-        for placement in effects.decided:
-            _log.debug("Selected worker", extra=_decision_facts(placement))
+        for placement, ticket in effects.decided:
+            with contextlib.nullcontext() if self.tracing is None else self.tracing.about(ticket):
+                _log.debug("Selected worker", extra=_decision_facts(placement) | _ids_of(ticket))
+        for news in effects.trusted:
+            _tell_trust(news)
 
     def _answer(self, effects: Effects) -> None:
         if effects.more:
@@ -769,6 +869,22 @@ def _differing(before: msgspec.Struct, after: msgspec.Struct) -> dict[str, objec
     }
 
 
+def _tell_trust(news: TrustNews) -> None:
+    facts = {
+        "worker_id": news.rank.worker_id,
+        "dp_rank": news.rank.dp_rank,
+        "model_name": news.scope.model_name,
+        "tenant_id": news.scope.tenant_id,
+        "trust": round(news.trust, 4),
+        "missing_share": round(news.missing_share, 4),
+        "reasons": ",".join(news.reasons),
+    }
+    if news.reasons:
+        _log.warning("a rank's index counts for less", extra=facts)
+    else:
+        _log.info("a rank's index counts in full again", extra=facts)
+
+
 def _router_id(keeper: Keeper | None, rng: random.Random) -> int:
     return rng.getrandbits(64) | 1 if keeper is None else keeper.router_id
 
@@ -791,6 +907,14 @@ def _resolve(future: asyncio.Future[Answer], answer: Answer | ServiceError | Non
         future.set_exception(answer or ShuttingDown())
     else:
         future.set_result(answer)
+
+
+def _ids_of(ticket: Ticket) -> dict[str, str]:
+    ids = {
+        "selection_id": ticket.request.selection_id,
+        "reservation_id": ticket.reservation_id,
+    }
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _decision_facts(placement: Placement) -> dict[str, Any]:

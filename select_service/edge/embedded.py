@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from select_service.admission_types import AdmissionSettings
+    from select_service.decision_types import Decision
+    from select_service.edge.telling import Wanted
     from select_service.types import (
         Answer,
         BatchRequest,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
         SelectAndReserveRequest,
         SelectPairRequest,
         SelectRequest,
+        TrustSettings,
+        TrustTable,
         WorkerPatch,
         WorkerRecord,
         WorkerSpec,
@@ -63,6 +67,7 @@ class SelectionService:
         state_dir: str | Path | None = None,
         strict: bool = True,
         admission: AdmissionSettings | None = None,
+        trust: TrustSettings | None = None,
         seed: int | None = None,
     ) -> None:
         """Build the service; sockets open when the context is entered.
@@ -76,6 +81,7 @@ class SelectionService:
                 Taken at once, given back when the context is left.
             strict: a verb that changes something returns once that is on disk.
             admission: who is let in at all; None: everybody.
+            trust: when what an index says counts for less; None: as without flags.
             seed: for ties and temperatures; None: from the system.
 
         Raises:
@@ -89,6 +95,7 @@ class SelectionService:
             replica_sync_port=replica_sync_port,
             keeper=keeper,
             admission=admission,
+            trust=trust,
             snapshot_limits=SnapshotLimits(),
             seed=seed,
         )
@@ -154,10 +161,10 @@ class SelectionService:
         self._check_writable()
         return await self._settled(self.driver.reserve(request))
 
-    async def prefill_complete(self, reservation_id: str) -> None:
-        """The prompt is computed; POST /reservations/{id}/prefill_complete."""
+    async def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
+        """The prompt is computed, so much of it was cached; POST …/prefill_complete."""
         self._check_writable()
-        self.driver.prefill_complete(reservation_id)
+        self.driver.prefill_complete(reservation_id, cached_tokens)
         await self.driver.settle()
 
     async def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
@@ -214,6 +221,22 @@ class SelectionService:
     async def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
         """Return what every rank holds of this prompt; POST /overlap_scores."""
         return self.driver.overlap_scores(request)
+
+    async def decision(self, name: str) -> Decision:
+        """Return what decided a selection; GET /decisions/{id}. Raises DecisionNotFound."""
+        return await self.driver.teller.tell(self.driver.teller.find(name))
+
+    async def decisions(self, wanted: Wanted) -> list[Decision]:
+        """Return the last decisions, newest first; GET /decisions."""
+        teller = self.driver.teller
+        records = await teller.matching(wanted)
+        return [one async for one in teller.each(records, candidates=wanted.candidates)]
+
+    async def trust(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> TrustTable:
+        """Return how far every rank's index is believed; GET /trust."""
+        return self.driver.trust(model_name, tenant_id)
 
     def dump(self) -> AsyncIterator[bytes]:
         """Return the index as pieces of JSON; GET /dump."""

@@ -7,7 +7,7 @@ takes the ASGI way through the same `Door`, the same routes and the same counter
 
 Of those that arrive in one piece not even the head is parsed as a rule: a client sends the same
 header lines with every request, so what the parser has found in them once is looked up by their
-bytes (`Heads`).
+bytes (`Heads`). Lines for tracing are others with every request: they are left out of that.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from select_service.edge.answers import ONLY_JSON, Response, Settling
 from select_service.edge.asgi import HANDED_OVER
 from select_service.edge.protocol import GuardedProtocol, Phase
+from select_service.edge.varying import VARYING, VARYING_LINES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -187,6 +188,10 @@ class FastLane(GuardedProtocol):
         line_end = data.find(b"\r\n")
         lines = data[line_end:end]
         head = self.heads.known.get(lines)
+        is_steady = head is not None
+        if head is None:
+            lines = self._steady(lines)
+            head = self.heads.known.get(lines)
         if head is None:
             self._lines_read = lines
             return None
@@ -194,11 +199,16 @@ class FastLane(GuardedProtocol):
         if call is not None:
             if not self.door.suits(call, head):
                 return None
-            self.heads.learn_call(data[:end], call, head)
+            if is_steady:
+                self.heads.learn_call(data[:end], call, head)
             return call, head
         line = _REQUEST_LINE.fullmatch(data, 0, line_end)
         call = None if line is None else self.door.call_for(line[1], line[2], head)
         return None if call is None else (call, head)
+
+    def _steady(self, lines: bytes) -> bytes:
+        """Return header lines without those that differ from request to request."""
+        return VARYING_LINES.sub(b"", lines)
 
     def _rests(self) -> bool:
         """Tell whether all that has come is answered, and the next byte begins a request."""
@@ -326,7 +336,7 @@ class FastLane(GuardedProtocol):
         ):
             return None
         self._turn_used = True
-        content_type, accept, length = None, None, 0
+        content_type, accept, length, varying = None, None, 0, 0
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -336,11 +346,13 @@ class FastLane(GuardedProtocol):
                 if len(value) > _DIGITS_MAX:
                     return None
                 length = int(value)
+            elif name in VARYING:
+                varying += 1
             elif name in _UNUSUAL:
                 return None
         self._head = head = self.door.head_of(content_type, accept, length)
         call = self.door.call_for(self.parser.get_method(), self.url, head)
-        if call is not None and self._lines_read.count(b"\n") == len(self.headers) > 0:
+        if call is not None and self._lines_read.count(b"\n") == len(self.headers) - varying > 0:
             self.heads.learn(self._lines_read, head)
         return call
 
@@ -372,14 +384,13 @@ class FastLane(GuardedProtocol):
             self.transport.close()
 
 
-def fast_lane(door: Door, limits: ConnectionLimits, counts: Connections) -> type[FastLane]:
+def fast_lane(
+    door: Door, limits: ConnectionLimits, counts: Connections, kind: type[FastLane] = FastLane
+) -> type[FastLane]:
     """Return the protocol class for one server: uvicorn makes the instances itself."""
-
-    class Lane(FastLane):
-        pass
-
-    Lane.door, Lane.limits, Lane.counts, Lane.heads = door, limits, counts, Heads()
-    return Lane
+    lane: type[FastLane] = type("Lane", (kind,), {})
+    lane.door, lane.limits, lane.counts, lane.heads = door, limits, counts, Heads()
+    return lane
 
 
 def status_line(status: int) -> bytes:

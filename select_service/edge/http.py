@@ -24,6 +24,7 @@ from select_service.admission_types import (
     WorkerMetricsAnswer,
 )
 from select_service.core.queue import Ticket
+from select_service.decision_types import Decision, DecisionList
 from select_service.edge.answers import (
     JSON_WRITER,
     Response,
@@ -35,7 +36,15 @@ from select_service.edge.answers import (
 from select_service.edge.codec import DEPTH_MAX, Decoded, RequestDecoder
 from select_service.edge.forms import Form
 from select_service.edge.reloading import ConfigChange, ConfigStatus
-from select_service.edge.routing import Route, read_count, read_query, read_u64
+from select_service.edge.routing import (
+    Route,
+    read_count,
+    read_id,
+    read_query,
+    read_switch,
+    read_u64,
+)
+from select_service.edge.telling import LISTED, LISTED_MAX, Wanted
 from select_service.errors import InvalidField, InvalidQuery, ServiceError
 from select_service.types import Answer as Decided
 from select_service.types import (
@@ -51,6 +60,7 @@ from select_service.types import (
     OverlapScoresRequest,
     PairSelection,
     PotentialLoadsRequest,
+    PrefillCompleteRequest,
     Ready,
     ReservationAnswer,
     ReservationRequest,
@@ -58,6 +68,7 @@ from select_service.types import (
     SelectAndReserveRequest,
     SelectPairRequest,
     SelectRequest,
+    TrustTable,
     WorkerPatch,
     WorkerRecord,
     WorkerSpec,
@@ -68,6 +79,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from select_service.config import FieldValidation
+    from select_service.core.decision_record import Record
     from select_service.core.leases import Lease
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
@@ -77,11 +89,14 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES", "Api", "Handler", "Request"]
 
 R = TypeVar("R", bound=msgspec.Struct)
+S = TypeVar("S", bound=SelectRequest)
 
 JSON: Final = ((b"content-type", b"application/json"),)
 BYTES: Final = ((b"content-type", b"application/octet-stream"),)
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
+VERBOSE_QUERY: Final = ("verbose",)
 LEASE_QUERY: Final = ("owner", "limit")
+DECISION_QUERY: Final = ("worker_id", *SCOPE_QUERY, "limit", "candidates")
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
 LEASES_LISTED: Final = 100
 
@@ -98,6 +113,7 @@ Answer: TypeAlias = "Response | Awaitable[Response]"
 """An awaitable when the request has to wait for capacity or for the disk."""
 
 _REFUSED: Final = 400
+_CACHED_TOKENS: Final = b"cached_tokens"
 
 
 class PeerRequest(msgspec.Struct):
@@ -154,6 +170,7 @@ class Api:
         self._select_and_reserve = read(SelectAndReserveRequest)
         self._select_pair = read(SelectPairRequest)
         self._reservation = read(ReservationRequest)
+        self._prefill_complete = read(PrefillCompleteRequest)
         self._output_block = read(OutputBlockRequest)
         self._batch = read(BatchRequest)
         self._lease = read(LeaseRequest)
@@ -199,9 +216,16 @@ class Api:
         """Say that the process is up, and nothing else."""
         return self.writer.done()
 
-    def ready(self, _: Request) -> Response:
-        """Say whether any worker is schedulable: 200 or 503, with the same body."""
-        ready = self._service.ready()
+    def ready(self, request: Request) -> Answer:
+        """Say whether any worker is schedulable: 200 or 503. `verbose=true` adds what is wrong."""
+        if read_query(request.query, VERBOSE_QUERY).get("verbose") in {"true", "1"}:
+            return self._ready_verbose()
+        return self._say_ready(self._service.ready())
+
+    async def _ready_verbose(self) -> Response:
+        return self._say_ready(await self._service.ready_verbose())
+
+    def _say_ready(self, ready: Ready) -> Response:
         response = self.writer.reply(ready, 200 if ready.ready else 503)
         if not ready.ready:
             response.headers += (retry_after_line(0.0),)
@@ -261,21 +285,36 @@ class Api:
         return self._selection(decoded, self._service.select_pair_now)
 
     def _selection(
-        self, decoded: Decoded[R], verb: Callable[[R, bytes], Decided | Ticket]
+        self, decoded: Decoded[S], verb: Callable[[S, bytes], Decided | Ticket]
     ) -> Answer:
         try:
             answer = verb(decoded.request, decoded.unknown)
         except ServiceError as error:
+            if error.decision is not None:
+                return self._refuse(error, decoded.warning)
             return self.writer.refusal(error, decoded.warning)
         if isinstance(answer, Ticket):
-            return self._wait(answer, decoded.warning)
+            return self._wait(answer, decoded.request, decoded.warning)
+        if decoded.request.explain:
+            return self._explain(answer, decoded.request, decoded.warning)
         return self.writer.reply(answer, 200, decoded.warning)
 
-    async def _wait(self, ticket: Ticket, warning: str | None) -> Response:
+    async def _wait(self, ticket: Ticket, request: SelectRequest, warning: str | None) -> Response:
         try:
-            return self.writer.reply(await self._service.wait(ticket), 200, warning)
+            answer = await self._service.wait(ticket)
         except ServiceError as error:
-            return self.writer.refusal(error, warning)
+            return await self._refuse(error, warning)
+        return await self._explain(answer, request, warning)
+
+    async def _explain(
+        self, answer: Decided, request: SelectRequest, warning: str | None
+    ) -> Response:
+        told = await self._service.teller.finish(answer, request)
+        return self.writer.reply(told, 200, warning)
+
+    async def _refuse(self, error: ServiceError, warning: str | None) -> Response:
+        await self._service.teller.finish_refusal(error)
+        return self.writer.refusal(error, warning)
 
     # -- reservations --------------------------------------------------------------------------
 
@@ -285,8 +324,17 @@ class Api:
 
     def prefill_complete(self, request: Request) -> Response:
         """Take a reservation's prefill tokens out of the load: its prompt is computed."""
-        self._service.prefill_complete(request.params[0])
-        return self.writer.done()
+        if not request.body or _CACHED_TOKENS not in request.body:  # others are ignored
+            self._service.prefill_complete(request.params[0])
+            return self.writer.done()
+        decoded = self._prefill_complete.decode(request.body)
+        name = request.params[0]
+
+        def verb(done: PrefillCompleteRequest, _: bytes) -> Status:
+            self._service.prefill_complete(name, done.cached_tokens)
+            return Status()
+
+        return self._answer(decoded, verb)
 
     def output_block(self, request: Request) -> Answer:
         """Add one more KV block to a reservation."""
@@ -407,6 +455,36 @@ class Api:
         decoded = self._overlap_scores.decode(request.body)
         return self._answer(decoded, lambda prompt, _: self._service.overlap_scores(prompt))
 
+    def decision(self, request: Request) -> Answer:
+        """Return one decision with every rank and every term of its cost, by whichever id."""
+        return self._decision(self._service.teller.find(request.params[0]))
+
+    async def _decision(self, record: Record) -> Response:
+        return self.writer.reply(await self._service.teller.tell(record))
+
+    def decisions(self, request: Request) -> Answer:
+        """List the last decisions, newest first: `limit` (50) of those asked for."""
+        values = read_query(request.query, DECISION_QUERY)
+        model_name, tenant_id = _scope_in(values)
+        wanted = Wanted(
+            worker_id=read_id("worker_id", values.get("worker_id")),
+            model_name=model_name,
+            tenant_id=tenant_id,
+            limit=read_count("limit", values.get("limit"), LISTED, LISTED_MAX),
+            candidates=read_switch("candidates", values.get("candidates")),
+        )
+        return self._decisions(wanted)
+
+    async def _decisions(self, wanted: Wanted) -> Response:
+        teller = self._service.teller
+        records = await teller.matching(wanted)
+        each = teller.each(records, candidates=wanted.candidates)
+        return self.writer.reply_listing("decisions", each, len(records))
+
+    def trust(self, request: Request) -> Response:
+        """Return how far every rank's index is believed, and why."""
+        return self.writer.reply(self._service.trust(*_read_scope(request.query)))
+
     def dump(self, _: Request) -> Response:
         """Return the whole index, one key `model:tenant` per scope."""
         return Response(200, b"", JSON, stream=self._service.dump())
@@ -463,7 +541,10 @@ async def _settle_later(answer: Awaitable[Response], keeper: Keeper) -> Response
 
 
 def _read_scope(query: bytes) -> tuple[str | None, str | None]:
-    values = read_query(query, SCOPE_QUERY)
+    return _scope_in(read_query(query, SCOPE_QUERY))
+
+
+def _scope_in(values: dict[str, str]) -> tuple[str | None, str | None]:
     tenant, group = values.get("tenant_id"), values.get("routing_group")
     if tenant is not None and group is not None and tenant != group:
         raise InvalidField(
@@ -486,6 +567,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
     status: int = 200,
     query: tuple[str, ...] = (),
     body_optional: bool = False,
+    body_lenient: bool = False,
     changes: bool | None = None,  # None: whatever is no GET
 ) -> Route[Handler]:
     summary = (handler.__doc__ or "").partition("\n")[0]
@@ -493,6 +575,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
         *(method, pattern, handler, takes, answers, status, refusals, query, summary),
         changes=method != "GET" if changes is None else changes,
         body_optional=body_optional,
+        body_lenient=body_lenient,
     )
 
 
@@ -504,7 +587,7 @@ _LEASE: Final = "/leases/{lease_id}"
 
 ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/health", Api.health, Status),
-    _get("/ready", Api.ready, Ready, 503),
+    _get("/ready", Api.ready, Ready, 503, query=VERBOSE_QUERY),
     _get("/metrics", Api.metrics, None),
     _get("/openapi.json", Api.openapi, dict[str, Any]),
     # the catalog
@@ -533,7 +616,12 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         takes=ReservationRequest,
         status=201,
     ),
-    _post(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+    _post(
+        *(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+        takes=PrefillCompleteRequest,
+        body_optional=True,
+        body_lenient=True,
+    ),
     _post(
         *(_RESERVATION + "/output_block", Api.output_block, Status, 404),
         takes=OutputBlockRequest,
@@ -569,6 +657,9 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
     _ask("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),
     _ask("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
+    _get("/decisions", Api.decisions, DecisionList, 404, query=DECISION_QUERY),
+    _get("/decisions/{id}", Api.decision, Decision, 404),
+    _get("/trust", Api.trust, TrustTable, query=SCOPE_QUERY),
     _get("/dump", Api.dump, dict[str, dict[str, Any]]),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str]),

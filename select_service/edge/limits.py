@@ -27,6 +27,7 @@ TURN_BUDGETS: Final = {
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
     "sources_weighed_per_turn_max": "ranks whose share of the index is looked at",
     "swept_nodes_per_turn_max": "nodes of the radix tree given back",
+    "streams_watched_per_turn_max": "KV-event streams looked at for lag and gaps",
     "replica_items_per_message_max": "statements to replicas in one message",
     "replica_resolved_per_turn_max": "reservations of replicas looked at again",
     "turn_s": "seconds for all KV-event sockets together",
@@ -50,6 +51,7 @@ def limit_values(settings: Settings) -> dict[str, float]:
 def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[str, int]:
     """Return how often a limit was reached, for those that have a count of their own."""
     core, cut, plane = service.core, traffic.connections, service.replicas
+    doctor = service.diagnosed
     routes = (*traffic.routes.values(), traffic.unmatched)
     return {
         "reservation_ttl_s": core.counters.reservations_expired,
@@ -70,6 +72,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
         "connections_max": cut.refused,
         "connections_per_address_max": cut.refused_by_address,
+        "console_clients_max": traffic.console.refused,
         "replica_send_messages_max": plane.publisher.dropped if plane else 0,
         "replica_pull_timeout_s": plane.pulls.outcomes["timeout"] if plane else 0,
         "replica_pull_bytes_max": plane.pulls.outcomes["too_large"] if plane else 0,
@@ -77,4 +80,5 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "replica_claims_max": core.replicas.counters.claims_refused,
         "replica_publishers_max": core.replicas.counters.publishers_refused,
         "replica_peers_max": plane.peers_refused if plane else 0,
+        "doctor_findings_max": doctor.examiner.suspicions.left_out if doctor else 0,
     }

@@ -16,6 +16,7 @@ from typing_extensions import override
 from select_service.edge.codec import encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import TextIO
 
     from select_service.config import LogFormat
@@ -33,11 +34,26 @@ _OF_EVERY_RECORD: Final = frozenset((*vars(logging.makeLogRecord({})), "message"
 
 
 def configure(
-    log_format: LogFormat, level: str, *, access_log: bool, stream: TextIO | None = None
+    log_format: LogFormat,
+    level: str,
+    *,
+    access_log: bool,
+    stream: TextIO | None = None,
+    ids: Callable[[], Mapping[str, str] | None] | None = None,
 ) -> None:
-    """Send every record of the process to stderr (or `stream`) in one format. Repeatable."""
+    """Send every record of the process to stderr (or `stream`) in one format. Repeatable.
+
+    Args:
+        log_format: of the lines.
+        level: the least important to log.
+        access_log: whether requests are.
+        stream: where to.
+        ids: tells which request a record is about, in a service that traces some.
+    """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    if ids is not None:
+        handler.addFilter(_Identified(ids))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -45,6 +61,20 @@ def configure(
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.NOTSET)
     logging.getLogger("select_service.access").disabled = not access_log
+
+
+class _Identified(logging.Filter):
+    """Lets every record through, with the ids of the request it is about."""
+
+    def __init__(self, ids: Callable[[], Mapping[str, str] | None]) -> None:
+        super().__init__()
+        self._ids = ids
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        for name, value in (self._ids() or {}).items():
+            vars(record).setdefault(name, value)
+        return True
 
 
 class TextLines(logging.Formatter):

@@ -26,13 +26,17 @@ from indexer.compiled import kernels_in_use
 from indexer.types import Tier
 from select_service.edge.admission_metrics import AdmissionMetrics
 from select_service.edge.bounds_metrics import BoundsMetrics
+from select_service.edge.decision_metrics import DecisionMetrics
+from select_service.edge.doctor_metrics import DoctorMetrics
 from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.recovery_metrics import RecoveryMetrics
 from select_service.edge.replica_metrics import ReplicaMetrics
 from select_service.edge.scope_series import groups_of, in_use
 from select_service.edge.snapshot_metrics import SnapshotMetrics
 from select_service.edge.state_metrics import StateMetrics
+from select_service.edge.tracing_metrics import TracingMetrics
 from select_service.edge.traffic import LATENCY_BUCKETS_S
+from select_service.edge.trust_metrics import TrustMetrics
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -85,10 +89,14 @@ class Metrics:
         self._registry.register(_Http(traffic))
         self._registry.register(_Service(service, settings))
         self._registry.register(AdmissionMetrics(service, PREFIX, settings))
+        self._registry.register(DecisionMetrics(service, PREFIX))
+        self._registry.register(TrustMetrics(service, PREFIX, settings))
         self._registry.register(ReplicaMetrics(service, PREFIX))
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
         self._registry.register(SnapshotMetrics(service, PREFIX))
+        self._registry.register(TracingMetrics(service, PREFIX))
+        self._registry.register(DoctorMetrics(service, PREFIX))
         self._registry.register(BoundsMetrics(service, PREFIX, reloading))
         self._registry.register(_Limits(service, traffic, settings, reloading))
         ProcessCollector(registry=self._registry)
@@ -154,6 +162,7 @@ class _Http(Collector):
         accepted = _counter("http_connections_accepted", "Connections accepted.")
         accepted.add_metric((), counts.accepted)
         yield accepted
+        yield from self._console()
         cut = _counter("http_connections_cut", "Connections closed for a fault.", ("reason",))
         for reason in (
             "refused",
@@ -164,6 +173,20 @@ class _Http(Collector):
         ):
             cut.add_metric([reason.removesuffix("s")], getattr(counts, reason))
         yield cut
+
+    def _console(self) -> Iterator[Metric]:
+        counts = self._traffic.console
+        clients = _gauge("console_clients", "Pages of the console kept up to date.")
+        clients.add_metric((), counts.clients)
+        yield clients
+        ended = _counter("console_clients_ended", "Pages sent away, by reason.", ("reason",))
+        ended.add_metric(["refused"], counts.refused)
+        ended.add_metric(["slow"], counts.dropped)
+        yield ended
+        rounds = _counter("console_rounds", "Times the console was told what is new.", ("outcome",))
+        rounds.add_metric(["told"], counts.rounds)
+        rounds.add_metric(["fault"], counts.faults)
+        yield rounds
 
 
 def _cumulated(stats: RouteTraffic) -> list[tuple[str, float]]:
@@ -228,6 +251,17 @@ class _Service(Collector):
         selections = _counter("selections", "Selections answered with a worker.")
         selections.add_metric((), counters.selections)
         yield selections
+        for name, what, count in (
+            ("selected_isl_tokens", "Tokens of their prompts.", counters.selected_isl_tokens),
+            (
+                "selected_prefill_tokens",
+                "Of them, tokens the chosen worker had yet to compute.",
+                counters.selected_prefill_tokens,
+            ),
+        ):
+            family = _counter(name, what)
+            family.add_metric((), count)
+            yield family
         waited = _counter("selections_queued", "Selections that had to wait for capacity.")
         waited.add_metric((), counters.selections_waited)
         yield waited

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
+from select_service.decision_types import Decision
 from select_service.edge.codec import encode
 from select_service.edge.http import ROUTES
 from select_service.types import PromptFields, SelectAndReserveRequest
@@ -41,7 +42,7 @@ _WITH_CHANGES: Final = {
     507: "The disk of the state directory is full.",
 }
 _TEXTS: Final = {
-    404: "No such worker, rank, reservation or lease.",
+    404: "No such worker, rank, reservation, lease or decision.",
     409: "The id is live with another body or in another scope; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
@@ -74,6 +75,7 @@ class Problem(msgspec.Struct):
     limit: float | msgspec.UnsetType | None = msgspec.UNSET
     message: str | msgspec.UnsetType = msgspec.UNSET  # when all workers are busy
     type: str | msgspec.UnsetType = msgspec.UNSET  # the same
+    decision: Decision | msgspec.UnsetType = msgspec.UNSET  # when it was to be explained
 
 
 def describe() -> bytes:
@@ -129,13 +131,12 @@ def _bound(schema: object) -> None:
 
 
 def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+    words = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
+    if route.method == "GET" and route.pattern.endswith("}"):  # beside the list of them
+        words.append("one")
     operation: dict[str, object] = {
         "summary": route.summary,
-        "operationId": _PARAM.sub("", f"{route.method}{route.pattern}")
-        .strip("/")
-        .lower()
-        .replace("/", "_")
-        .replace("__", "_"),
+        "operationId": "_".join(word for word in words if word),
         "responses": _responses(route, schema_of),
     }
     parameters = [_path_parameter(name) for name in _PARAM.findall(route.pattern)]

@@ -253,6 +253,7 @@ def check_settings(settings: Settings) -> list[str]:
             raise ConfigError(f"{low} must not be more than {high}", low)
     try:
         has_idle_thresholds = check_admission(settings.admission)
+        settings.trust.check()
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if has_idle_thresholds:

@@ -15,6 +15,7 @@ from indexer.edge.guide import Guide
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
 from indexer.errors import SchemeRefused
 from indexer.types import StreamLimits
+from select_service.doctor_types import PeerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,7 @@ class _Peer:
         "connected_at",
         "endpoint",
         "guide",
+        "heard_at",
         "is_queued",
         "reconnect",
         "reconnect_after_s",
@@ -74,8 +76,9 @@ class _Peer:
         "subscriber",
     )
 
-    def __init__(self, endpoint: str, subscriber: Subscriber) -> None:
+    def __init__(self, endpoint: str, subscriber: Subscriber, now: float) -> None:
         self.endpoint = endpoint
+        self.heard_at = now
         self.subscriber = subscriber
         self.guide: Guide | None = None  # where the endpoint has a name in it
         self.state = Link.RETRYING
@@ -138,6 +141,14 @@ class Subscriptions:
         for endpoint, peer in self._peers.items():
             yield endpoint, peer.state
 
+    def links(self) -> list[PeerLink]:
+        """How it stands with every peer, as the doctor wants to know."""
+        now = self._clock()
+        return [
+            PeerLink(endpoint, peer.state is Link.CONNECTED, now - peer.heard_at)
+            for endpoint, peer in self._peers.items()
+        ]
+
     # -- verbs -------------------------------------------------------------------------------------
 
     def add(self, endpoint: str) -> None:
@@ -154,7 +165,7 @@ class Subscriptions:
             # contract 6.5 has such a peer listed; nothing says that it must be listened to
             _log.warning("replica peer is not listened to: %s", error)
             place, is_led = None, False
-        peer = _Peer(endpoint, self._sockets.subscribe(place, self._topics))
+        peer = _Peer(endpoint, self._sockets.subscribe(place, self._topics), self._clock())
         self._peers[endpoint] = peer
         if is_led and self._addresses.is_named(endpoint):
             peer.guide = Guide(
@@ -228,6 +239,7 @@ class Subscriptions:
             frames = peer.subscriber.receive()
             if frames is None:
                 return False
+            peer.heard_at = self._clock()
             try:
                 self._heard(peer.endpoint, frames)
             except Exception as error:  # noqa: BLE001 - a bug must not end the listening

@@ -18,7 +18,16 @@ from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, R
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Match", "Route", "Router", "read_count", "read_query", "read_u64"]
+__all__ = [
+    "Match",
+    "Route",
+    "Router",
+    "read_count",
+    "read_id",
+    "read_query",
+    "read_switch",
+    "read_u64",
+]
 
 H = TypeVar("H")
 
@@ -39,6 +48,7 @@ class Route(Struct, Generic[H], frozen=True):
     summary: str = ""
     changes: bool = False  # something that outlives the answer
     body_optional: bool = False  # without one, no Content-Type either
+    body_lenient: bool = False  # whatever its Content-Type; the handler ignores what says nothing
 
 
 class Match(NamedTuple, Generic[H]):
@@ -165,18 +175,43 @@ def read_u64(segment: str) -> int:
     return value
 
 
-def read_count(name: str, text: str | None, default: int) -> int:
+def read_count(name: str, text: str | None, default: int, most: int | None = None) -> int:
     """Read a number of things in a query; at least one.
 
     Raises:
-        InvalidQuery: it is none.
+        InvalidQuery: it is none, or above `most`.
     """
     if text is None:
         return default
     found = _NUMBER.fullmatch(text)
     if not found or not int(found[1]):
         raise InvalidQuery(f"`{name}` must be a whole number above 0", field=name)
+    if most is not None and int(found[1]) > most:
+        raise InvalidQuery(f"`{name}` must be at most {most}", field=name)
     return int(found[1])
+
+
+def read_id(name: str, text: str | None) -> int | None:
+    """Read the u64 of somebody in a query.
+
+    Raises:
+        InvalidQuery: it is none.
+    """
+    try:
+        return None if text is None else read_u64(text)
+    except InvalidPath as error:
+        raise InvalidQuery(str(error), field=name) from None
+
+
+def read_switch(name: str, text: str | None) -> bool:
+    """Read a switch in a query, off unless given.
+
+    Raises:
+        InvalidQuery: it is neither `true` nor `false`.
+    """
+    if text not in (None, "true", "false"):
+        raise InvalidQuery(f"`{name}` must be true or false", field=name)
+    return text == "true"
 
 
 def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:

@@ -10,7 +10,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from typing import Final
 
-__all__ = ["CLIENT_GONE", "LATENCY_BUCKETS_S", "Connections", "RouteTraffic", "Traffic"]
+__all__ = [
+    "CLIENT_GONE",
+    "LATENCY_BUCKETS_S",
+    "Connections",
+    "ConsoleTraffic",
+    "RouteTraffic",
+    "Traffic",
+]
 
 LATENCY_BUCKETS_S: Final = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
@@ -66,15 +73,29 @@ class Connections:
         self.malformed = 0  # not HTTP, or a head beyond the limit
 
 
+class ConsoleTraffic:
+    """Who looks at the console."""
+
+    __slots__ = ("clients", "dropped", "faults", "refused", "rounds")
+
+    def __init__(self) -> None:
+        self.clients = 0  # pages kept up to date
+        self.refused = 0  # over --console-clients-max
+        self.dropped = 0  # they did not read what they were sent
+        self.rounds = 0  # times somebody was told what is new
+        self.faults = 0  # rounds that failed by our error
+
+
 class Traffic:
     """Everything counted at the HTTP door of one app."""
 
-    __slots__ = ("connections", "crashes", "in_flight", "routes", "unmatched")
+    __slots__ = ("connections", "console", "crashes", "in_flight", "routes", "unmatched")
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], RouteTraffic] = {}  # by (method, pattern)
         self.unmatched = RouteTraffic()  # 404, 405: no pattern to name
         self.connections = Connections()
+        self.console = ConsoleTraffic()
         self.in_flight = 0
         self.crashes = 0  # answers 500, and streams cut by an error of ours
 

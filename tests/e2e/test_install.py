@@ -50,6 +50,8 @@ def _install(folder: Path, environment: dict[str, str]) -> list[object]:
         check=True,
         timeout=300,
     )
+    page = target / "select_service/edge/console/static/index.html"
+    assert page.is_file(), "the console is part of what is installed"
     said = subprocess.run(
         [sys.executable, "-c", _REPORT],
         env=clean | {"PYTHONPATH": str(target)},

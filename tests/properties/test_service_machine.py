@@ -256,7 +256,7 @@ class ServiceMachine(RuleBasedStateMachine):
             rank = (listen.stream.rank.worker_id, listen.stream.rank.dp_rank)
             self.streams[rank] = listen.stream
             self.sequence[rank] = 0
-        decided = iter(effects.decided)
+        decided = (placement for placement, _ in effects.decided)
         for ticket in effects.answered:
             self.settle(ticket, decided)
 
@@ -390,7 +390,7 @@ class ServiceMachine(RuleBasedStateMachine):
             return None
         assert not effects.answered
         asked = TwinTicket(wish, prompt, name, term)
-        self.accept(asked, answer, effects.decided[0].cost)
+        self.accept(asked, answer, effects.decided[0][0].cost)
         return answer
 
     def is_leaseless(self, term: Mapping[str, Any]) -> bool:

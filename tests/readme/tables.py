@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from select_service.config import ENVIRONMENT, FLAGS, Settings
+from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.limits import TURN_BUDGETS, limit_values
 from select_service.edge.metrics import PREFIX, Metrics
@@ -26,9 +27,19 @@ FIXED = (
     ("select_service.edge.journal", "BATCH_ROWS_MAX", "rows in one commit"),
     ("select_service.core.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
+    ("select_service.edge.span_export", "TEXT_CHARS_MAX", "characters of a span's attribute"),
+    ("select_service.edge.trace_context", "STATE_BYTES_MAX", "bytes of a tracestate passed on"),
+    ("select_service.edge.app", "TRACED_SWITCH_S", "seconds the exporting thread keeps the loop"),
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
     ("select_service.edge.garbage", "QUIET_FULL_S", "seconds between full garbage collections"),
     ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
+    ("select_service.edge.console.slices", "SLICE_S", "seconds of the console's look in a row"),
+    ("select_service.edge.console.stream", "INTERVAL_S", "seconds between messages to its pages"),
+    ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
+    ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),
+    ("select_service.edge.console.history", "HISTORY_STEP_S", "seconds between two of them"),
+    ("select_service.edge.console.console", "LISTED_MAX", "rows of a list of the console"),
+    ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     ("select_service.edge.late", "PAUSE_S", "seconds before each module loaded after the start"),
     ("select_service.edge.driver", "DUMP_SLICE_S", "seconds of /dump between other requests"),
     ("select_service.core.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
@@ -70,6 +81,14 @@ FIXED = (
     ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
     ("indexer.core.progress", "NAMES_REMEMBERED", "rank names remembered of a stream"),
     ("indexer.core.writer", "GROUPS_REMEMBERED", "KV-cache groups remembered of a stream"),
+    ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
+    ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),
+    ("select_service.edge.doctor", "LOGGED_MAX", "findings logged one by one of an examination"),
+    ("select_service.core.doctor.prompts", "SEEN_MAX", "first blocks of prompts remembered"),
+    ("select_service.core.doctor.prompts", "OWNERS_MAX", "scopes and ranks with prompts judged"),
+    ("select_service.core.doctor.prompts", "VERDICTS_MAX", "prompts judged and kept, of each"),
+    ("select_service.doctor.asking", "ANSWER_BYTES_MAX", "bytes of an answer the command reads"),
+    ("select_service.doctor.probing", "ENDPOINTS_MAX", "ports the command tries with --probe"),
 )
 
 
@@ -109,6 +128,15 @@ def fixed_bounds() -> Iterable[str]:
         yield f"| `{room}.{name}` | {value:g} | {_cell(text)} |"
 
 
+def findings() -> Iterable[str]:
+    """What the doctor can find, and what to do about it."""
+    yield "| code | | cause | remedy |"
+    yield "|---|---|---|---|"
+    for cause in (*CAUSES, UNREACHABLE_FROM_HERE):
+        why, remedy = _cell(cause.why), _cell(cause.remedy)
+        yield f"| `{cause.code}` | {cause.severity} | {why} | {remedy} |"
+
+
 def metrics() -> Iterable[str]:
     """Every family of series that a service exposes, those without series yet included."""
     service = create_driver(Settings())
@@ -128,6 +156,7 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "turn-budgets": turn_budgets,
     "fixed-bounds": fixed_bounds,
     "metrics": metrics,
+    "findings": findings,
 }
 
 

@@ -14,6 +14,7 @@ from select_service import cli
 from select_service.config import FLAGS, FieldValidation, Layers, Settings
 from select_service.demo import cli as demo
 from select_service.edge import app
+from select_service.types import TrustSettings
 from select_service.version import __version__
 
 
@@ -192,6 +193,16 @@ def test_admission_that_makes_no_sense_is_wrong_usage(flags: tuple[str, ...]) ->
     with pytest.raises(SystemExit) as ended:
         cli.parse([*flags], {})
     assert ended.value.code == 2
+
+
+def test_trust_from_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--trust-samples", "8", "--trust-error-max", "0.5", "--no-freshness-weighting"]
+    trust = cli.parse(flags, {}).trust
+    assert (trust.samples, trust.error_max, trust.weigh_freshness) == (8, 0.5, False)
+    assert cli.parse([], {}).trust == TrustSettings()
+    with pytest.raises(SystemExit):
+        cli.parse(["--trust-error-max", "0.1"], {})
+    assert "error_clear must be above 0 and at most error_max" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,13 @@ NEVER = (
     "pygments",
     "rich",
     "select_service.demo",
+    "select_service.edge.console.assets",
+    "select_service.edge.console.console",
+    "select_service.edge.console.stream",
     "select_service.simulator",
     "structlog",
 )
-"""Nothing that serves needs them, installed or not."""
+"""Nothing that serves needs them, installed or not; the console, when somebody opens it."""
 
 LATE = (
     "http.client",

@@ -872,6 +872,87 @@ def test_a_rebuild_from_an_empty_buffer_changes_nothing() -> None:
     assert bench.blocks() == {0, 2}
 
 
+# -- a doubtful index is read again -----------------------------------------------------------
+
+
+def test_it_is_read_again_while_the_engine_goes_on() -> None:
+    bench = Bench()
+    for seq in range(3):
+        bench.live(seq)
+    assert bench.stream.reread(bench.now) == "asked"
+    assert bench.stream.reread(bench.now) == "later"
+    assert bench.asked() == 0
+    bench.live(3)
+    bench.live(4)
+    assert bench.blocks() == {0, 1, 2}, "what is held goes when there is something in its place"
+    true = encode_batch([stored([9], tokens(9))], ts=0.0)
+    bench.reply(0, true)
+    assert bench.blocks() == {9}
+    for seq in range(1, 5):
+        bench.reply(seq)
+    bench.end()
+    assert bench.blocks() == {9, 1, 2, 3, 4}
+    assert bench.state() == "current"
+    assert bench.outcomes == {"complete": 1}
+    bench.live(5)
+    assert bench.blocks() == {9, 1, 2, 3, 4, 5}
+
+
+def test_whoever_cannot_be_read_again_keeps_what_it_has_and_goes_on() -> None:
+    mute = Bench()
+    mute.live(0)
+    assert mute.stream.reread(mute.now) == "asked"
+    mute.live(1)
+    for _ in range(4):
+        mute.wait(1.1)
+    assert mute.blocks() == {0, 1}
+    assert mute.state() == "current"
+    assert mute.stream.reread(mute.now) == "later", "the endpoint is left alone for a while"
+    gone = Bench()
+    gone.live(0)
+    for seq in (4, 5):  # the engine's buffer begins behind batch 0
+        gone.now += 100.0
+        assert gone.stream.reread(gone.now) == "asked"
+        gone.live(seq - 3)
+        gone.reply(seq)
+        assert gone.blocks() == set(range(seq - 2))
+    gone.now += 100.0
+    assert gone.stream.reread(gone.now) == "past_gone"
+    gone.stream.forget_blocks()
+    assert gone.blocks() == set()
+    gone.live(3)
+    assert gone.blocks() == {3}
+    assert Bench(has_replay=False).stream.reread(0.0) == "no_replay"
+
+
+def test_what_brought_a_neighbours_blocks_is_not_read_again() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(1, batch(1, rank=1))
+    assert bench.stream.reread(bench.now) == "shared"
+    assert bench.stream.request is None
+
+
+def offset(bench: Bench) -> float | None:
+    return bench.stream.delivery_offset_s
+
+
+def test_how_late_batches_come_is_known_of_live_ones_only() -> None:
+    bench = Bench()
+    assert offset(bench) is None
+    bench.now = 50.0
+    bench.live(0, encode_batch([stored([1], tokens(0))], ts=40.0))
+    assert offset(bench) == 10.0
+    bench.now = 60.0
+    bench.live(1, encode_batch([stored([2], tokens(1))], ts=45.0))
+    assert offset(bench) == 15.0
+    bench.wait(0.1)
+    bench.wait(10.1)
+    bench.reply(1, encode_batch([stored([2], tokens(1))], ts=45.0))
+    bench.reply(2, encode_batch([stored([3], tokens(2))], ts=70.0))
+    assert offset(bench) is None
+
+
 # -- slices --------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ counts = st.integers(0, 5) | st.integers(0, 2**40)
 blocks = st.integers(0, 6)
 columns = st.lists(counts, min_size=ROWS, max_size=ROWS)
 weights = st.floats(-2.0, 3.0) | st.just(1.0)
+factors = st.sampled_from([1.0, 0.0, 0.3]) | st.floats(0.0, 1.0)
 
 
 def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
@@ -50,6 +51,7 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     credit=weights,
     track=st.booleans(),
     seed=st.integers(0, 3),
+    trust=st.none() | st.lists(factors, min_size=ROWS, max_size=ROWS),
 )
 def test_like_the_columns(
     twin: ModuleType,
@@ -66,6 +68,7 @@ def test_like_the_columns(
     credit: float,
     track: bool,
     seed: int,
+    trust: list[float] | None,
 ) -> None:
     prefill, decode = prefill * repeats, decode * repeats
     device, shared = device * repeats, shared * repeats
@@ -78,15 +81,20 @@ def test_like_the_columns(
     none = np.zeros(len(which))
     overlap = Overlap(matched, none, none) if any(device) else None
     after = held[which] + 6 - np.array(shared)[which]
+    believed = None if trust is None else np.array(trust * repeats)
+    cached = matched * block_size
+    if believed is not None:
+        cached = np.floor(cached * believed[which])
     projection = Projection(
-        *(booked[which], after, overlap, overlap, matched * block_size, False, isl, block_size)
+        *(booked[which], after, overlap, overlap, cached, False, isl, block_size),
+        trust=None if believed is None or overlap is None else believed[which],
     )
     chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track)
     prices = costs(projection, chosen)
     pricer = twin.Pricer(booked, held)
     row, price, left = pricer.cheapest(
         *(rows if chosen_ones is None else which, isl, block_size, 6, scale, credit, track),
-        *(groups(device), groups(shared), random.Random(seed).random),
+        *(groups(device), groups(shared), random.Random(seed).random, believed),
     )
     at = pick(prices, 0.0, random.Random(seed))
     assert row == which[at]
@@ -112,8 +120,26 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
             pricer.cheapest(np.array([0, slot]), *rest, None, None, random.random)
     with pytest.raises(IndexError):
         pricer.matched_at(4)
+    with pytest.raises(ValueError, match="rows"):
+        pricer.cheapest(4, *rest, [(1, np.array([0]))], None, random.random, np.ones(3))
     with pytest.raises(ValueError, match="length"):
         twin.Pricer(np.zeros(4), np.zeros(3))
+
+
+@EITHER
+def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        booked = np.array([float(rng.randrange(5000)) for _ in range(ROWS)])
+        held = np.array([float(rng.randrange(50)) for _ in range(ROWS)])
+        device = groups([rng.randrange(9) for _ in range(ROWS)])
+        question = (ROWS, rng.randrange(1, 300), 16, 7, 1.0, 1.0, True, device, None)
+        pricer = twin.Pricer(booked, held)
+        drawn = [
+            pricer.cheapest(*question, random.Random(1).random, *more)
+            for more in ((), (None,), (np.ones(ROWS),))
+        ]
+        assert drawn[0] == drawn[1] == drawn[2]
 
 
 @EITHER

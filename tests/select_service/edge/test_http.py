@@ -71,7 +71,8 @@ def test_known_path_wrong_method(method: str, path: str, allow: str) -> None:
     in_process(use)
 
 
-NOT_200 = {"/ready": 503, "/replica_sync/snapshot": 409}  # of an empty service without replicas
+NOT_200 = {"/ready": 503, "/replica_sync/snapshot": 409, "/decisions/{id}": 404}
+"""Of an empty service without replicas."""
 
 
 def test_head_works_on_get_routes() -> None:

@@ -1,0 +1,310 @@
+"""The known miswirings, each with its cause and its remedy in words an operator can act on.
+
+Only words and numbers; whether one applies is found in the rooms beside. README's table of codes
+is made from this one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from select_service.doctor_types import Severity
+
+__all__ = ["CAUSES", "UNREACHABLE_FROM_HERE", "Cause"]
+
+
+class Cause(NamedTuple):
+    """One thing that can be wrong."""
+
+    code: str
+    severity: Severity
+    why: str
+    remedy: str
+    after_s: float = 0.0  # it must have looked like that for so long
+
+
+WORKER_INCOMPLETE: Final = Cause(
+    "worker-incomplete",
+    "error",
+    "The record lacks something, or contradicts the other workers of its model and tenant, so the "
+    "worker gets no requests.",
+    "Register it again (POST or PATCH /workers) with what the reasons name; a block_size or "
+    "is_eagle that differs needs a model_name or tenant_id of its own.",
+    10.0,
+)
+NO_WORKERS: Final = Cause(
+    "no-workers",
+    "warning",
+    "Nobody has registered a worker that can be scheduled, so every selection answers 503.",
+    "Register workers, or look whether discovery finds them: its selector, namespace and rights.",
+    60.0,
+)
+EVENTS_UNREACHABLE: Final = Cause(
+    "events-unreachable",
+    "error",
+    "Nothing that publishes listens at the KV-event endpoint: the engine is down, was started "
+    "without KV events, binds 127.0.0.1 or another port (base port + rank), or a network policy "
+    "is in the way.",
+    "Start the engine with KV events on (vLLM and SGLang: --kv-events-config with publisher zmq "
+    "and endpoint tcp://*:PORT) and register that port; `select-service doctor --probe` tells "
+    "whether the port can be reached from where you are.",
+    30.0,
+)
+NO_EVENTS: Final = Cause(
+    "no-events",
+    "error",
+    "The connection stands, and nothing comes through it although the worker was given prompts "
+    "it has to cache: prefix caching or KV events are off in the engine, the endpoint is that of "
+    "another publisher, or a proxy between filters the topic.",
+    "Switch on prefix caching and enable_kv_cache_events; register the endpoint the engine "
+    "publishes this rank's events on; let a proxy forward every topic.",
+)
+WRONG_TOPIC: Final = Cause(
+    "wrong-topic",
+    "error",
+    "Only reports of load (topic kv_metrics) come from the KV-event endpoint although the worker "
+    "was given prompts: it is the engine's metrics publisher, or the topic of the events is "
+    "filtered away.",
+    "Register the endpoint of the KV-event publisher, and let a proxy between forward every topic.",
+)
+EVENTS_UNREADABLE: Final = Cause(
+    "events-unreadable",
+    "error",
+    "What comes from the KV-event endpoint is not what engines publish (topic, 8 bytes of "
+    "sequence, MessagePack): it is a socket of another kind, or an engine newer than this "
+    "service.",
+    "Register the endpoint of the engine's KV-event publisher; if it is the right one, report "
+    "the engine's version.",
+)
+BLOCK_SIZE_MISMATCH: Final = Cause(
+    "block-size-mismatch",
+    "error",
+    "The engine's blocks are of another size than the worker's record says, so none of them is "
+    "indexed and no prompt ever matches.",
+    "Register the worker with the block size of the engine (vLLM: --block-size, SGLang: "
+    "--page-size); workers of one model and tenant must agree on it.",
+)
+EVENTS_NOT_INDEXED: Final = Cause(
+    "events-not-indexed",
+    "warning",
+    "Store events come, and none can be indexed: each lacks something this service needs, or "
+    "says something it does not know.",
+    "Look at the outcome named: nameless_adapter wants an engine that tells lora_name (vLLM 0.14 "
+    "or later); unknown_medium, unknown_tag, token_count and malformed are an engine that is "
+    "newer than this service, or no engine.",
+)
+EVENTS_LOST: Final = Cause(
+    "events-lost",
+    "warning",
+    "Batches of KV events keep getting lost and cannot be asked for again, so the index of the "
+    "rank drifts away from what the engine holds.",
+    "Give the worker a replay_endpoint, raise the engine's hwm and buffer_steps, and look for a "
+    "network that drops connections.",
+)
+PAST_EVENTS_MISSING: Final = Cause(
+    "past-events-missing",
+    "warning",
+    "This service joined after the engines had filled their caches and cannot have what was told "
+    "before; an engine does not tell again what it still holds, so prompts it has cached match "
+    "nothing.",
+    "Give workers a replay_endpoint, start with --indexer-peers or keep the index with "
+    "--state-dir; or reset the engines' prefix caches once.",
+)
+REPLAY_MUTE: Final = Cause(
+    "replay-mute",
+    "warning",
+    "The replay endpoint does not answer, or answers nonsense, while events come: the port is "
+    "not the engine's replay port, nothing listens there, or a network policy is in the way. "
+    "Lost events cannot be recovered.",
+    "Set replay_endpoint to the engine's (--kv-events-config replay_endpoint), with the rank's "
+    "port; remove it from the record if the engine has none.",
+)
+REPLAY_WRONG_RANK: Final = Cause(
+    "replay-wrong-rank",
+    "warning",
+    "The replay endpoint answers with events of another rank of the worker, so it is not asked "
+    "any more: a worker has one replay_endpoint for all ranks, and each rank's engine has a "
+    "replay port of its own.",
+    "Register every rank as a worker of its own (data_parallel_start_rank, data_parallel_size 1) "
+    "with its own replay_endpoint, or leave replay_endpoint out.",
+)
+REPLAY_OF_ANOTHER: Final = Cause(
+    "replay-of-another-worker",
+    "error",
+    "What the replay endpoint repeats is not what the event endpoint has told although the "
+    "connection never broke: it belongs to another engine, whose blocks were credited to this "
+    "worker again and again.",
+    "Set replay_endpoint to that of the very engine that publishes the events.",
+)
+SEQUENCE_JUMPS: Final = Cause(
+    "sequence-jumps",
+    "error",
+    "Sequence numbers go back again and again although the connection never broke: several "
+    "publishers speak through one endpoint (a load balancer, or a proxy in front of several "
+    "engines).",
+    "Register the endpoint of one engine's own publisher per rank, with no load balancer between.",
+)
+RESTART_STORM: Final = Cause(
+    "restart-storm",
+    "warning",
+    "The engine begins anew every few seconds, and its cache with it: it crashes in a loop, or "
+    "its liveness probe kills it.",
+    "Look at the engine's log and its probes; take the worker out (DELETE /workers) meanwhile.",
+)
+CLOCK_SKEW: Final = Cause(
+    "clock-skew",
+    "warning",
+    "The engine's events carry a time far from ours: one of the two clocks is wrong or jumped, "
+    "or events are that late on their way. Lag cannot be told, and what builds on it errs.",
+    "Let both hosts follow NTP; a publisher of your own must stamp batches with seconds since "
+    "1970.",
+)
+RANK_OFFSET: Final = Cause(
+    "rank-offset",
+    "warning",
+    "The KV-event endpoint of one rank delivers the events of another: the ports are off by some "
+    "ranks. What is lost is mended for the wrong one, and where each rank is a worker of its own "
+    "one is credited with what the other holds.",
+    "Register each rank with its own port: the engine's base port + dp_rank.",
+)
+ENDPOINT_SHARED: Final = Cause(
+    "endpoint-shared",
+    "error",
+    "Two workers with different endpoints name the same KV-event or replay endpoint, so one gets "
+    "credit for what the other holds.",
+    "Register each worker with the endpoints of its own engine.",
+)
+TOKEN_MISMATCH: Final = Cause(
+    "token-mismatch",
+    "error",
+    "Prompts come again and never match although engines keep telling of new blocks: the token "
+    "ids of requests are not those the engine computes. Usually the chat template is not applied "
+    "before routing, or the tokenizer or its special tokens differ.",
+    "Send the token ids the engine itself would make: the same tokenizer, chat template, tools "
+    "and add_generation_prompt.",
+)
+FIRST_TOKEN: Final = Cause(
+    "extra-first-token",
+    "error",
+    "Prompts match once their first token is left out: requests begin with a token (BOS, mostly) "
+    "that the engine does not see.",
+    "Tokenise for routing as the engine does: without add_special_tokens where the chat template "
+    "brings BOS itself.",
+)
+HASH_MISMATCH: Final = Cause(
+    "block-hash-mismatch",
+    "error",
+    "Prompts come again as block hashes and never match although engines keep telling of new "
+    "blocks: the caller hashes other tokens, or in another way (not XXH3-64 with seed 1337 over "
+    "little-endian u32, salt or adapter left out; an engine's own block hashes, which depend on "
+    "PYTHONHASHSEED, never match).",
+    "Hash as the README says, or send token_ids and let this service hash them.",
+)
+REQUEST_BLOCK_SIZE: Final = Cause(
+    "request-block-size",
+    "error",
+    "Prompts come as block hashes of another block size than the workers have, so none matches.",
+    "Hash with the block_size that GET /workers tells.",
+)
+INDEX_UNTRUE: Final = Cause(
+    "index-untrue",
+    "warning",
+    "The engine finds much less of its prompts cached than its events made expect: removals do not "
+    "reach us, another engine's events are credited to it, or prompts are changed on their way to "
+    "it. Its overlap counts for less until it is right again.",
+    "Compare the tokens that reach the engine with those that are routed (GET /trust tells the "
+    "errors), and give the worker its own events endpoint and a replay_endpoint: its index is then "
+    "read again.",
+)
+LORA_MISMATCH: Final = Cause(
+    "lora-mismatch",
+    "error",
+    "Prompts match as soon as another LoRA adapter is taken for theirs: requests and events do "
+    "not call it the same, or only one side names it.",
+    "Send in lora_name exactly what the engine calls the adapter; nothing for the base model.",
+)
+SALT_MISMATCH: Final = Cause(
+    "salt-mismatch",
+    "error",
+    "Prompts match as soon as another cache_salt is taken for theirs: the salt that reaches the "
+    "engine is not the one that reaches this service.",
+    "Send the same cache_salt here and to the engine, or to neither.",
+)
+REPLICA_UNREACHABLE: Final = Cause(
+    "replica-unreachable",
+    "error",
+    "A configured replica cannot be connected to: it is gone, its --replica-sync-port is another "
+    "one, or a network policy is in the way. Load booked there is not seen here.",
+    "Correct --replica-sync-peers, or deregister what is gone "
+    "(POST /replica_sync/deregister_peer).",
+    30.0,
+)
+REPLICA_SILENT: Final = Cause(
+    "replica-silent",
+    "warning",
+    "Something listens at a configured replica's endpoint, and no replica speaks there: it is "
+    "another port, or a replica that hangs.",
+    "Name the replica's --replica-sync-port in --replica-sync-peers; restart one that hangs.",
+    30.0,
+)
+REPLICA_BEHIND: Final = Cause(
+    "replica-behind",
+    "warning",
+    "Something a replica said was missed, and its snapshot cannot be fetched to make up for it: "
+    "its HTTP port is not reachable from here.",
+    "Set --advertise-url on the replica to where its HTTP port can be reached.",
+    60.0,
+)
+REPLICA_WORKERS: Final = Cause(
+    "replica-workers-differ",
+    "warning",
+    "A replica books on workers that are not registered here: replicas tell each other bookings, "
+    "not workers.",
+    "Register every worker at every replica, or let all use the same discovery.",
+    60.0,
+)
+REPLICA_NAMESAKE: Final = Cause(
+    "replica-namesake",
+    "error",
+    "Another process speaks under this one's router id, so neither hears the other: its "
+    "--state-dir is a copy of this one's.",
+    "Start one of the two from an empty --state-dir.",
+)
+UNKNOWN_MODEL: Final = Cause(
+    "unknown-model",
+    "warning",
+    "Requests name a model or tenant that has no worker while others have some: the names differ "
+    "in case or prefix, or the workers were registered without them.",
+    "Use the same model_name and tenant_id in requests and in POST /workers.",
+)
+NEVER_FREED: Final = Cause(
+    "reservations-expire",
+    "warning",
+    "Most reservations end because nobody speaks of them any more: callers do not free them, so "
+    "workers look busier than they are.",
+    "Call DELETE /reservations/{id} at the end of every request, with the id that was booked, "
+    "also of those that fail; or book under a lease.",
+)
+UNREACHABLE_FROM_HERE: Final = Cause(
+    "unreachable-from-here",
+    "warning",
+    "No TCP connection from where `select-service doctor --probe` runs: nothing listens there, or "
+    "a network policy is in the way.",
+    "If the service finds nothing wrong with it, only the way from you to the port is closed; "
+    "otherwise start the engine, or open the port.",
+)
+"""Found by the command, not by the service."""
+
+CAUSES: Final = (
+    *(WORKER_INCOMPLETE, NO_WORKERS),
+    *(EVENTS_UNREACHABLE, NO_EVENTS, WRONG_TOPIC, EVENTS_UNREADABLE),
+    *(BLOCK_SIZE_MISMATCH, EVENTS_NOT_INDEXED, EVENTS_LOST, PAST_EVENTS_MISSING),
+    *(REPLAY_MUTE, REPLAY_WRONG_RANK, REPLAY_OF_ANOTHER),
+    *(SEQUENCE_JUMPS, RESTART_STORM, CLOCK_SKEW, RANK_OFFSET, ENDPOINT_SHARED),
+    *(TOKEN_MISMATCH, FIRST_TOKEN, HASH_MISMATCH, REQUEST_BLOCK_SIZE),
+    *(LORA_MISMATCH, SALT_MISMATCH, INDEX_UNTRUE),
+    *(REPLICA_UNREACHABLE, REPLICA_SILENT, REPLICA_BEHIND, REPLICA_WORKERS, REPLICA_NAMESAKE),
+    *(UNKNOWN_MODEL, NEVER_FREED),
+)
+"""All that the service can find; the labels of the metric."""

@@ -1,0 +1,232 @@
+"""One examination of the whole fleet, in steps: whoever runs it may pause after each.
+
+Facts are read where they are kept; nothing is changed but the examiner's own memory. What is
+suspected is named in the rooms beside (streams, prompts, fleet), and `suspicions.py` says what of
+it has lasted long enough to be told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from indexer.types import Scope, WorkerRank
+from select_service.core.doctor import causes
+from select_service.core.doctor.fleet import (
+    Endpoints,
+    Habits,
+    look_at_replicas,
+    look_at_worker,
+    server_of,
+)
+from select_service.core.doctor.prompts import Owner, PromptWatch
+from select_service.core.doctor.streams import Look, StreamWatch
+from select_service.core.doctor.suspicions import Suspicions
+from select_service.doctor_types import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from indexer.core.stream import EventStream
+    from indexer.types import LinkState
+    from select_service.core.catalog import Catalog
+    from select_service.core.counters import Counters, ReplicaCounters
+    from select_service.core.doctor.suspicions import Change
+    from select_service.core.membership import Membership
+    from select_service.core.reading import Reader
+    from select_service.core.sampling import Sampler
+    from select_service.doctor_types import DoctorLimits, PeerLink, Report
+    from select_service.types import ReplicaStatus
+
+
+PAST_S: Final = 3600.0
+"""What a stream has missed before it was listened to explains so long why prompts do not match."""
+
+
+class Examiner:
+    """Looks at everything once a round; remembers what one look cannot show.
+
+    Attributes:
+        rounds: Examinations that came to their end.
+    """
+
+    def __init__(  # noqa: PLR0913 - the rooms it looks into, keyword only
+        self,
+        *,
+        catalog: Catalog,
+        membership: Membership,
+        reader: Reader,
+        sampler: Sampler,
+        counters: Counters,
+        replica_counters: ReplicaCounters,
+        replica_timeout_s: float,
+        limits: DoctorLimits,
+        now: float,
+    ) -> None:
+        self._catalog = catalog
+        self._membership = membership
+        self._reader = reader
+        self._sampler = sampler
+        self._limits = limits
+        self._replica_timeout_s = replica_timeout_s
+        self._habits = Habits(reader, counters, replica_counters, now)
+        self._prompts = PromptWatch()
+        self._watches: dict[WorkerRank, StreamWatch] = {}
+        self._stored: dict[Owner, int] = {}  # blocks told of, by the last round
+        self._past_missing: set[Owner] = set()
+        self.suspicions = Suspicions(limits.findings_max)
+        self.rounds = 0
+        self.changes: list[Change] = []  # by the last round
+
+    def round(
+        self,
+        now: float,
+        wall_now: float,
+        *,
+        link_of: Callable[[EventStream], LinkState | None],
+        peers: Sequence[PeerLink] = (),
+        replicas: Sequence[ReplicaStatus] = (),
+    ) -> Iterator[None]:
+        """Examine the fleet; each step takes some ten microseconds.
+
+        Args:
+            now: monotonic seconds.
+            wall_now: seconds since 1970, to be compared with the engines'.
+            link_of: how it stands with a stream's connection.
+            peers: replicas that are listened to.
+            replicas: what is known of those heard.
+        """
+        self.suspicions.begin()
+        yield from self._look_at_workers(now)
+        yield from self._look_at_streams(now, wall_now, link_of)
+        yield from self._look_at_prompts(now)
+        yield from self._look_at_trust(now)
+        found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
+        for cause, subject, what in (*found, *self._habits.look(now)):
+            self.suspicions.suspect(cause, subject, what, now)
+        self.changes = yield from self.suspicions.conclude(now)
+        self.rounds += 1
+
+    def report(self, now: float) -> Report:
+        """What the last round has found."""
+        return self.suspicions.report(now)
+
+    def _look_at_workers(self, now: float) -> Iterator[None]:
+        for worker in [*self._catalog]:
+            suspect = look_at_worker(worker)
+            if suspect is not None:
+                self.suspicions.suspect(*suspect, now)
+            yield
+        if not self._reader.schedulable:
+            self.suspicions.suspect(causes.NO_WORKERS, Subject(), "no schedulable worker", now)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _look_at_streams(
+        self, now: float, wall_now: float, link_of: Callable[[EventStream], LinkState | None]
+    ) -> Iterator[None]:
+        endpoints = Endpoints()
+        watches = self._watches
+        seen: set[WorkerRank] = set()
+        stored: dict[Owner, int] = {}
+        past_missing: set[Owner] = set()
+        for stream, endpoint, replay in self._membership.sources():
+            if stream.closed:
+                continue
+            rank, scope = stream.rank, stream.scope
+            for owner in (scope, (scope, rank)):
+                stored[owner] = stored.get(owner, 0) + stream.tallies.blocks_stored
+            link = link_of(stream)
+            if link is not None:
+                look = self._look(stream, link, replay, now, wall_now)
+                watch = watches.get(rank)
+                if watch is None or watch.stream is not stream:
+                    watch = StreamWatch(stream, link.connections, look.requests, now)
+                    watches[rank] = watch
+                seen.add(rank)
+                if stream.kv_state == "uncertain" and now - watch.known_since < PAST_S:
+                    past_missing |= {scope, (scope, rank)}
+                subject = _subject(scope, rank, endpoint)
+                for cause, what in watch.look(look):
+                    self.suspicions.suspect(cause, subject, what, now)
+            clash = endpoints.name(rank, self._server_of(rank), endpoint, replay)
+            if clash is not None:
+                subject = _subject(scope, rank, endpoint)
+                self.suspicions.suspect(causes.ENDPOINT_SHARED, subject, clash, now)
+            yield
+        for rank in watches.keys() - seen:
+            del watches[rank]
+        self._stored, self._past_missing = stored, past_missing
+
+    def _look(
+        self,
+        stream: EventStream,
+        link: LinkState,
+        replay: str | None,
+        now: float,
+        wall_now: float,
+    ) -> Look:
+        if stream.last_event_at is not None:  # then the samples say what it was asked
+            return Look(link, replay, 0, holds_anything=True, now=now, wall_now=wall_now)
+        partition = self._membership.partitions[stream.scope]
+        slot = partition.index.slot_of(stream.rank)
+        requests = 0
+        if slot is not None and not self._only_decodes(stream.rank.worker_id):
+            ledger = partition.ledger
+            requests = int(ledger.requests[slot]) if ledger.decode[slot] else 0
+        holds = partition.index.holds_anything(stream.rank)
+        return Look(link, replay, requests, holds, now, wall_now)
+
+    def _only_decodes(self, worker_id: int) -> bool:
+        """Whether what a worker caches comes from others, who tell of it."""
+        worker = self._catalog.find(worker_id)
+        return worker is not None and worker.spec.role == "decode"
+
+    def _server_of(self, rank: WorkerRank) -> str | None:
+        worker = self._catalog.find(rank.worker_id)
+        return None if worker is None else server_of(worker.spec.endpoint or "")
+
+    # -- prompts -----------------------------------------------------------------------------------
+
+    def _look_at_prompts(self, now: float) -> Iterator[None]:
+        for sample in self._sampler.drain(self._limits.samples_max):
+            partition = self._membership.partitions.get(sample.scope)
+            if partition is not None and not self._only_decodes(sample.worker_id):
+                watch = self._watches.get(WorkerRank(sample.worker_id, sample.dp_rank))
+                if watch is not None and sample.new_blocks:
+                    watch.asked(sample.at)
+                self._prompts.judge(sample, partition.index, self._stored)
+            yield
+        for found in self._prompts.suspects(
+            self._membership.registry.index, self._stored, self._past_missing.__contains__, now
+        ):
+            if found is not None:
+                owner, cause, what = found
+                subject = (
+                    Subject(model_name=owner.model_name, tenant_id=owner.tenant_id)
+                    if isinstance(owner, Scope)
+                    else _subject(*owner)
+                )
+                self.suspicions.suspect(cause, subject, what, now)
+            yield
+
+    def _look_at_trust(self, now: float) -> Iterator[None]:
+        """What engines say of their prompts is judged elsewhere; here it is told."""
+        for scope, partition in [*self._membership.partitions.items()]:
+            for slot, rank in [*partition.trust.distrusted()]:
+                at = partition.index.rank_of(slot)
+                if at is not None:
+                    what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
+                    self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
+            yield
+
+
+def _subject(scope: Scope, rank: WorkerRank, endpoint: str | None = None) -> Subject:
+    subject = Subject(
+        model_name=scope.model_name,
+        tenant_id=scope.tenant_id,
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+    )
+    return subject if endpoint is None else replace(subject, endpoint=endpoint)

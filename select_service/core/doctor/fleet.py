@@ -1,0 +1,126 @@
+"""What shows without looking at events: records, endpoints, replicas, and how callers behave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.doctor import causes
+from select_service.core.doctor.growth import Growth
+from select_service.doctor_types import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from indexer.types import WorkerRank
+    from select_service.core.catalog import Worker
+    from select_service.core.counters import Counters, ReplicaCounters
+    from select_service.core.doctor.causes import Cause
+    from select_service.core.reading import Reader
+    from select_service.doctor_types import PeerLink
+    from select_service.types import ReplicaStatus
+
+STRAYED_MIN: Final = 5
+"""Requests for a model without workers within the window that are no slip of somebody's hand."""
+
+EXPIRED_MIN: Final = 10
+"""Reservations that nobody freed, within the window, and more than were freed."""
+
+Suspect = tuple["Cause", Subject, str]
+
+
+class Endpoints:
+    """Who names which endpoint; two servers cannot share one."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, tuple[WorkerRank, str | None]] = {}
+        self._replays: dict[str, tuple[WorkerRank, str | None]] = {}
+
+    def name(
+        self, rank: WorkerRank, server: str | None, endpoint: str, replay: str | None
+    ) -> str | None:
+        """Note a rank's endpoints; return what is wrong about them.
+
+        Ranks of one server may share: some engines have one publisher for all.
+        """
+        for kind, known, named in (
+            ("KV-event", self._events, endpoint),
+            ("replay", self._replays, replay),
+        ):
+            if named is None:
+                continue
+            other, its_server = known.setdefault(named, (rank, server))
+            if other.worker_id != rank.worker_id and its_server != server:
+                return f"worker {other.worker_id} names the same {kind} endpoint, {named}"
+        return None
+
+
+def server_of(endpoint: str) -> str:
+    """Return what of an endpoint names the server: one may serve several models by path."""
+    scheme, mark, rest = endpoint.partition("://")
+    return f"{scheme}{mark}{rest.partition('/')[0]}" if mark else endpoint
+
+
+def look_at_worker(worker: Worker) -> Suspect | None:
+    """Name what keeps a worker from being scheduled."""
+    if worker.lifecycle != "incomplete":
+        return None
+    subject = Subject(
+        model_name=worker.scope.model_name,
+        tenant_id=worker.scope.tenant_id,
+        worker_id=worker.worker_id,
+    )
+    return causes.WORKER_INCOMPLETE, subject, "; ".join(worker.reasons)
+
+
+def look_at_replicas(
+    peers: Sequence[PeerLink], statuses: Sequence[ReplicaStatus], timeout_s: float
+) -> Iterator[Suspect]:
+    """Name replicas that are not heard, or cannot be followed."""
+    # the reference's replicas speak only when something happens
+    terse = {one.peer for one in statuses if one.state == "foreign"}
+    for peer in peers:
+        subject = Subject(peer=peer.endpoint)
+        if not peer.is_connected:
+            yield causes.REPLICA_UNREACHABLE, subject, "no connection"
+        elif peer.quiet_s > timeout_s and peer.endpoint not in terse:
+            yield causes.REPLICA_SILENT, subject, f"connected, and no word for {peer.quiet_s:.0f} s"
+    for one in statuses:
+        subject = Subject(peer=one.peer)
+        if one.state == "behind":
+            said = f"{one.missing} statements missing, {one.pulls_failed} fetches failed"
+            yield causes.REPLICA_BEHIND, subject, said
+        if one.state == "synced" and one.unbooked * 2 > one.claims:
+            said = f"{one.unbooked} of its {one.claims} reservations are on workers unknown here"
+            yield causes.REPLICA_WORKERS, subject, said
+
+
+class Habits:
+    """How callers and namesakes behave, by counters that only go up."""
+
+    def __init__(
+        self, reader: Reader, counters: Counters, replicas: ReplicaCounters, now: float
+    ) -> None:
+        self._reader = reader
+        self._counters = counters
+        self._replicas = replicas
+        self._growth = Growth(self._counts(), now)
+
+    def _counts(self) -> tuple[int, ...]:
+        counters = self._counters
+        return (
+            *(self._reader.strayed, counters.reservations_expired, counters.reservations_freed),
+            self._replicas.namesakes,
+        )
+
+    def look(self, now: float) -> Iterator[Suspect]:
+        """Name what has gone on lately."""
+        strayed, expired, freed, namesakes = self._growth.of(self._counts(), now)
+        scope = self._reader.strayed_to
+        if strayed >= STRAYED_MIN and scope is not None:
+            subject = Subject(model_name=scope.model_name, tenant_id=scope.tenant_id)
+            yield causes.UNKNOWN_MODEL, subject, f"{strayed} requests lately, no worker"
+        if expired >= EXPIRED_MIN and expired > freed:
+            said = f"{expired} reservations expired lately, {freed} were freed"
+            yield causes.NEVER_FREED, Subject(), said
+        if namesakes:
+            yield causes.REPLICA_NAMESAKE, Subject(), f"{namesakes} messages under our router id"

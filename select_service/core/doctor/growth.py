@@ -1,0 +1,28 @@
+"""How much counters have grown lately: over the last minute or two, at two snapshots each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WINDOW_S: Final = 60.0
+"""Growth is told over the last one to two of these; what went well again is forgotten by then."""
+
+
+class Growth:
+    """Growth of one set of counters that only go up."""
+
+    __slots__ = ("_older", "_rotated_at", "_younger")
+
+    def __init__(self, counts: tuple[int, ...], now: float) -> None:
+        """Start to watch: what was counted before is nobody's news."""
+        self._older = self._younger = counts
+        self._rotated_at = now
+
+    def of(self, counts: tuple[int, ...], now: float) -> tuple[int, ...]:
+        """Return how much each has grown within the window."""
+        if now - self._rotated_at >= WINDOW_S:
+            # after a long break between two looks nothing of before counts
+            is_long = now - self._rotated_at >= 2 * WINDOW_S
+            self._older = counts if is_long else self._younger
+            self._younger, self._rotated_at = counts, now
+        return tuple(new - old for new, old in zip(counts, self._older, strict=True))

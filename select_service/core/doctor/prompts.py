@@ -1,0 +1,199 @@
+"""Prompts that come again and match nothing: whose blocks should be there, and why they are not.
+
+Of the samples (`core/sampling.py`) one is judged when the same beginning was asked for half a
+minute before: by then an engine has told of it, and the index has it unless something is wrong. One
+that is found clears its scope and its rank of all suspicion. What never matches is tried in other
+ways, with the salts and adapters that events carry, or a token later: a way that matches is proof.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from indexer.core.hashing import block_hashes
+from indexer.types import BASE_NAMESPACE, HASH_BYTES, Scope, WorkerRank
+from select_service.core.doctor import causes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from indexer.core.index import KvIndex
+    from indexer.types import Namespace
+    from select_service.core.doctor.causes import Cause
+    from select_service.core.sampling import Sample
+
+SETTLE_S: Final = 30.0
+"""An engine has told of a prompt by then: it waited, computed, and its step was published."""
+
+SEEN_MAX: Final = 8192
+"""Beginnings of prompts remembered, of scopes and of ranks; some 250 bytes each."""
+
+OWNERS_MAX: Final = 4096
+"""Scopes and ranks whose verdicts are kept."""
+
+VERDICTS_MAX: Final = 32
+"""Verdicts kept of each; as many misses in a row forget the last hit."""
+
+VERDICTS_S: Final = 900.0
+"""Older ones say nothing."""
+
+MISSES_MIN: Final = 8
+"""Prompts that came again and matched nothing, with none that matched, until that is odd."""
+
+PROMPTS_MIN: Final = 3
+"""Different ones among them: a probe that asks the same all day, and sends nothing, is none."""
+
+TRIALS_MAX: Final = 4
+"""Prompts that are tried in other ways."""
+
+CHAINS_MAX: Final = 64
+"""Newest sequences in the index whose salts and adapters are tried."""
+
+NAMESPACES_MAX: Final = 8
+
+Owner = Scope | tuple[Scope, WorkerRank]
+
+
+class Verdict(NamedTuple):
+    """A prompt that came again."""
+
+    at: float
+    is_hit: bool
+    sample: Sample
+    stored: int  # blocks the owner had told of by then, ever
+
+
+class PromptWatch:
+    """What became of prompts that came again, by scope and by rank."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Owner, bytes], float] = {}
+        self._verdicts: dict[Owner, deque[Verdict]] = {}
+
+    def judge(self, sample: Sample, index: KvIndex, stored: Mapping[Owner, int]) -> None:
+        """Look whether what a prompt needs is there, if it has been asked for before."""
+        rank = WorkerRank(sample.worker_id, sample.dp_rank)
+        for owner in (sample.scope, (sample.scope, rank)):
+            key = (owner, sample.beginning)
+            seen_at = self._seen.setdefault(key, sample.at)
+            if sample.at - seen_at >= SETTLE_S:
+                slot = None if isinstance(owner, Scope) else index.slot_of(rank)
+                self._note(
+                    owner,
+                    sample,
+                    stored.get(owner, 0),
+                    is_hit=_holds(index, sample.beginning, slot),
+                )
+        while len(self._seen) > SEEN_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def _note(self, owner: Owner, sample: Sample, stored: int, *, is_hit: bool) -> None:
+        verdicts = self._verdicts.get(owner)
+        if verdicts is None:
+            verdicts = self._verdicts[owner] = deque(maxlen=VERDICTS_MAX)
+            if len(self._verdicts) > OWNERS_MAX:
+                del self._verdicts[next(iter(self._verdicts))]
+        if is_hit and verdicts and verdicts[-1].is_hit:
+            verdicts.pop()  # the last one is enough
+        verdicts.append(Verdict(sample.at, is_hit, sample, stored))
+
+    def suspects(
+        self,
+        index_of: Callable[[Scope], KvIndex | None],
+        stored: Mapping[Owner, int],
+        is_past_missing: Callable[[Owner], bool],
+        now: float,
+    ) -> Iterator[tuple[Owner, Cause, str] | None]:
+        """Yield who matches nothing, and why; None after each owner, for pauses.
+
+        Of a scope that matches nothing at all its ranks are not named.
+        """
+        mute: set[Scope] = set()
+        owners = sorted(self._verdicts, key=lambda owner: not isinstance(owner, Scope))
+        for owner in owners:
+            yield None
+            scope = owner if isinstance(owner, Scope) else owner[0]
+            index = index_of(scope)
+            if index is None:
+                self._verdicts.pop(owner, None)
+                continue
+            misses = self._misses(owner, stored.get(owner, 0), now)
+            if scope in mute or not misses:
+                continue
+            if isinstance(owner, Scope):
+                mute.add(scope)
+            slot = None if isinstance(owner, Scope) else index.slot_of(owner[1])
+            cause = _tried(index, misses, slot)
+            if cause is None:
+                cause = (
+                    causes.PAST_EVENTS_MISSING
+                    if is_past_missing(owner)
+                    else _guessed(index, misses)
+                )
+            yield owner, cause, _told(misses)
+
+    def _misses(self, owner: Owner, stored: int, now: float) -> list[Sample]:
+        """The prompts of an owner that matches nothing although it tells of blocks; else none."""
+        verdicts = self._verdicts.get(owner)
+        if verdicts is None:
+            return []
+        while verdicts and now - verdicts[0].at > VERDICTS_S:
+            verdicts.popleft()
+        if not verdicts:
+            del self._verdicts[owner]
+            return []
+        if any(one.is_hit for one in verdicts) or len(verdicts) < MISSES_MIN:
+            return []
+        if len({one.sample.beginning for one in verdicts}) < PROMPTS_MIN:
+            return []
+        # nothing told since: no engine was sent anything, or `streams` has to say something
+        return [one.sample for one in verdicts] if stored > verdicts[0].stored else []
+
+
+def _holds(index: KvIndex, beginning: bytes, slot: int | None) -> bool:
+    """Whether somebody, or the rank behind a slot, holds the beginning of a prompt."""
+    matches = index.find_matches(beginning)
+    blocks = len(beginning) // HASH_BYTES
+    whole = [mask for count, mask in matches.groups if count >= blocks]
+    whole += [mask for _, mask in (*matches.host, *matches.disk)]  # it goes on below
+    if slot is None:
+        return bool(whole)
+    return any((matches.slots(mask) == slot).any() for mask in whole)
+
+
+def _tried(index: KvIndex, misses: list[Sample], slot: int | None) -> Cause | None:
+    """Find a way in which a prompt matches after all."""
+    found = sorted(index.newest_namespaces(CHAINS_MAX))[:NAMESPACES_MAX]
+    for sample in [one for one in misses if one.tokens][-TRIALS_MAX:]:
+        size = len(sample.beginning) // HASH_BYTES * index.block_size
+        for namespace in (BASE_NAMESPACE, *found):
+            if namespace != sample.namespace and _would_match(
+                index, sample.tokens[:size], namespace, slot
+            ):
+                is_adapter = namespace.lora_name != sample.namespace.lora_name
+                return causes.LORA_MISMATCH if is_adapter else causes.SALT_MISMATCH
+        if len(sample.tokens) > size and _would_match(
+            index, sample.tokens[1:], sample.namespace, slot
+        ):
+            return causes.FIRST_TOKEN
+    return None
+
+
+def _would_match(index: KvIndex, tokens: list[int], namespace: Namespace, slot: int | None) -> bool:
+    return _holds(index, block_hashes(tokens, index.block_size, namespace=namespace), slot)
+
+
+def _guessed(index: KvIndex, misses: list[Sample]) -> Cause:
+    """The likeliest cause of what cannot be proven."""
+    if any(one.form != "hashes" for one in misses):
+        return causes.TOKEN_MISMATCH
+    size = index.block_size
+    if all(one.isl_tokens // size != one.blocks for one in misses):
+        return causes.REQUEST_BLOCK_SIZE
+    return causes.HASH_MISMATCH
+
+
+def _told(misses: list[Sample]) -> str:
+    different = len({one.beginning for one in misses})
+    return f"{len(misses)} prompts came again ({different} different ones), and none matched"

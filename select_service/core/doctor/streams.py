@@ -1,0 +1,287 @@
+"""One rank's events: do they come, can they be used, are they whose they should be?
+
+A `StreamWatch` remembers of one stream what one look cannot show. It is asked once in a round and
+names what it suspects; how long that must last is in the causes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.core.doctor import causes
+from select_service.core.doctor.growth import Growth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indexer.core.stream import EventStream
+    from indexer.core.tallies import Tallies
+    from indexer.types import LinkState
+    from select_service.core.doctor.causes import Cause
+
+SILENCE_S: Final = 30.0
+"""How long a worker may take to tell of prompts it was given: to queue and to compute them."""
+
+ASKS_MIN: Final = 3
+"""Prompts a worker that never said a word must have been given until that is odd."""
+
+SILENCE_AGAIN_S: Final = 120.0
+"""The same of one that has spoken before: a very long prompt may be all it computes."""
+
+ASKS_AGAIN_MIN: Final = 5
+"""The same of one that has spoken before: some of its prompts may have been cached after all."""
+
+EVENTS_MIN: Final = 4
+"""Events that could not be used, and nothing else, until that is no accident."""
+
+RESTARTS_MIN: Final = 3
+"""Lives of an engine within the window that are too many."""
+
+REPLAYS_MIN: Final = 2
+"""Replays in a row that nobody answered."""
+
+LOSSES_MIN: Final = 2
+LOSS_WINDOW_S: Final = 300.0
+"""So often within so long a stream may not lose batches; once may happen to anybody."""
+
+SKEW_S: Final = 60.0
+"""Events may be that late, or that early."""
+
+SKEWS_MIN: Final = 2
+"""Looks in a row at new events that must agree about it."""
+
+RUN_S: Final = 60.0
+"""How long what worked before must go wrong until that is said."""
+
+_STORES: Final = frozenset({"stored", "unreadable"})
+_USABLE: Final = frozenset({"applied", "placeholder", "duplicate_hash"})
+_NEUTRAL: Final = frozenset({"other_group", "remote", "empty", "no_op"})  # rightly left out
+_UNREADABLE: Final = ("frames", "sequence", "payload")
+_ANSWERED: Final = ("complete", "overtaken", "past_gone", "wrong_rank")
+_UNANSWERED: Final = ("silent", "deadline", "garbage", "budget")
+
+Suspect = tuple["Cause", str]
+
+
+class Look(NamedTuple):
+    """What is known of a stream's surroundings at one moment."""
+
+    link: LinkState
+    replay_endpoint: str | None
+    requests: int  # that the rank carries
+    holds_anything: bool
+    now: float
+    wall_now: float
+
+
+class StreamWatch:
+    """What one stream did lately."""
+
+    __slots__ = (
+        *("_answered", "_asked_since", "_asks", "_batches", "_heard_at", "_link_since", "_lives"),
+        "_requests",
+        *("_losses", "_lost", "_readable", "_replayed", "_skewed", "_skews", "_usable"),
+        *("known_since", "stream"),
+    )
+
+    def __init__(self, stream: EventStream, connections: int, requests: int, now: float) -> None:
+        self.stream = stream
+        self.known_since = now
+        self._lives = Growth(_lives(stream.tallies, connections), now)
+        self._asks = 0  # prompts given since the last word
+        self._asked_since = 0.0
+        self._requests = requests  # those before may be of an earlier life, and all computed
+        self._heard_at: float | None = None
+        self._link_since = now
+        self._usable = Run()
+        self._readable = Run()
+        self._answered = Run()
+        self._lost = self._batches = 0
+        self._losses: deque[float] = deque(maxlen=LOSSES_MIN)
+        self._replayed = self._skewed = self._skews = 0
+
+    def asked(self, at: float) -> None:
+        """The rank was given a prompt with blocks it has to compute, and so to tell of."""
+        heard_at = self.stream.last_event_at
+        if at > self._link_since and (heard_at is None or at > heard_at):
+            if not self._asks:
+                self._asked_since = at
+            self._asks += 1
+
+    def look(self, look: Look) -> Iterator[Suspect]:
+        """Name what is wrong, as far as it shows."""
+        self._follow_silence(look)
+        if not look.link.is_connected:
+            yield causes.EVENTS_UNREACHABLE, "no connection to the publisher of its events"
+        elif silent := self._silence(look):
+            yield silent
+        yield from self._unusable(look)
+        yield from self._jumps(look)
+        yield from self._replays(look)
+        yield from self._loss(look)
+        yield from self._skew(look)
+        yield from self._offset()
+
+    # -- do they come? -----------------------------------------------------------------------------
+
+    def _follow_silence(self, look: Look) -> None:
+        heard_at = self.stream.last_event_at
+        if heard_at != self._heard_at or look.link.since != self._link_since:
+            self._heard_at, self._link_since, self._asks = heard_at, look.link.since, 0
+        came, self._requests = look.requests - self._requests, look.requests
+        if heard_at is None and not look.holds_anything:  # whatever came is new to it
+            for _ in range(min(came, ASKS_MIN)):
+                self.asked(look.now)
+
+    def _silence(self, look: Look) -> Suspect | None:
+        enough, long_s = ASKS_MIN, SILENCE_S
+        if self._heard_at is not None:
+            enough, long_s = ASKS_AGAIN_MIN, SILENCE_AGAIN_S
+        if self._asks < enough or look.now - self._asked_since < long_s:
+            return None
+        if look.link.load_reports and not self.stream.tallies.messages:
+            return causes.WRONG_TOPIC, "only reports of load arrive, no events"
+        if self.stream.tallies.messages and self._heard_at is None:
+            return None  # something comes, and it is no event: see below
+        for_s = look.now - self._asked_since
+        return causes.NO_EVENTS, f"no event for {for_s:.0f} s although it was given prompts"
+
+    # -- can they be used? -------------------------------------------------------------------------
+
+    def _unusable(self, look: Look) -> Iterator[Suspect]:
+        tallies = self.stream.tallies
+        unreadable = sum(tallies.bad_messages.get(reason, 0) for reason in _UNREADABLE)
+        run = self._readable.go_on(tallies.batches, unreadable, look.now)
+        if run >= EVENTS_MIN:
+            yield causes.EVENTS_UNREADABLE, f"{run} messages, none of them a batch of events"
+        usable, refused = _uses(tallies)
+        run = self._usable.go_on(usable, sum(refused.values()), look.now)
+        if run < EVENTS_MIN:
+            return
+        outcome = max(refused, key=refused.__getitem__)
+        if outcome == "other_block_size":
+            said = f"of {tallies.other_block_size} tokens, its record of {self.stream.block_size}"
+            yield causes.BLOCK_SIZE_MISMATCH, f"its events tell of blocks {said}"
+        else:
+            said = f"{run} store events, none could be indexed (mostly {outcome})"
+            yield causes.EVENTS_NOT_INDEXED, said
+
+    # -- is it always the same engine? -------------------------------------------------------------
+
+    def _jumps(self, look: Look) -> Iterator[Suspect]:
+        tallies, connections = self.stream.tallies, look.link.connections
+        seen, hidden, connected = self._lives.of(_lives(tallies, connections), look.now)
+        lives = seen + hidden
+        if lives < RESTARTS_MIN:
+            return
+        # a new engine may be seen twice, by its number and by its answer; and one more may have
+        # connected before we looked
+        if lives <= 2 * (connected + 1):
+            if max(seen, hidden) >= RESTARTS_MIN:
+                yield causes.RESTART_STORM, f"the engine began anew {max(seen, hidden)} times"
+        elif hidden:
+            yield causes.REPLAY_OF_ANOTHER, f"{lives} changes of engine without a new connection"
+        else:
+            yield causes.SEQUENCE_JUMPS, f"numbers went back {lives} times without a new connection"
+
+    def _offset(self) -> Iterator[Suspect]:
+        own, names, ranks = self.stream.rank.dp_rank, self.stream.names, self.stream.worker_ranks
+        if not names or own in names:
+            return  # one publisher may speak for all ranks
+        # an engine that counts its ranks through a whole cluster is no fault; one that was
+        # registered under a number of its own should have that number
+        others = [name for name in names if name in ranks or (ranks.start and len(ranks) == 1)]
+        if others:
+            yield causes.RANK_OFFSET, f"its endpoint delivers events of dp_rank {min(others)}"
+
+    # -- can what is lost be had again? ------------------------------------------------------------
+
+    def _replays(self, look: Look) -> Iterator[Suspect]:
+        ended = self.stream.tallies.replays
+        good = sum(ended.get(outcome, 0) for outcome in _ANSWERED)
+        bad = sum(ended.get(outcome, 0) for outcome in _UNANSWERED)
+        run = self._answered.go_on(good, bad, look.now)
+        if not look.link.is_connected:
+            self._answered.forgive()  # who is gone answers nothing
+            return
+        if look.replay_endpoint is None:
+            return
+        if run >= REPLAYS_MIN:
+            yield causes.REPLAY_MUTE, f"{run} replays in a row without a useful answer"
+        if ended.get("wrong_rank") and not self.stream.has_replay:
+            yield causes.REPLAY_WRONG_RANK, "its replay endpoint answered for another rank"
+
+    def _loss(self, look: Look) -> Iterator[Suspect]:
+        tallies = self.stream.tallies
+        if tallies.lost_batches > self._lost and self._batches:  # before the first: the past
+            self._losses.append(look.now)
+        self._lost, self._batches = tallies.lost_batches, tallies.batches
+        losses = self._losses
+        if len(losses) == LOSSES_MIN and look.now - losses[0] <= LOSS_WINDOW_S:
+            yield causes.EVENTS_LOST, f"{tallies.lost_batches} batches lost for good"
+
+    # -- when were they made? ----------------------------------------------------------------------
+
+    def _skew(self, look: Look) -> Iterator[Suspect]:
+        stream, tallies = self.stream, self.stream.tallies
+        made_at, heard_at = stream.last_batch_ts, stream.last_event_at
+        if tallies.replayed_batches != self._replayed or stream.is_replaying:
+            self._replayed, self._skewed = tallies.replayed_batches, tallies.batches
+            return  # an old batch is no late one
+        if made_at is None or heard_at is None:
+            return
+        skew_s = look.wall_now - (look.now - heard_at) - made_at
+        if tallies.batches != self._skewed:  # there are new ones to judge by
+            self._skewed = tallies.batches
+            self._skews = self._skews + 1 if abs(skew_s) >= SKEW_S else 0
+        if self._skews >= SKEWS_MIN:
+            how = "behind" if skew_s > 0 else "ahead of"
+            yield causes.CLOCK_SKEW, f"the time of its events is {abs(skew_s):.0f} s {how} ours"
+
+
+class Run:
+    """How often something went wrong since it last went well."""
+
+    __slots__ = ("_bad", "_good", "_length", "_since")
+
+    def __init__(self) -> None:
+        self._good = self._bad = self._length = 0
+        self._since = 0.0
+
+    def go_on(self, good: int, bad: int, now: float) -> int:
+        """Follow two counters that only go up; return how long the run is, 0 while it is young.
+
+        A run on something that has worked before must last a while: good and bad may take turns.
+        """
+        if good > self._good:
+            self._length = 0
+        elif bad > self._bad:
+            if not self._length:
+                self._since = now
+            self._length += bad - self._bad
+        self._good, self._bad = good, bad
+        is_old = not good or now - self._since >= RUN_S
+        return self._length if is_old else 0
+
+    def forgive(self) -> None:
+        """What went wrong so far does not count."""
+        self._length = 0
+
+
+def _lives(tallies: Tallies, connections: int) -> tuple[int, ...]:
+    return tallies.restarts, tallies.hidden_restarts, connections
+
+
+def _uses(tallies: Tallies) -> tuple[int, dict[str, int]]:
+    """How many store events were of use, and why how many others were not."""
+    usable = 0
+    refused: dict[str, int] = {}
+    for (kind, _, outcome), count in tallies.events.items():
+        if kind not in _STORES or outcome in _NEUTRAL:
+            continue
+        if outcome in _USABLE:
+            usable += count
+        else:
+            refused[outcome] = refused.get(outcome, 0) + count
+    return usable, refused

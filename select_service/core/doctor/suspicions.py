@@ -1,0 +1,105 @@
+"""What looks wrong, since when, and whether for long enough to be told.
+
+The rooms beside say in each round what they suspect; what is not said again is over.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.core.doctor.causes import CAUSES
+from select_service.doctor_types import Finding, Report, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from select_service.core.doctor.causes import Cause
+
+_GRAVITY: Final = ("error", "warning", "info")
+_ORDER: Final = [c.code for c in sorted(CAUSES, key=lambda c: _GRAVITY.index(c.severity))]
+
+
+class _Suspicion(NamedTuple):
+    cause: Cause
+    subject: Subject
+    what: str
+    since: float
+
+
+class Change(NamedTuple):
+    """A finding that has come, or gone."""
+
+    code: str
+    severity: str
+    subject: Subject
+    what: str
+    is_there: bool
+
+
+class Suspicions:
+    """Kept from round to round; as many at most as workers, ranks and replicas times causes."""
+
+    def __init__(self, findings_max: int) -> None:
+        self._findings_max = findings_max
+        self._before: dict[tuple[str, Subject], _Suspicion] = {}
+        self._now: dict[tuple[str, Subject], _Suspicion] = {}
+        self._told: dict[str, dict[Subject, _Suspicion]] = {}  # by code
+        self.left_out = 0  # findings not told, ever
+
+    def begin(self) -> None:
+        """Begin a round; what one that was broken off has said does not count."""
+        self._now = {}
+
+    def suspect(self, cause: Cause, subject: Subject, what: str, now: float) -> None:
+        """Say that a cause seems to apply to a subject."""
+        key = (cause.code, subject)
+        before = self._before.get(key)
+        self._now[key] = _Suspicion(cause, subject, what, now if before is None else before.since)
+
+    def conclude(self, now: float) -> Generator[None, None, list[Change]]:
+        """End a round, with a pause after each suspicion; return what has come and gone by it."""
+        told: dict[str, dict[Subject, _Suspicion]] = {}
+        changes: list[Change] = []
+        for one in self._now.values():
+            code, subject = one.cause.code, one.subject
+            if now - one.since >= one.cause.after_s:
+                told.setdefault(code, {})[subject] = one
+                if subject not in self._told.get(code, ()):
+                    changes.append(_change(one, is_there=True))
+            yield
+        for code, ones in self._told.items():
+            for subject, one in ones.items():
+                if subject not in told.get(code, ()):
+                    changes.append(_change(one, is_there=False))
+                yield
+        self._before, self._now, self._told = self._now, {}, told
+        self.left_out += max(0, len(self) - self._findings_max)
+        return changes
+
+    def __len__(self) -> int:
+        return sum(map(len, self._told.values()))
+
+    def report(self, now: float) -> Report:
+        """What the last round has found, the gravest first."""
+        told = (one for code in _ORDER for one in self._told.get(code, {}).values())
+        return Report(
+            [_finding(one, now) for one in islice(told, self._findings_max)],
+            max(0, len(self) - self._findings_max),
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How many findings of each code there are, also those left out."""
+        return {code: len(self._told.get(code, ())) for code in _ORDER}
+
+
+def _change(one: _Suspicion, *, is_there: bool) -> Change:
+    return Change(one.cause.code, one.cause.severity, one.subject, one.what, is_there)
+
+
+def _finding(one: _Suspicion, now: float) -> Finding:
+    cause = one.cause
+    since_s = round(max(0.0, now - one.since), 3)
+    return Finding(
+        *(cause.code, cause.severity, one.subject, one.what, cause.why, cause.remedy), since_s
+    )

@@ -1,0 +1,239 @@
+"""How far a rank's index is believed: what its engines found of what was predicted, and how fresh.
+
+A factor from 0 to 1 for each slot of a partition, by which its overlap credit is multiplied; 1.0,
+exactly, of everybody who gives no reason. Pure arithmetic: `trusting.py` tells of finished prompts
+and of event streams and has a doubtful index read again, `projection.py` and the pricer ask.
+
+Only what was predicted and not found counts. What was found and not predicted is no reason to
+predict less: others may have computed it meanwhile, and less credit would be further from the
+truth.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+
+from select_service.core.columns import grown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.columns import Floats
+    from select_service.types import TrustSettings
+
+Reason: TypeAlias = Literal["prediction", "lag", "gaps"]
+"""Why credit shrinks; part of the API."""
+
+OUTLIER: Final = 4.0
+"""One prompt weighs at most so many average ones: a single long one that was evicted is no lie."""
+
+HOPELESS: Final = 0.8
+"""From this share on what a rank is said to hold is not worth keeping if it cannot be read anew."""
+
+
+class RankTrust:
+    """What is known of one rank."""
+
+    __slots__ = (
+        "_count",
+        "_missing",
+        "_weight",
+        "clearings",
+        "freshness",
+        "is_distrusted",
+        "mean_error_tokens",
+        "reports",
+        "reread_after",
+        "reread_samples",
+        "reread_wait_s",
+        "rereads",
+        "samples",
+        "stale",
+        "void_before",
+    )
+
+    def __init__(self) -> None:
+        self.reports = 0  # prompts whose cached tokens were told
+        self.mean_error_tokens = 0.0  # of them, predicted - actual
+        self.samples = 0  # of them, those of which anything was predicted
+        self._count = 0.0  # the same, older ones weighing less
+        self._weight = 0.0  # what was predicted for them, likewise
+        self._missing = 0.0  # and was not found
+        self.is_distrusted = False
+        self.freshness = 1.0
+        self.stale: tuple[Reason, ...] = ()
+        self.rereads = 0
+        self.clearings = 0  # of its stream, when it was looked at last
+        self.void_before = float("-inf")  # predictions are of an index that is no more
+        self.reread_after = 0.0  # no earlier than this the next
+        self.reread_wait_s = 0.0
+        self.reread_samples = 0  # how many there were at the last one
+
+    @property
+    def missing_share(self) -> float:
+        """The share of what was predicted lately that was not found, 0 to 1."""
+        return self._missing / self._weight if self._weight else 0.0
+
+    @property
+    def factor(self) -> float:
+        """By what the credit is multiplied: of what is predicted, so much is expected to be there.
+
+        1.0 exactly without a reason.
+        """
+        believed = 1.0 - self.missing_share if self.is_distrusted else 1.0
+        return believed * self.freshness
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why it is below 1."""
+        return ("prediction", *self.stale) if self.is_distrusted else self.stale
+
+    def tell(self, predicted: int, actual: int, window: int) -> None:
+        """Take in one prompt."""
+        self.reports += 1
+        self.mean_error_tokens += (predicted - actual - self.mean_error_tokens) / min(
+            self.reports, window
+        )
+
+    def count(self, predicted: int, actual: int, window: int) -> None:
+        """Weigh one prompt of which something was predicted; older ones fade."""
+        kept = 1.0 - 1.0 / window
+        weight = float(predicted)
+        if self._count:
+            weight = min(weight, OUTLIER * self._weight / self._count)
+        self.samples += 1
+        self._count = self._count * kept + 1.0
+        self._weight = self._weight * kept + weight
+        self._missing = self._missing * kept + weight * (max(0, predicted - actual) / predicted)
+
+
+class Trust:
+    """The ranks of one partition, by slot.
+
+    Attributes:
+        column: factors by slot; None: everybody's is 1.0, which is nearly always so.
+        changed: slots whose reasons have changed since somebody looked, with those before.
+    """
+
+    def __init__(self, settings: TrustSettings) -> None:
+        self.column: Floats | None = None
+        self.changed: dict[int, tuple[Reason, ...]] = {}
+        self._settings = settings
+        self._factors: Floats = np.ones(0)
+        self._below: set[int] = set()  # slots whose factor is not 1
+        self._ranks: dict[int, RankTrust] = {}
+        self._has_found = False  # whether any engine ever told more than 0
+
+    def ensure(self, rows: int) -> None:
+        """Make room for slots below `rows`; never shrinks."""
+        self._factors = grown(self._factors, rows, 1.0)
+        self._show()
+
+    def factor(self, slot: int) -> float:
+        """By what the overlap credit of a slot is multiplied."""
+        return 1.0 if self.column is None else float(self.column[slot])
+
+    def find(self, slot: int) -> RankTrust | None:
+        """Return what is known of a slot, if anything is."""
+        return self._ranks.get(slot)
+
+    def distrusted(self) -> Iterator[tuple[int, RankTrust]]:
+        """Yield the slots whose predictions were wrong."""
+        return ((slot, self._ranks[slot]) for slot in self._below if self._is_distrusted(slot))
+
+    def _is_distrusted(self, slot: int) -> bool:
+        return self._ranks[slot].is_distrusted
+
+    def forget(self, slot: int) -> None:
+        """Its rank has gone; the next one there is believed."""
+        self._ranks.pop(slot, None)
+        self.changed.pop(slot, None)
+        if slot in self._below:
+            self._below.discard(slot)
+            self._factors[slot] = 1.0
+            self._show()
+
+    # -- reasons ---------------------------------------------------------------------------------
+
+    def void(self, slot: int, clearings: int, now: float) -> None:
+        """What was predicted is void if a rank's index was cleared since the last call."""
+        rank = self._rank(slot)
+        if clearings != rank.clearings:
+            rank.clearings, rank.void_before = clearings, now
+
+    def compare(self, slot: int, predicted: int, actual: int, since: float) -> None:
+        """An engine says what it found of a prompt.
+
+        Args:
+            slot: of its rank.
+            predicted: cached tokens its index promised, of those an engine can find at all.
+            actual: what it found.
+            since: when that was predicted, monotonic.
+        """
+        rank = self._rank(slot)
+        window = self._settings.samples
+        rank.tell(predicted, actual, window)
+        self._has_found |= actual > 0
+        if predicted <= 0 or since <= rank.void_before:
+            return
+        rank.count(predicted, actual, window)
+        before = rank.reasons
+        if rank.is_distrusted:
+            rank.is_distrusted = rank.missing_share >= self._settings.error_clear
+            if not rank.is_distrusted:
+                rank.reread_after = rank.reread_wait_s = 0.0
+        # engines that do not count what they find are told of as 0, all of them, for ever
+        elif self._has_found and rank.samples >= self._settings.samples / 2:
+            rank.is_distrusted = rank.missing_share > self._settings.error_max
+        self._apply(slot, rank, before)
+
+    def note_freshness(self, slot: int, factor: float, stale: tuple[Reason, ...]) -> None:
+        """Take in how fresh the events of a slot's rank are; (1.0, ()): fresh."""
+        rank = self._ranks.get(slot)
+        if rank is None:
+            if not stale:
+                return
+            rank = self._rank(slot)
+        before = rank.reasons
+        rank.freshness, rank.stale = factor, stale
+        self._apply(slot, rank, before)
+
+    @property
+    def most_tell_the_truth(self) -> bool:
+        """Whether most of those compared do; else the fault may lie with the reports."""
+        compared = [rank for rank in self._ranks.values() if rank.samples]
+        return 2 * sum(rank.is_distrusted for rank in compared) < len(compared)
+
+    def _rank(self, slot: int) -> RankTrust:
+        rank = self._ranks.get(slot)
+        if rank is None:
+            rank = self._ranks[slot] = RankTrust()
+        return rank
+
+    def _apply(self, slot: int, rank: RankTrust, before: tuple[Reason, ...]) -> None:
+        if rank.reasons != before:
+            self.changed.setdefault(slot, before)
+        factor = rank.factor
+        if not rank.reasons and slot not in self._below:
+            return
+        self._factors[slot] = factor
+        if rank.reasons:
+            self._below.add(slot)
+        else:
+            self._below.discard(slot)
+        self._show()
+
+    def _show(self) -> None:
+        self.column = self._factors if self._below else None
+
+    def check(self) -> None:
+        """State every promise."""
+        assert (self.column is None) == (not self._below), "nobody pays where all are believed"
+        for slot, rank in self._ranks.items():
+            assert 0.0 <= rank.factor <= 1.0
+            assert self._factors[slot] == rank.factor
+            assert (slot in self._below) == bool(rank.reasons)
+            assert rank.reasons or rank.factor == 1.0, "who gives no reason counts in full"
+        assert set(np.flatnonzero(self._factors != 1.0).tolist()) <= self._below

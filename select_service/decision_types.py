@@ -1,0 +1,191 @@
+"""The nouns of a decision record, as `/decisions` and `explain` answer it.
+
+What they are made of is in `core/decision_record.py`, how they are made in `core/explaining.py`.
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+__all__ = [
+    "Candidate",
+    "Chosen",
+    "Decision",
+    "DecisionAdmission",
+    "DecisionIndex",
+    "DecisionLeg",
+    "DecisionLegs",
+    "DecisionList",
+    "DecisionPair",
+    "DecisionPrompt",
+    "DecisionRefusal",
+    "DecisionWeights",
+    "RunnerUp",
+]
+
+Excluded = Literal[
+    "busy",
+    "cache_hit",
+    "full",
+    "not_allowed",
+    "not_schedulable",
+    "pinned_elsewhere",
+    "refused",
+    "role",
+    "taint",
+]
+"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before."""
+
+
+class DecisionPrompt(Struct, frozen=True, kw_only=True):
+    """The prompt a decision was about."""
+
+    isl_tokens: int
+    blocks: int  # whole ones
+    block_size: int
+    block_hashes: list[str]  # u64 as decimal text, the first 512
+    is_cut: bool  # whether there are more
+
+
+class DecisionWeights(Struct, frozen=True, kw_only=True):
+    """Every weight in force."""
+
+    overlap_score_credit: float
+    overlap_score_credit_decay: float
+    prefill_load_scale: float
+    host_cache_hit_weight: float
+    disk_cache_hit_weight: float
+    temperature: float
+    track_prefill_tokens: bool
+    kv_transfer_cost_per_block: float
+
+
+class DecisionAdmission(Struct, frozen=True, kw_only=True):
+    """What the gate said."""
+
+    policy: str
+    slo_class: str | None
+    tenant: str
+    outcome: Literal["admit", "wait", "refuse"]
+    reason: str
+    gate: str | None  # who refused, or made it wait
+
+
+class DecisionRefusal(Struct, frozen=True, kw_only=True):
+    """The error the caller was given."""
+
+    code: str
+    error: str
+    gate: str | None
+    reason: str | None
+
+
+class RunnerUp(Struct, frozen=True):
+    """The best of the others."""
+
+    worker_id: int
+    dp_rank: int
+    cost: float
+
+
+class Chosen(Struct, frozen=True, kw_only=True):
+    """Who was chosen, and by how much."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    cost: float  # of a pair: of both legs
+    margin: float | None  # cost of the best other minus this one's
+    runner_up: RunnerUp | None
+    ties: int  # how many had the lowest cost
+    picked_by: Literal["lowest", "tie", "softmax", "only"]
+
+
+class DecisionLeg(Struct, frozen=True, kw_only=True):
+    """One rank of a pair."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    cost: float
+
+
+class DecisionPair(Struct, frozen=True, kw_only=True):
+    """What /select_pair compared: the best pair with the best rank for the whole request."""
+
+    mode: Literal["aggregated", "disaggregated"]
+    reason: str
+    aggregated_cost: float | None
+    disaggregated_cost: float | None
+    prefill: DecisionLeg | None  # of the best pair, whether it was taken or not
+    decode: DecisionLeg | None
+
+
+class DecisionIndex(Struct, frozen=True):
+    """What was known of a rank's KV events, a quarter of a second before at most."""
+
+    state: Literal["none", "silent", "current", "uncertain", "replaying"]
+    lag_s: float | None  # age of the last batch, by the engine's clock
+    open_gaps: int  # being mended
+
+
+class DecisionLegs(Struct, frozen=True):
+    """The cost of a rank as a leg of a pair; None: not in that place."""
+
+    prefill_cost: float | None
+    decode_cost: float | None  # behind the prefill rank chosen, moving blocks included
+    blocks_to_move: int | None
+
+
+class Candidate(Struct, frozen=True):
+    """One rank with every term of its cost (blocks); None: it was not looked at that far.
+
+    cost = (prefill_load_scale · (prefill_cost - credit) + decode_cost) · taint_factor
+    """
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+    excluded: Excluded | None
+    prefill_tokens: int | None  # active, P
+    decode_blocks: int | None  # active, D
+    shared_blocks: int | None  # of this prompt, already among those
+    device_blocks: int | None
+    host_blocks: int | None
+    disk_blocks: int | None
+    cached_tokens: int | None  # as far as its index is believed
+    prefill_cost: float | None
+    credit: float | None  # what overlap takes off
+    decode_cost: float | None
+    taint_factor: float | None  # None: no taint is preferred
+    cost: float | None
+    index: DecisionIndex | None
+    trust: float  # multiplies the credit and what is cached
+    legs: DecisionLegs | UnsetType = UNSET  # of /select_pair
+
+
+class Decision(Struct, kw_only=True):
+    """One selection, and everything that decided it."""
+
+    decision_id: str
+    selection_id: str | None
+    reservation_id: str | None
+    route: Literal["select", "select_and_reserve", "select_pair"]
+    at_ms: float  # unix time
+    waited_s: float
+    model_name: str
+    tenant_id: str
+    outcome: Literal["placed", "refused", "cache_threshold"]
+    refusal: DecisionRefusal | None
+    prompt: DecisionPrompt
+    weights: DecisionWeights
+    admission: DecisionAdmission | None
+    chosen: Chosen | None
+    pair: DecisionPair | UnsetType = UNSET
+    candidates: list[Candidate] | UnsetType = UNSET
+
+
+class DecisionList(Struct, frozen=True):
+    """GET /decisions: newest first."""
+
+    decisions: list[Decision]

@@ -1,0 +1,107 @@
+"""One question to a running service, over TCP or a Unix domain socket."""
+
+from __future__ import annotations
+
+import socket
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from typing_extensions import override
+
+from select_service.doctor_types import Finding
+
+__all__ = ["Answer", "CannotAskError", "Worker", "ask"]
+
+ANSWER_BYTES_MAX: Final = 256 << 20
+"""Longest answer read: ten thousand workers take some ten megabytes."""
+
+_PATH: Final = "/ready?verbose=true"
+_STATUSES: Final = (200, 503)  # both with the same body
+
+
+class CannotAskError(Exception):
+    """There is no answer to be had; the text says why."""
+
+
+class Worker(Struct, frozen=True):
+    """Of a worker's record, where it can be reached."""
+
+    worker_id: int
+    model_name: str = "default"
+    tenant_id: str = "default"
+    endpoint: str | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[str, str] = {}
+    replay_endpoint: str | None = None
+
+
+class Answer(Struct, frozen=True):
+    """GET /ready?verbose=true, as far as it is needed here."""
+
+    ready: bool
+    schedulable_workers: int
+    workers: list[Worker]
+    waiting_for: list[str] = []
+    findings: list[Finding] | UnsetType = UNSET
+    findings_left_out: int = 0
+
+
+def ask(url: str, uds: str | None, timeout_s: float) -> Answer:
+    """Ask a service what it finds.
+
+    Args:
+        url: http or https; its path is put before the route's.
+        uds: a Unix domain socket to connect to instead of the URL's host.
+        timeout_s: longest wait for the connection, and for each piece of the answer.
+
+    Raises:
+        CannotAskError: nobody answers, or something else than such a service does.
+    """
+    connection, prefix = _connection(url, uds, timeout_s)
+    try:
+        connection.request("GET", prefix + _PATH, headers={"accept": "application/json"})
+        response = connection.getresponse()
+        body = response.read(ANSWER_BYTES_MAX)
+    except (OSError, HTTPException) as error:
+        raise CannotAskError(f"no answer: {str(error) or type(error).__name__}") from error
+    finally:
+        connection.close()
+    if response.status not in _STATUSES:
+        raise CannotAskError(f"GET {_PATH} was answered with status {response.status}")
+    try:
+        answer = msgspec.json.decode(body, type=Answer)
+    except msgspec.DecodeError as error:
+        raise CannotAskError(f"what answers is no select-service: {error}") from error
+    if answer.findings is UNSET:
+        raise CannotAskError("the service tells no findings: it is older than this command")
+    return answer
+
+
+def _connection(url: str, uds: str | None, timeout_s: float) -> tuple[HTTPConnection, str]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise CannotAskError(f"{url}: {error}") from error
+    prefix = parts.path.rstrip("/")
+    if uds is not None:
+        return _UnixConnection(uds, timeout_s), prefix
+    if parts.scheme not in {"http", "https"} or not host:
+        raise CannotAskError(f"{url}: not an http or https URL")
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    return kind(host, port, timeout=timeout_s), prefix
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    @override
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -1,0 +1,88 @@
+"""`select-service doctor`: what a running service finds, for people or as JSON.
+
+Exit codes: 0 nothing of weight, 1 errors or warnings, 2 the service could not be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from select_service.doctor.asking import CannotAskError, ask
+from select_service.doctor.telling import tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+URL: Final = "http://127.0.0.1:8092"
+TIMEOUT_S: Final = 10.0
+PROBE_TIMEOUT_S: Final = 2.0
+_HEALTHY, _ILL, _NO_ANSWER = 0, 1, 2
+_WIDEST: Final = 100
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask, print, and return the exit code."""
+    arguments = _parser().parse_args(argv)
+    who = arguments.url if arguments.uds is None else arguments.uds
+    try:
+        answer = ask(arguments.url, arguments.uds, arguments.timeout_s)
+    except CannotAskError as error:
+        print(f"{who}: {error}", file=sys.stderr)
+        return _NO_ANSWER
+    findings = list(answer.findings or [])
+    if arguments.probe:
+        from select_service.doctor.probing import probe  # noqa: PLC0415 - threads, for who asks
+
+        findings += probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
+    if arguments.json:
+        told = {
+            "ready": answer.ready,
+            "waiting_for": answer.waiting_for,
+            "findings": findings,
+            "findings_left_out": answer.findings_left_out,
+        }
+        print(msgspec.json.encode(told).decode())
+    else:
+        width = min(shutil.get_terminal_size().columns, _WIDEST)
+        print(tell(who, answer, findings, width), end="")
+    is_ill = any(finding.severity != "info" for finding in findings)
+    return _ILL if is_ill else _HEALTHY
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="select-service doctor",
+        description="Asks a running service what is wired wrong in its fleet. Exit codes: 0 "
+        "nothing of weight, 1 errors or warnings, 2 the service could not be asked.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--url", default=URL, help="of the service (default: %(default)s)")
+    parser.add_argument("--uds", metavar="PATH", help="its Unix domain socket, instead of TCP")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="also look whether the ports of all workers can be reached from here",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=_seconds,
+        default=TIMEOUT_S,
+        metavar="S",
+        help="longest wait for an answer (default: %(default)s)",
+    )
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value

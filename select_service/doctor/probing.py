@@ -1,0 +1,82 @@
+"""Looks from the caller's side whether the ports of workers can be reached at all."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from select_service.core.doctor.causes import UNREACHABLE_FROM_HERE
+from select_service.doctor_types import Finding, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from select_service.doctor.asking import Worker
+
+__all__ = ["ENDPOINTS_MAX", "probe"]
+
+ENDPOINTS_MAX: Final = 4096
+"""Ports tried; those of further workers are not."""
+
+TRIED_AT_ONCE: Final = 64
+
+
+def probe(workers: Iterable[Worker], timeout_s: float) -> list[Finding]:
+    """Connect to every port a worker's record names; those that do not answer are findings."""
+    targets: dict[tuple[str, int], Subject] = {}
+    for worker in workers:
+        for endpoint in _endpoints(worker):
+            address = _address(endpoint)
+            if address is not None and len(targets) < ENDPOINTS_MAX:
+                targets.setdefault(address, _subject(worker, endpoint))
+
+    def why_not(address: tuple[str, int]) -> str | None:
+        try:
+            socket.create_connection(address, timeout_s).close()
+        except OSError as error:
+            return error.strerror or str(error) or type(error).__name__
+        return None
+
+    with ThreadPoolExecutor(TRIED_AT_ONCE) as threads:
+        reasons = list(threads.map(why_not, targets))
+    cause = UNREACHABLE_FROM_HERE
+    return [
+        Finding(
+            *(cause.code, cause.severity, subject),
+            f"cannot connect to {subject.endpoint}: {reason}",
+            *(cause.why, cause.remedy),
+            0.0,
+        )
+        for subject, reason in zip(targets.values(), reasons, strict=True)
+        if reason is not None
+    ]
+
+
+def _endpoints(worker: Worker) -> Iterator[str]:
+    events = worker.kv_events_endpoints.values() or [worker.kv_events_endpoint]
+    for endpoint in (worker.endpoint, *events, worker.replay_endpoint):
+        if endpoint is not None:
+            yield endpoint
+
+
+def _address(endpoint: str) -> tuple[str, int] | None:
+    """Host and port; None for what is opaque, as a worker's endpoint may be."""
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    if parts.scheme not in {"tcp", "http", "https"} or not parts.hostname or port is None:
+        return None
+    return parts.hostname, port
+
+
+def _subject(worker: Worker, endpoint: str) -> Subject:
+    return Subject(
+        model_name=worker.model_name,
+        tenant_id=worker.tenant_id,
+        worker_id=worker.worker_id,
+        endpoint=endpoint,
+    )

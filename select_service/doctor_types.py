@@ -1,0 +1,57 @@
+"""What the doctor says of a fleet: findings, and the bounds of looking for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+__all__ = ["DoctorLimits", "Finding", "PeerLink", "Report", "Severity", "Subject"]
+
+Severity = Literal["error", "warning", "info"]
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """Whom a finding is about; what does not apply is absent."""
+
+    model_name: str | UnsetType = UNSET
+    tenant_id: str | UnsetType = UNSET
+    worker_id: int | UnsetType = UNSET
+    dp_rank: int | UnsetType = UNSET
+    endpoint: str | UnsetType = UNSET  # of the worker's events or replays
+    peer: str | UnsetType = UNSET  # endpoint of a replica
+
+
+class Finding(Struct, frozen=True):
+    """Something is wired wrong: what is seen, what causes it, what to do."""
+
+    code: str
+    severity: Severity
+    subject: Subject
+    what: str
+    why: str
+    remedy: str
+    since_s: float
+
+
+class Report(Struct, frozen=True):
+    """What one examination has found, the gravest first."""
+
+    findings: list[Finding]
+    left_out: int  # beyond `--doctor-findings-max`
+
+
+class PeerLink(Struct, frozen=True):
+    """A replica that is listened to."""
+
+    endpoint: str
+    is_connected: bool
+    quiet_s: float  # since its last message, or since it is listened to
+
+
+class DoctorLimits(Struct, frozen=True, kw_only=True):
+    """How often the doctor looks, and how closely."""
+
+    interval_s: float = 10.0  # 0: only when asked
+    samples_max: int = 64  # prompts looked at per examination; some 2 µs each
+    findings_max: int = 200  # told; the metric counts all

@@ -1,0 +1,5 @@
+"""The console at /console: a page that shows the fleet live, and what it is fed with.
+
+`routes.py` and `history.py` are loaded with the server; everything else when somebody opens the
+page, and nothing is computed while nobody looks.
+"""

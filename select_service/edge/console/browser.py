@@ -1,0 +1,30 @@
+"""Values as a browser can hold them: ids and whatever is beyond 2^53 as strings."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["for_browser"]
+
+SAFE_MAX: Final = (1 << 53) - 1
+"""Above it a number of a browser is not the number it was."""
+
+_IDS: Final = frozenset({"worker_id", "router_id", "router_ids", "block_hashes", "origin"})
+"""Always strings, so that one does not look different because it is small."""
+
+
+def for_browser(value: object) -> Any:  # noqa: ANN401 - of any shape JSON has
+    """Return plain lists, dicts, strings and numbers, safe to be read as JSON by a browser."""
+    return _safe(msgspec.to_builtins(value), is_id=False)
+
+
+def _safe(value: object, *, is_id: bool) -> object:
+    if isinstance(value, dict):
+        return {str(key): _safe(one, is_id=key in _IDS) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_safe(one, is_id=is_id) for one in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if is_id or abs(value) > SAFE_MAX else value
+    return value

@@ -1,0 +1,202 @@
+"""Workers and ranks as rows of JSON, made anew where something has changed, in slices.
+
+A round looks at every worker and rank, compares with what it saw last and writes only what is
+different: a fleet at rest costs the looking. Rows are kept as text, so that a page that is opened
+later gets all of them at the price of joining them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from indexer.types import WorkerRank
+from select_service.edge.codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from indexer.core.stream import EventStream
+    from select_service.core.catalog import Worker
+    from select_service.core.load_reports import Report
+    from select_service.core.partition import Partition
+    from select_service.edge.console.slices import Slices
+    from select_service.edge.driver import Driver
+
+__all__ = ["RANK_FIELDS", "Fleet", "News"]
+
+RANK_FIELDS: Final = (
+    *("worker_id", "dp_rank", "prefill_tokens", "decode_blocks", "requests"),
+    *("kv_state", "event_at_ms", "gaps", "lost_batches", "cached_blocks"),
+    *("kv_used_blocks", "kv_total_blocks", "requests_waiting", "busy", "trust"),
+)
+"""What a rank's row is made of; `kv_used_blocks` to `requests_waiting` are the worker's word."""
+
+_Row = tuple[object, ...]
+
+_STAMP_MAX: Final = 1e12  # seconds; of NaN and infinity this is false, too
+
+
+class News(NamedTuple):
+    """What a round has found, as JSON."""
+
+    workers: list[bytes]
+    ranks: list[bytes]
+    gone: list[str]  # workers
+
+
+class _Seat(NamedTuple):
+    """Where the numbers of a rank are, until its worker or its event source is another."""
+
+    rank: WorkerRank
+    slot: int
+    stream: EventStream | None
+
+
+class _Seen:
+    """One worker as it was last told."""
+
+    __slots__ = ("judged", "ranks", "rows", "seats", "text", "worker")
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self.judged: tuple[str, tuple[str, ...]] | None = None  # lifecycle, reasons
+        self.text = b""
+        self.seats: list[_Seat] = []
+        self.ranks: dict[int, _Row] = {}  # numbers by dp_rank
+        self.rows: dict[int, bytes] = {}  # the same, written
+
+
+class Fleet:
+    """The rows of every worker and rank."""
+
+    def __init__(self, service: Driver) -> None:
+        self._service = service
+        self._seen: dict[int, _Seen] = {}
+
+    def all_rows(self) -> News:
+        """Return every row as it was last told. A join of them is all it costs."""
+        seen = self._seen.values()
+        return News(
+            [one.text for one in seen], [row for one in seen for row in one.rows.values()], []
+        )
+
+    async def look(self, slices: Slices) -> News:
+        """Return what has changed since the last look; the loop is let go in between."""
+        core = self._service.core
+        news = News([], [], [])
+        ids = core.catalog.ids()
+        for worker_id in ids:
+            worker = core.catalog.find(worker_id)
+            if worker is not None:  # it may have gone while others had their turn
+                self._look_at(worker, news)
+            await slices.breathe()
+        if len(self._seen) > len(ids):
+            here = set(ids)
+            for worker_id in [one for one in self._seen if one not in here]:
+                del self._seen[worker_id]
+                news.gone.append(str(worker_id))
+        return news
+
+    def _look_at(self, worker: Worker, news: News) -> None:
+        seen = self._seen.get(worker.worker_id)
+        if seen is None:
+            seen = self._seen[worker.worker_id] = _Seen()
+        judged = (worker.lifecycle, tuple(worker.reasons))
+        if seen.worker is not worker or seen.judged != judged:
+            seen.worker, seen.judged = worker, judged
+            seen.text = _describe(worker)
+            seen.ranks.clear()  # they may be others now
+            seen.rows.clear()
+            news.workers.append(seen.text)
+            seen.seats = self._seats_of(worker)
+        elif any(seat.stream is not None and seat.stream.closed for seat in seen.seats):
+            seen.seats = self._seats_of(worker)  # its source is followed anew
+        if not seen.seats:
+            return
+        core = self._service.core
+        partition = core.partitions[worker.scope]
+        reports = core.admitting.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
+        for seat in seen.seats:
+            dp_rank = seat.rank.dp_rank
+            numbers = _numbers(seat, partition, reports.get(dp_rank))
+            if seen.ranks.get(dp_rank) != numbers:
+                seen.ranks[dp_rank] = numbers
+                row = seen.rows[dp_rank] = encode((str(worker.worker_id), dp_rank, *numbers))
+                news.ranks.append(row)
+
+    def _seats_of(self, worker: Worker) -> list[_Seat]:
+        streams = self._service.core.membership.streams_of(worker) if worker.slots else []
+        by_rank = {one.rank.dp_rank: one for one in streams}
+        return [
+            _Seat(WorkerRank(worker.worker_id, dp_rank), slot, by_rank.get(dp_rank))
+            for dp_rank, slot in worker.slots.items()
+        ]
+
+
+_NO_REPORTS: Final[Mapping[int, Report]] = {}
+
+
+def _numbers(seat: _Seat, partition: Partition, report: Report | None) -> _Row:
+    slot, stream = seat.slot, seat.stream
+    ledger, keeper = partition.ledger, partition.admission
+    kv_state, event_at_ms, gaps, lost = "none", None, 0, 0
+    if stream is not None:
+        kv_state = state_of(stream)
+        event_at_ms = _milliseconds(stream.last_batch_ts)
+        gaps, lost = stream.tallies.gaps, stream.lost_batches
+    told = None if report is None or report.stale else report.told
+    return (
+        ledger.prefill_tokens(slot),
+        int(ledger.decode[slot]),
+        int(ledger.requests[slot]),
+        *(kv_state, event_at_ms, gaps, lost),
+        sum(partition.index.blocks_of(seat.rank)),
+        None if told is None else told.kv_used_blocks,
+        None if told is None else told.kv_total_blocks,
+        None if told is None else told.num_requests_waiting,
+        keeper is not None and slot in keeper.busy.slots,
+        round(partition.trust.factor(slot), 4),
+    )
+
+
+def _milliseconds(stamp: float | None) -> int | None:
+    """Read an engine's clock, which may say anything."""
+    return int(stamp * 1000) if stamp is not None and abs(stamp) < _STAMP_MAX else None
+
+
+def state_of(stream: EventStream) -> str:
+    """Return one word for how an event stream stands, as /metrics has it."""
+    if stream.is_replaying:
+        return "replaying"
+    if stream.kv_state == "uncertain":
+        return "uncertain"
+    return "silent" if stream.last_event_at is None else "current"
+
+
+def _describe(worker: Worker) -> bytes:
+    spec = worker.spec
+    return encode(
+        {
+            "worker_id": str(worker.worker_id),
+            "model_name": worker.scope.model_name,
+            "tenant_id": worker.scope.tenant_id,
+            "endpoint": spec.endpoint,
+            "lifecycle": worker.lifecycle,
+            "reasons": worker.reasons,
+            "role": spec.role or "aggregated",
+            "source": worker.source,
+            "block_size": spec.block_size,
+            "total_kv_blocks": spec.total_kv_blocks,
+            "max_num_batched_tokens": spec.max_num_batched_tokens,
+            "max_inflight": spec.max_inflight,
+            "taints": sorted(worker.taints),
+            "ranks": [worker.ranks.start, len(worker.ranks)],
+            "kv_events": bool(worker.event_sources),
+            "replay": spec.replay_endpoint is not None,
+        }
+    )
+
+
+def joined(rows: Iterable[bytes]) -> bytes:
+    """Return rows as one JSON array."""
+    return b"[" + b",".join(rows) + b"]"

@@ -1,0 +1,105 @@
+"""What the page shows besides workers and ranks: admission, replicas, and the state of it all.
+
+Each section is a JSON text; `stream.py` sends those that differ from the last ones sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from select_service.core.admission_status import status_in_steps
+from select_service.edge.codec import encode
+from select_service.edge.console.browser import for_browser
+from select_service.edge.http import ROUTES
+
+if TYPE_CHECKING:
+    from select_service.admission_types import AdmissionStatus
+    from select_service.edge.console.slices import Slices
+    from select_service.edge.driver import Driver
+
+__all__ = ["actions", "sections"]
+
+
+async def sections(service: Driver, slices: Slices) -> dict[str, bytes]:
+    """Return every section by name; the loop is let go in between."""
+    admission = await _admission(service, slices)
+    await slices.breathe()
+    replicas = _replicas(service)
+    await slices.breathe()
+    return {
+        "admission": encode(admission),
+        "replicas": encode(replicas),
+        "state": encode(_state(service)),
+    }
+
+
+def _state(service: Driver) -> dict[str, Any]:
+    core = service.core
+    waiting_for = service.readiness.missing()
+    keeper = service.keeper
+    return {
+        "ready": core.reader.schedulable > 0 and not waiting_for,
+        "waiting_for": waiting_for,
+        "schedulable_workers": core.reader.schedulable,
+        "reservations": len(core.desk.bookings),
+        "leases": len(core.desk.leases),
+        "waiting": service.waiting,
+        "selections": core.counters.selections,
+        "failed": dict(sorted(core.counters.selections_failed.items())),
+        "on_disk": None if keeper is None else for_browser(keeper.status()),
+    }
+
+
+async def _admission(service: Driver, slices: Slices) -> dict[str, Any]:
+    """Describe admission as GET /admission does, with the refusals by reason."""
+    core = service.core
+    steps = status_in_steps(core.admitting, core.partitions)
+    status: AdmissionStatus | None = None
+    while status is None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            status = end.value
+        await slices.breathe()
+    reasons: Counter[tuple[str, ...]] = Counter()
+    for partition in list(core.partitions.values()):
+        if partition.admission is not None:
+            reasons.update(partition.admission.gate.tallies.decisions)
+        await slices.breathe()
+    told: dict[str, Any] = for_browser(status)
+    told["decisions"] = [
+        [*labels, count] for labels, count in sorted(reasons.items(), key=lambda one: -one[1])
+    ]
+    told["gates"] = len(status.scopes)
+    return told
+
+
+def _replicas(service: Driver) -> dict[str, Any]:
+    plane = service.replicas
+    if plane is None:
+        return {"enabled": False, "router_id": None, "peers": [], "publishers": []}
+    return {
+        "enabled": True,
+        "router_id": str(service.core.desk.announcer.claims.router_id),
+        "peers": [
+            {"endpoint": endpoint, "link": link.value}
+            for endpoint, link in plane.subscriptions.states()
+        ],
+        "publishers": for_browser(service.replica_status()),
+    }
+
+
+def actions() -> dict[str, bool]:
+    """Say which changes the page may offer: those for which there is a route.
+
+    Whether the caller may take them is decided by the routes themselves.
+    """
+    there = {(route.method, route.pattern) for route in ROUTES}
+    return {
+        "drain_worker": ("POST", "/workers/{worker_id}/drain") in there,
+        "cap_worker": ("PATCH", "/workers/{worker_id}") in there,
+        "remove_worker": ("DELETE", "/workers/{worker_id}") in there,
+        "busy_threshold": ("POST", "/busy_threshold") in there,
+        "policy": ("PUT", "/admission") in there,
+    }

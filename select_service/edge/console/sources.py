@@ -1,0 +1,73 @@
+"""What other parts of the service keep and the console only shows: decisions and findings.
+
+Told in slices, in the form of a browser; what is switched off says so, and why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from select_service.edge.codec import encode
+from select_service.edge.console.browser import for_browser
+from select_service.edge.console.slices import Slices
+from select_service.edge.telling import Wanted
+from select_service.errors import DecisionsOff
+
+if TYPE_CHECKING:
+    from select_service.decision_types import Decision
+    from select_service.edge.driver import Driver
+
+__all__ = ["decision", "decisions", "findings"]
+
+
+async def decisions(service: Driver, wanted: Wanted) -> bytes:
+    """Return the newest decisions, as much of each as a list shows."""
+    try:
+        records = await service.teller.matching(wanted)
+    except DecisionsOff as off:
+        return encode({"available": False, "why": str(off), "decisions": []})
+    rows = [_row(one) async for one in service.teller.each(records, candidates=False)]
+    return encode({"available": True, "why": None, "decisions": rows})
+
+
+def _row(one: Decision) -> dict[str, Any]:
+    told: dict[str, Any] = for_browser(
+        {
+            "decision_id": one.decision_id,
+            "route": one.route,
+            "at_ms": one.at_ms,
+            "model_name": one.model_name,
+            "tenant_id": one.tenant_id,
+            "outcome": one.outcome,
+            "refusal": one.refusal,
+            "chosen": one.chosen,
+        }
+    )
+    return told
+
+
+async def decision(service: Driver, name: str) -> bytes:
+    """Return one decision by the name of its selection or reservation.
+
+    Raises:
+        DecisionsOff: none is kept.
+        DecisionNotFound: not this one.
+    """
+    told = await service.teller.tell(service.teller.find(name))
+    candidates = [] if told.candidates is UNSET else told.candidates
+    told.candidates = UNSET
+    slices, rows = Slices(), []
+    for candidate in candidates:
+        rows.append(encode(for_browser(candidate)))
+        await slices.breathe()
+    head = encode(for_browser(told))
+    return head[:-1] + b',"candidates":[' + b",".join(rows) + b"]}"
+
+
+async def findings(service: Driver) -> bytes:
+    """Return what the doctor finds."""
+    report = await service.doctor().report()
+    told = {"available": True, "why": None, "findings": report.findings}
+    return encode(for_browser(told | {"left_out": report.left_out}))

@@ -1,0 +1,181 @@
+// The frame: which view is open, how the connection stands, the numbers that are always there.
+
+import { Admission } from "./admission.js";
+import { Follower, get } from "./api.js";
+import { Bookings } from "./bookings.js";
+import { Decisions } from "./decisions.js";
+import { Doctor } from "./doctor.js";
+import { ago, count, decimal, duration, h, percent } from "./dom.js";
+import { Fleet } from "./fleet.js";
+import { Prefix } from "./prefix.js";
+import { Replicas } from "./replicas.js";
+import { Store } from "./store.js";
+import { Traffic } from "./traffic.js";
+
+const VIEWS = [
+  ["fleet", "Fleet", Fleet],
+  ["traffic", "Traffic", Traffic],
+  ["admission", "Admission", Admission],
+  ["decisions", "Decisions", Decisions],
+  ["prefix", "Prefix", Prefix],
+  ["reservations", "Reservations", Bookings],
+  ["replicas", "Replicas", Replicas],
+  ["doctor", "Doctor", Doctor],
+];
+const FINDINGS_MS = 10000;
+const NOTICE_MS = 8000;
+
+const place = (id) => document.getElementById(id);
+const store = new Store();
+let view = null;
+let current = "";
+let link = { state: "connecting" };
+
+// -- views ---------------------------------------------------------------------------------------
+
+function address() {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  const known = VIEWS.some(([id]) => id === name) ? name : "fleet";
+  let argument = null;
+  try {
+    argument = rest.length ? decodeURIComponent(rest.join("/")) : null;
+  } catch {
+    argument = null;
+  }
+  return { name: known, argument };
+}
+
+function open() {
+  if (!store.about) return;
+  const { name, argument } = address();
+  const wanted = `${name}/${argument ?? ""}`;
+  if (wanted === current) return;
+  const isOther = name !== current.split("/")[0];
+  current = wanted;
+  if (view && !isOther && name === "decisions") {
+    if (argument && argument !== view.chosen) view.pick(argument);
+    return;
+  }
+  view?.close?.();
+  const [, title, View] = VIEWS.find(([id]) => id === name);
+  view = new View(store, { argument, go, changed: announce });
+  place("content").replaceChildren(h("h2", { class: "unseen" }, title), view.node);
+  place("content").dataset.view = name;
+  document.title = `${title} · select-service`;
+  for (const tab of document.querySelectorAll("#tabs a")) {
+    if (tab.dataset.view === name) tab.setAttribute("aria-current", "page");
+    else tab.removeAttribute("aria-current");
+  }
+  view.update();
+}
+
+function go(hash) {
+  if (location.hash !== `#${hash}`) location.hash = hash;
+}
+
+function announce(text) {
+  const notice = place("notice");
+  notice.textContent = text;
+  notice.hidden = false;
+  clearTimeout(announce.timer);
+  announce.timer = setTimeout(() => (notice.hidden = true), NOTICE_MS);
+}
+
+// -- what is always there --------------------------------------------------------------------------
+
+function showConnection() {
+  const node = place("connection");
+  const isLive = link.state === "live";
+  let text = "Connecting …";
+  if (isLive) text = "Live";
+  else if (link.state === "lost") {
+    const last = store.heardAt ? `last update ${ago((Date.now() - store.heardAt) / 1000)}` : "never connected";
+    const left = Math.max(0, Math.ceil((link.retryAt - Date.now()) / 1000));
+    text = `Connection lost · ${last} · ${left ? `trying again in ${left} s` : "trying again"} (${link.why})`;
+  }
+  if (node.textContent !== text) node.textContent = text;
+  node.dataset.state = link.state;
+  document.documentElement.dataset.link = link.state;
+  place("reconnect").hidden = link.state !== "lost";
+}
+
+function showVitals() {
+  const last = store.series().findLast((one) => !one.isBreak);
+  const { state } = store;
+  const ready = state.ready ? "ready" : `not ready: ${[...(state.schedulable_workers ? [] : ["no schedulable worker"]), ...state.waiting_for].join(", ")}`;
+  const vital = (name, title, value, tone) => h("div", { "data-vital": name, "data-tone": tone }, h("dt", {}, title), h("dd", {}, value));
+  place("vitals").replaceChildren(
+    vital("ready", "Service", ready, state.ready ? "good" : "bad"),
+    vital("rate", "Selections", last ? `${decimal(last.selections, last.selections < 10 ? 1 : 0)}/s` : "–"),
+    vital("p99", "p99", last ? duration(last.p99) : "–"),
+    vital("hits", "Hit rate", last ? percent(last.hitRate) : "–"),
+    vital("waiting", "Waiting", count(state.waiting)),
+    vital("reservations", "Reserved", count(state.reservations)),
+  );
+}
+
+async function showFindings() {
+  const badge = document.querySelector("#tabs [data-view=doctor] .badge");
+  try {
+    const told = link.state === "live" && !document.hidden ? await get("console/api/findings") : null;
+    if (told) {
+      const grave = told.findings.filter((one) => one.severity !== "info");
+      badge.textContent = grave.length ? String(grave.length) : "";
+      badge.dataset.tone = grave.some((one) => one.severity === "error") ? "bad" : "warn";
+    }
+  } catch {
+    badge.textContent = "";
+  }
+  setTimeout(showFindings, FINDINGS_MS);
+}
+
+function take(kind, data) {
+  store.take(kind, data);
+  if (kind === "snapshot" && store.assets !== store.about.assets) announce("The service was updated: reload this page.");
+  showVitals();
+  if (view) view.update();
+  else open();
+}
+
+// -- light and dark --------------------------------------------------------------------------------
+
+const THEMES = ["system", "light", "dark"];
+
+function readTheme() {
+  try {
+    const found = localStorage.getItem("select-service-theme");
+    return THEMES.includes(found) ? found : "system";
+  } catch {
+    return "system"; // storage may be forbidden
+  }
+}
+
+function setTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  place("theme").textContent = `Theme: ${theme}`;
+  try {
+    localStorage.setItem("select-service-theme", theme);
+  } catch {
+    // then it holds until the page is closed
+  }
+}
+
+// -- go --------------------------------------------------------------------------------------------
+
+place("tabs").append(...VIEWS.map(([id, title]) => h("li", {}, h("a", { href: `#${id}`, "data-view": id }, title, id === "doctor" && h("span", { class: "badge" })))));
+let theme = readTheme();
+setTheme(theme);
+place("theme").addEventListener("click", () => setTheme((theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length])));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which view is open
+  place("content").focus();
+});
+addEventListener("hashchange", open);
+const follower = new Follower("console/events", take, (state) => {
+  link = state;
+  showConnection();
+});
+place("reconnect").addEventListener("click", () => follower.hurry());
+setInterval(showConnection, 1000);
+showFindings();

@@ -1,0 +1,186 @@
+// Why this worker? The decisions made last, and one of them with every candidate: what it would
+// have cost in which parts, who was left out and why, and by how much the winner won.
+
+import { get } from "./api.js";
+import { clock, count, decimal, duration, emptiness, facts, h, NONE, panel, percent, pill, plural } from "./dom.js";
+import { Poll } from "./poll.js";
+
+const OUTCOMES = { placed: "good", refused: "bad", cache_threshold: "warn" };
+const REASONS = {
+  not_allowed: "not among the allowed workers",
+  pinned_elsewhere: "the request is pinned to another",
+  taint: "lacks a required taint",
+  busy: "above a busy threshold",
+  full: "at its cap of requests",
+  role: "its role does not take this part",
+  cache_hit: "holds too little of the prompt",
+  not_schedulable: "not schedulable",
+  refused: "the request was refused before",
+};
+const SHOWN = 40;
+
+// The parts of a candidate's cost, in blocks; they add up to its cost, as the formula has them:
+// (prefill_load_scale · (prefill_cost − credit) + decode_cost) · taint_factor.
+export function parts(one, weights) {
+  if (one.cost === null || one.cost === undefined) return null;
+  const taint = one.taint_factor ?? 1;
+  const scale = (weights.prefill_load_scale ?? 1) * taint;
+  return { prefill: scale * (one.prefill_cost - one.credit), decode: one.decode_cost * taint, credit: scale * one.credit };
+}
+
+const nameOf = (one) => `${one.worker_id} · ${one.dp_rank}`;
+
+export class Decisions {
+  constructor(store, { argument, go }) {
+    this.store = store;
+    this.go = go;
+    this.chosen = argument ?? null;
+    this.list = h("ol", { class: "choices", id: "decision-list" });
+    this.detail = h("div", { class: "detail", id: "decision" }, emptiness("Pick a decision", "Its candidates are shown here.", "no-choice"));
+    this.trouble = h("p", { class: "problem", role: "status", hidden: true });
+    this.hold = h("input", { type: "checkbox", id: "decisions-hold" });
+    this.find = h("input", { type: "search", id: "decision-id", placeholder: "selection or reservation id", spellcheck: "false", autocomplete: "off" });
+    const search = h("form", { class: "filter", role: "search" }, h("label", { for: "decision-id" }, "Find"), this.find, h("button", { type: "submit" }, "Show"), h("label", { class: "check" }, this.hold, "Hold the list"));
+    search.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.find.value.trim()) this.pick(this.find.value.trim());
+    });
+    this.node = h("div", {}, this.trouble, search, h("div", { class: "split" }, h("section", { class: "panel", "aria-label": "Decisions, newest first" }, h("h2", {}, "Newest first"), this.list), this.detail));
+    this.poll = new Poll(2000, () => this.look(), this.trouble);
+    if (this.chosen) this.show(this.chosen);
+  }
+
+  async look() {
+    if (this.hold.checked) return;
+    const told = await get("console/api/decisions?limit=50");
+    if (!told.available) {
+      this.list.replaceChildren(emptiness("No decisions are kept", told.why, "ring-off"));
+      return;
+    }
+    if (!told.decisions.length) {
+      this.list.replaceChildren(emptiness("No decisions yet", "Selections appear here as they are made.", "no-decisions"));
+      return;
+    }
+    this.merge(told.decisions);
+  }
+
+  // New ones come first and old ones go; a line that stays is the same element, with its focus.
+  merge(decisions) {
+    const before = new Map([...this.list.querySelectorAll("button")].map((button) => [button.dataset.decision, button.parentElement]));
+    const lines = decisions.map((one) => before.get(one.decision_id) ?? this.line(one));
+    const wanted = new Set(lines);
+    for (const child of [...this.list.children]) if (!wanted.has(child) && !child.contains(document.activeElement)) child.remove();
+    let next = this.list.firstElementChild;
+    for (const line of lines) {
+      if (line === next) next = next.nextElementSibling;
+      else this.list.insertBefore(line, next);
+    }
+  }
+
+  line(one) {
+    const what = one.chosen ? `worker ${nameOf(one.chosen)}` : (one.refusal?.code ?? one.outcome.replaceAll("_", " "));
+    const margin = one.chosen && one.chosen.margin !== null && one.chosen.margin !== undefined ? `+${decimal(one.chosen.margin)}` : "";
+    return h(
+      "li",
+      {},
+      h(
+        "button",
+        { type: "button", "data-decision": one.decision_id, "aria-current": one.decision_id === this.chosen ? "true" : null, onclick: () => this.pick(one.decision_id) },
+        h("span", { class: "choice-top" }, h("time", {}, clock(one.at_ms)), h("b", {}, what), h("span", { class: "muted", title: "Margin to the runner-up, in blocks" }, margin), one.outcome !== "placed" && pill(one.outcome.replaceAll("_", " "), OUTCOMES[one.outcome])),
+        h("span", { class: "choice-bottom mono" }, one.decision_id),
+      ),
+    );
+  }
+
+  pick(id) {
+    this.chosen = id;
+    for (const button of this.list.querySelectorAll("button")) {
+      if (button.dataset.decision === id) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    }
+    this.go(`decisions/${encodeURIComponent(id)}`);
+    this.show(id);
+  }
+
+  async show(id) {
+    try {
+      const one = await get(`console/api/decisions/${encodeURIComponent(id)}`);
+      if (this.chosen === id) this.detail.replaceChildren(...this.describe(one));
+    } catch (error) {
+      if (this.chosen === id) this.detail.replaceChildren(emptiness("This decision cannot be shown", error.status ? error.message : "no answer from the service", "no-decision"));
+    }
+  }
+
+  describe(one) {
+    const blocks = [h("h2", { class: "mono", id: "decision-title" }, one.decision_id), this.verdict(one)];
+    if (one.refusal) blocks.push(h("p", { class: "problem" }, `${one.refusal.error} (${[one.refusal.code, one.refusal.gate && `gate ${one.refusal.gate}`, one.refusal.reason].filter(Boolean).join(", ")})`));
+    blocks.push(this.candidates(one));
+    const { prompt } = one;
+    blocks.push(
+      h(
+        "div",
+        { class: "columns" },
+        panel("Request", facts([["At", clock(one.at_ms)], ["Route", one.route], ["Model · tenant", `${one.model_name} · ${one.tenant_id}`], ["Selection", one.selection_id], ["Reservation", one.reservation_id], ["Waited", duration(one.waited_s)], ["Prompt", `${plural(prompt.isl_tokens, "token")}, ${plural(prompt.blocks, "block")} of ${prompt.block_size}`], ["Admission", one.admission ? `${one.admission.outcome} by ${one.admission.policy}${one.admission.reason ? ` (${one.admission.reason})` : ""}` : "not judged"]]), h("p", {}, h("button", { type: "button", onclick: () => this.go(`prefix/${encodeURIComponent(one.decision_id)}`) }, "Who holds this prompt now?"))),
+        panel("Weights in force", facts(Object.entries(one.weights).map(([name, value]) => [name.replaceAll("_", " "), String(value)]))),
+      ),
+    );
+    if (one.pair) blocks.push(panel("Pair", facts([["Mode", one.pair.mode], ["Reason", one.pair.reason], ["One worker costs", decimal(one.pair.aggregated_cost, 2)], ["The pair costs", decimal(one.pair.disaggregated_cost, 2)]])));
+    return blocks;
+  }
+
+  verdict(one) {
+    const { chosen } = one;
+    if (!chosen) return h("p", { id: "verdict" }, pill(one.outcome.replaceAll("_", " "), OUTCOMES[one.outcome]), " Nobody was chosen.");
+    const how = { lowest: "has the lowest cost", tie: `was drawn among ${chosen.ties} of equal cost`, softmax: "was drawn by temperature", only: "was the only candidate" }[chosen.picked_by] ?? chosen.picked_by;
+    const margin = chosen.runner_up ? `; ${decimal(Math.abs(chosen.margin), 2)} blocks ${chosen.margin < 0 ? "dearer than" : "ahead of"} worker ${nameOf(chosen.runner_up)}` : "";
+    return h("p", { id: "verdict" }, h("b", {}, `Worker ${nameOf(chosen)}`), ` ${how} (${decimal(chosen.cost, 2)} blocks)${margin}.`);
+  }
+
+  candidates(one) {
+    const all = one.candidates ?? [];
+    const isChosen = (other) => one.chosen && other.worker_id === one.chosen.worker_id && other.dp_rank === one.chosen.dp_rank;
+    const priced = all.filter((other) => !other.excluded && other.cost !== null);
+    const barred = all.filter((other) => other.excluded || other.cost === null);
+    priced.sort((a, b) => Number(isChosen(b)) - Number(isChosen(a)) || a.cost - b.cost);
+    const most = Math.max(1e-9, ...priced.map((other) => { const p = parts(other, one.weights); return p.prefill + p.decode + p.credit; }));
+    const lines = [...priced.map((other) => this.candidate(other, one, most, isChosen(other))), ...barred.map((other) => this.barred(other))];
+    const body = h("ol", { class: "candidates", id: "candidates" }, lines.slice(0, SHOWN));
+    const rest = lines.slice(SHOWN);
+    const more = h("button", { type: "button", class: "more", hidden: rest.length === 0, onclick: () => { body.append(...rest); more.remove(); } }, `Show ${rest.length} more`);
+    const key = (tone, text) => h("span", { class: "key" }, h("i", { "data-tone": tone, "aria-hidden": "true" }), text);
+    return panel(
+      `Candidates (${priced.length} of ${plural(all.length, "rank")})`,
+      h("p", { class: "legend" }, key("decode", "decode blocks"), key("prefill", "prefill to compute"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
+      all.length ? body : emptiness("No candidates", "Nobody was looked at.", "no-candidates"),
+      more,
+    );
+  }
+
+  candidate(other, one, most, isChosen) {
+    const p = parts(other, one.weights);
+    const piece = (tone, value) => h("span", { class: "piece", "data-tone": tone, css: { "inline-size": `${(Math.max(0, value) / most) * 100}%` } });
+    const held = other.device_blocks + other.host_blocks + other.disk_blocks;
+    const total = one.prompt.blocks || 1;
+    const doubts = [other.index && other.index.state !== "current" && other.index.state !== "none" ? other.index.state : null, other.index?.open_gaps ? plural(other.index.open_gaps, "open gap") : null, other.trust < 1 ? `trusted ${percent(other.trust)}` : null].filter(Boolean);
+    const lag = other.index && other.index.lag_s !== null ? `index ${duration(other.index.lag_s)} old` : other.index ? `index ${other.index.state}` : null;
+    return h(
+      "li",
+      { class: "candidate", "data-rank": `${other.worker_id}/${other.dp_rank}`, "data-chosen": isChosen ? "true" : null },
+      h("span", { class: "who mono", title: other.endpoint }, nameOf(other), isChosen && h("span", { class: "winner" }, " chosen")),
+      h("span", { class: "stack", role: "img", "aria-label": `prefill ${decimal(p.prefill, 2)}, decode ${decimal(p.decode, 2)}, spared ${decimal(p.credit, 2)}` }, piece("decode", p.decode), piece("prefill", p.prefill), piece("credit", p.credit)),
+      h("b", { class: "num cost" }, decimal(other.cost, 2)),
+      h("span", { class: "why muted" }, `${count(held)} of ${count(total)} blocks cached${other.host_blocks || other.disk_blocks ? ` (${count(other.host_blocks)} host, ${count(other.disk_blocks)} disk)` : ""} · ${count(other.prefill_tokens)} tokens and ${count(other.decode_blocks)} blocks before · `, doubts.length ? h("span", { class: "doubt" }, doubts.join(", ")) : (lag ?? "no events"), other.taint_factor !== null && other.taint_factor !== undefined ? ` · taints × ${decimal(other.taint_factor, 3)}` : ""),
+    );
+  }
+
+  barred(other) {
+    const why = REASONS[other.excluded] ?? other.excluded ?? "not priced";
+    return h("li", { class: "candidate barred", "data-rank": `${other.worker_id}/${other.dp_rank}`, "data-excluded": other.excluded }, h("s", { class: "who mono", title: other.endpoint }, nameOf(other)), h("span", { class: "stack" }), h("b", { class: "num cost" }, NONE), h("span", { class: "why" }, why, other.excluded && h("code", {}, other.excluded)));
+  }
+
+  update() {}
+
+  close() {
+    this.poll.close();
+  }
+}

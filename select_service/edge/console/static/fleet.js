@@ -1,0 +1,188 @@
+// Every rank of every worker: load, KV use, how its event stream stands. Opens a worker's record,
+// and from there the few changes there are routes for.
+
+import { ask } from "./api.js";
+import { confirmed, sheet } from "./dialog.js";
+import { count, duration, emptiness, facts, h, NONE, percent, pill, plural } from "./dom.js";
+import { LiveTable } from "./table.js";
+
+export const LIFECYCLE_TONES = { schedulable: "good", incomplete: "warn", draining: "warn", unschedulable: "bad" };
+const EVENT_TONES = { current: "good", silent: "plain", replaying: "warn", uncertain: "bad", none: "plain" };
+
+// Blocks in use of a rank: the worker's own word where it is larger, as admission has it.
+export function kvUse({ worker, rank }) {
+  if (!rank) return null;
+  const total = rank.kv_total_blocks ?? worker.total_kv_blocks;
+  const used = Math.max(rank.decode_blocks, rank.kv_used_blocks ?? 0);
+  return { used, total, share: total ? used / total : null };
+}
+
+export const lagOf = (rank, atMs) => (!rank || rank.event_at_ms === null ? null : (atMs - rank.event_at_ms) / 1000);
+
+export const scopeOf = (one) => (one.tenant_id === "default" ? one.model_name : `${one.model_name} · ${one.tenant_id}`);
+
+const hasProblem = ({ worker, rank }) => worker.lifecycle !== "schedulable" || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
+
+export class Fleet {
+  constructor(store, { changed }) {
+    this.store = store;
+    this.changed = changed;
+    this.most = 1;
+    this.cards = h("div", { class: "cards" });
+    this.search = h("input", { type: "search", id: "fleet-filter", placeholder: "id, endpoint, model, tenant, state …", autocomplete: "off", spellcheck: "false", oninput: () => this.show() });
+    this.only = h("select", { id: "fleet-only", onchange: () => this.show() }, [["all", "All ranks"], ["problems", "With a problem"], ["schedulable", "Schedulable"], ["incomplete", "Not schedulable"], ["loaded", "With load"]].map(([value, text]) => h("option", { value }, text)));
+    this.shown = h("span", { class: "muted", id: "fleet-shown", role: "status" });
+    this.table = new LiveTable({ name: "fleet", caption: "Workers and their ranks", columns: this.columns(), key: (row) => row.key, sort: { id: "worker", down: false }, empty: this.nobody() });
+    this.node = h("div", {}, this.cards, h("div", { class: "filter" }, h("label", { for: "fleet-filter" }, "Filter"), this.search, h("label", { for: "fleet-only", class: "unseen" }, "Which"), this.only, this.shown), this.table.node);
+    this.show();
+  }
+
+  nobody() {
+    return emptiness("No workers", "Nobody has registered yet. POST /workers, --workers-file and --kubernetes-workers bring them.", "no-workers");
+  }
+
+  columns() {
+    return [
+      { id: "worker", title: "Worker · rank", sort: (row) => row.key, once: true, cell: (row) => this.name(row) },
+      { id: "scope", title: "Model · tenant", sort: ({ worker }) => `${worker.model_name}\n${worker.tenant_id}`, wide: true, cell: ({ worker }) => ({ clip: scopeOf(worker) }) },
+      { id: "lifecycle", title: "Lifecycle", sort: ({ worker }) => worker.lifecycle, cell: ({ worker, rank }) => ({ pill: rank?.busy ? "busy" : worker.lifecycle, tone: rank?.busy ? "warn" : LIFECYCLE_TONES[worker.lifecycle], title: worker.reasons.join("; ") || undefined }) },
+      { id: "prefill", title: "Prefill tokens", numeric: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / this.most, text: count(rank.prefill_tokens) } : NONE) },
+      { id: "kv", title: "KV blocks", numeric: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: (row) => this.kv(row) },
+      { id: "requests", title: "Requests", numeric: true, sort: ({ rank }) => rank?.requests, cell: ({ rank }) => count(rank?.requests) },
+      { id: "cached", title: "Cached", numeric: true, hint: "Blocks the index knows it to hold, on all tiers", sort: ({ rank }) => rank?.cached_blocks, cell: ({ rank }) => count(rank?.cached_blocks) },
+      { id: "events", title: "KV events", sort: ({ rank }) => rank?.kv_state ?? null, cell: ({ rank }) => this.events(rank) },
+      { id: "lag", title: "Last event", numeric: true, hint: "By the engine's clock", sort: ({ rank }) => lagOf(rank, this.store.atMs), cell: ({ rank }) => duration(lagOf(rank, this.store.atMs)) },
+      { id: "gaps", title: "Gaps · lost", numeric: true, hint: "Gaps in the numbers of its batches · batches that will never come", sort: ({ rank }) => (rank ? rank.lost_batches * 1e6 + rank.gaps : null), cell: ({ rank }) => (rank ? `${count(rank.gaps)} · ${count(rank.lost_batches)}` : NONE) },
+    ];
+  }
+
+  name(row) {
+    const { worker, rank } = row;
+    const single = worker.ranks[1] === 1 && worker.ranks[0] === 0;
+    const text = rank && !single ? `${worker.worker_id} · ${rank.dp_rank}` : worker.worker_id;
+    return h("button", { type: "button", class: "link mono", title: "Show its record", onclick: () => this.open(worker.worker_id) }, text);
+  }
+
+  events(rank) {
+    if (!rank) return NONE;
+    if (rank.trust < 1) return { pill: `${rank.kv_state}, trusted ${percent(rank.trust)}`, tone: "warn", title: "What its index says counts for less: it was wrong, is late or has gaps" };
+    return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state] };
+  }
+
+  kv(row) {
+    const use = kvUse(row);
+    if (!use) return NONE;
+    if (!use.total) return { bar: null, text: count(use.used), title: "The worker has not said how many blocks it has" };
+    const tone = use.share > 0.95 ? "bad" : use.share > 0.8 ? "warn" : "kv";
+    return { bar: use.share, text: `${count(use.used)} of ${count(use.total)}`, room: 2 * count(use.total).length + 4, tone, title: percent(use.share, 1) };
+  }
+
+  update() {
+    this.show();
+  }
+
+  show() {
+    const rows = this.store.rows();
+    this.most = Math.max(1, ...rows.map(({ rank }) => rank?.prefill_tokens ?? 0));
+    const found = rows.filter((row) => this.matches(row));
+    if (rows.length && !found.length) this.table.empty = emptiness("No rank matches", "Change the filter to see others.", "no-match");
+    else this.table.empty = this.nobody();
+    this.table.show(found);
+    this.shown.textContent = found.length === rows.length ? plural(rows.length, "row") : `${count(found.length)} of ${plural(rows.length, "row")}`;
+    this.summarise(rows);
+  }
+
+  matches(row) {
+    const { worker, rank } = row;
+    const only = this.only.value;
+    if (only === "problems" && !hasProblem(row)) return false;
+    if (only === "schedulable" && worker.lifecycle !== "schedulable") return false;
+    if (only === "incomplete" && worker.lifecycle === "schedulable") return false;
+    if (only === "loaded" && !rank?.requests) return false;
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!words.length) return true;
+    const text = [row.key, worker.endpoint, worker.model_name, worker.tenant_id, worker.lifecycle, worker.role, worker.source, rank?.kv_state, rank?.busy ? "busy" : "", ...worker.taints].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  }
+
+  summarise(rows) {
+    const workers = [...this.store.workers.values()];
+    const seated = rows.filter((row) => row.rank);
+    const uses = seated.map(kvUse).filter((use) => use.total);
+    const used = uses.reduce((sum, use) => sum + use.used, 0);
+    const total = uses.reduce((sum, use) => sum + use.total, 0);
+    const schedulable = workers.filter((one) => one.lifecycle === "schedulable").length;
+    const silent = seated.filter(({ rank }) => rank.kv_state === "silent").length;
+    const troubled = seated.filter(({ rank }) => rank.kv_state === "uncertain" || rank.kv_state === "replaying").length;
+    const sum = (name) => seated.reduce((all, { rank }) => all + rank[name], 0);
+    const card = (name, title, value, note, tone) => h("div", { class: "card", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
+    this.cards.replaceChildren(
+      card("workers", "Schedulable workers", `${count(schedulable)} of ${count(workers.length)}`, plural(seated.length, "rank"), schedulable < workers.length ? "warn" : null),
+      card("requests", "Live requests", count(sum("requests")), `${count(this.store.state?.waiting)} waiting`),
+      card("prefill", "Prefill booked", count(sum("prefill_tokens")), "tokens to compute"),
+      card("kv", "KV blocks in use", total ? percent(used / total) : count(sum("decode_blocks")), total ? `${count(used)} of ${count(total)}` : "capacity not told", total && used / total > 0.9 ? "warn" : null),
+      card("cached", "Blocks in the index", count(sum("cached_blocks")), "on all ranks and tiers"),
+      card("events", "Event streams", troubled ? `${count(troubled)} in trouble` : "in order", silent ? `${count(silent)} silent so far` : "none silent", troubled ? "bad" : null),
+    );
+  }
+
+  open(id) {
+    const worker = this.store.workers.get(id);
+    if (!worker) return;
+    const mine = this.store.rows().filter((row) => row.worker.worker_id === id && row.rank);
+    const can = this.store.about.actions;
+    const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, duration(lagOf(row.rank, this.store.atMs)))));
+    const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Last event", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
+    const button = (there, text, why, onclick, tone) => h("button", { type: "button", class: tone, disabled: !there, title: there ? null : why, onclick }, text);
+    sheet(
+      `Worker ${id}`,
+      [
+        worker.reasons.length > 0 && h("p", { class: "problem" }, `Not schedulable: ${worker.reasons.join("; ")}`),
+        facts([["Lifecycle", pill(worker.lifecycle, LIFECYCLE_TONES[worker.lifecycle])], ["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && `${worker.block_size} tokens`], ["KV blocks of a rank", worker.total_kv_blocks && count(worker.total_kv_blocks)], ["Batched tokens", worker.max_num_batched_tokens && count(worker.max_num_batched_tokens)], ["Requests at a time", worker.max_inflight && count(worker.max_inflight)], ["Taints", worker.taints.join(", ") || null], ["Events", worker.kv_events ? (worker.replay ? "with replay" : "without replay") : "none"]]),
+        ranks,
+        !can.drain_worker && h("p", { class: "note" }, "This version has no route to drain a worker: cap it, or remove it once its requests are over."),
+      ],
+      [
+        button(can.drain_worker, "Drain …", "There is no route for it", () => this.drain(id)),
+        button(can.cap_worker, "Cap requests …", "There is no route for it", () => this.cap(worker)),
+        button(can.remove_worker, "Remove …", "There is no route for it", () => this.remove(worker), "danger"),
+      ],
+    );
+  }
+
+  drain(id) {
+    confirmed({ title: `Drain worker ${id}?`, text: ["It gets no more requests; those it has go on."], verb: "Drain", act: async () => this.done(await ask("POST", `workers/${encodeURIComponent(id)}/drain`), `Worker ${id} drains.`) });
+  }
+
+  cap(worker) {
+    const id = worker.worker_id;
+    const input = h("input", { type: "number", name: "max_inflight", id: "cap-number", min: "1", max: "4294967295", required: true, value: worker.max_inflight ?? "", autofocus: true });
+    confirmed({
+      title: `Cap worker ${id}?`,
+      text: ["Beyond so many requests at a time it takes no more, and those wait or go elsewhere. Requests it has are not touched."],
+      fields: [h("div", { class: "field" }, h("label", { for: "cap-number" }, "Requests at a time"), input)],
+      verb: "Cap it",
+      act: async (form) => this.done(await ask("PATCH", `workers/${encodeURIComponent(id)}`, { max_inflight: Number(form.get("max_inflight")) }), `Worker ${id} takes ${form.get("max_inflight")} requests at a time.`),
+    });
+  }
+
+  remove(worker) {
+    const id = worker.worker_id;
+    const requests = this.store.rows().filter((row) => row.worker.worker_id === id).reduce((sum, { rank }) => sum + (rank?.requests ?? 0), 0);
+    confirmed({
+      title: `Remove worker ${id}?`,
+      text: [`Its record, its index and its ${plural(requests, "live reservation")} go at once. Whoever registered it may register it again; a worker that a file or Kubernetes names cannot be removed here.`],
+      verb: "Remove",
+      danger: true,
+      act: async () => {
+        await ask("DELETE", `workers/${encodeURIComponent(id)}`);
+        for (const node of document.querySelectorAll("dialog.sheet")) if (!node.querySelector("form")) node.close();
+        this.changed(`Worker ${id} is removed.`);
+      },
+    });
+  }
+
+  done(_, text) {
+    this.changed(text);
+  }
+}

@@ -1,0 +1,60 @@
+// Other processes of the service: who is listened to, and how far each has been followed.
+
+import { ago, count, emptiness, facts, h, panel } from "./dom.js";
+import { LiveTable } from "./table.js";
+
+const TONES = { synced: "good", behind: "warn", gone: "bad", foreign: "plain", connected: "good", connecting: "warn" };
+
+export class Replicas {
+  constructor(store) {
+    this.store = store;
+    this.summary = h("div");
+    this.publishers = new LiveTable({
+      name: "publishers",
+      caption: "Publishers",
+      key: (row) => row.router_id,
+      sort: { id: "state", down: false },
+      empty: emptiness("No publisher was heard", "Replicas speak once a second; a peer that is listened to and silent may not be there.", "no-publishers"),
+      columns: [
+        { id: "router", title: "Router", sort: (row) => row.router_id, once: true, cell: (row) => h("span", { class: "mono" }, row.router_id) },
+        { id: "peer", title: "Heard from", sort: (row) => row.peer, cell: (row) => row.peer || "hearsay" },
+        { id: "state", title: "State", sort: (row) => row.state, cell: (row) => ({ pill: row.state, tone: TONES[row.state] }) },
+        { id: "seq", title: "Newest", numeric: true, hint: "Its newest statement heard", sort: (row) => row.seq, cell: (row) => count(row.seq) },
+        { id: "missing", title: "Missing", numeric: true, hint: "Older statements not heard yet", sort: (row) => row.missing, cell: (row) => count(row.missing) },
+        { id: "claims", title: "Owns", numeric: true, hint: "Reservations it says it owns", sort: (row) => row.claims, cell: (row) => count(row.claims) },
+        { id: "unbooked", title: "Unbooked", numeric: true, hint: "Of them, those not booked here", sort: (row) => row.unbooked, cell: (row) => count(row.unbooked) },
+        { id: "heard", title: "Heard", numeric: true, sort: (row) => row.heard_s_ago, cell: (row) => ago(row.heard_s_ago) },
+        { id: "pulls", title: "Pulls · failed", numeric: true, sort: (row) => row.pulls, cell: (row) => `${count(row.pulls)} · ${count(row.pulls_failed)}` },
+      ],
+    });
+    this.peers = new LiveTable({
+      name: "peers",
+      caption: "Peers",
+      key: (row) => row.endpoint,
+      empty: emptiness("No replica is listened to", "--replica-sync-peers, --replica-sync-dns or POST /replica_sync/register_peer name some.", "no-peers"),
+      columns: [
+        { id: "endpoint", title: "Endpoint", sort: (row) => row.endpoint, once: true, cell: (row) => h("span", { class: "mono" }, row.endpoint) },
+        { id: "link", title: "Link", sort: (row) => row.link, cell: (row) => ({ pill: row.link, tone: TONES[row.link] ?? "plain" }) },
+      ],
+    });
+    this.on = h("div", {}, panel("This process", this.summary), panel("Publishers", this.publishers.node), panel("Peers", this.peers.node));
+    this.off = emptiness("Replica sync is off", "This process runs alone: it was started without --replica-sync-port.", "replicas-off");
+    this.node = h("div", {}, this.off, this.on);
+    this.update();
+  }
+
+  update() {
+    const told = this.store.replicas;
+    if (!told) return;
+    this.off.hidden = told.enabled;
+    this.on.hidden = !told.enabled;
+    if (!told.enabled) return;
+    const ours = told.publishers.filter((one) => one.state !== "foreign");
+    const synced = ours.filter((one) => one.state === "synced").length;
+    const missing = ours.reduce((sum, one) => sum + one.missing, 0);
+    const text = ours.length === 0 ? "nobody to converge with" : synced === ours.length && missing === 0 ? `converged: all ${ours.length} in sync` : `${synced} of ${ours.length} in sync, ${count(missing)} statements missing`;
+    this.summary.replaceChildren(facts([["This router", h("span", { class: "mono" }, told.router_id)], ["Convergence", h("span", { id: "convergence" }, text)]]));
+    this.publishers.show(told.publishers);
+    this.peers.show(told.peers);
+  }
+}

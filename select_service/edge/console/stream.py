@@ -1,0 +1,212 @@
+"""Server-sent events: one snapshot for whoever comes, then each second what has changed.
+
+One round serves every page that is open, and there is none while no page is. A page that does not
+read is dropped, not waited for: it gets a snapshot when it comes back. A message every second,
+however empty, tells the page that the service lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from select_service.edge.codec import encode
+from select_service.edge.console.fleet import Fleet, News, joined
+from select_service.edge.console.sections import sections
+from select_service.edge.console.slices import Slices
+from select_service.errors import TooManyConsoles
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from select_service.edge.console.history import History
+    from select_service.edge.driver import Driver
+    from select_service.edge.traffic import ConsoleTraffic
+
+__all__ = ["BEHIND_MAX", "INTERVAL_S", "LiveView"]
+
+INTERVAL_S: Final = 1.0
+"""Between two messages: as often as people look."""
+
+BEHIND_MAX: Final = 5
+"""Messages a page may leave unread, beside what its socket takes, before it is dropped."""
+
+_log = logging.getLogger("select_service.console")
+
+
+class _Client:
+    """One page: what it has yet to be sent."""
+
+    __slots__ = ("is_new", "is_over", "messages", "wake")
+
+    def __init__(self) -> None:
+        self.messages: deque[bytes] = deque()
+        self.wake = asyncio.Event()
+        self.is_new = True  # it has had no snapshot
+        self.is_over = False
+
+    def send(self, message: bytes) -> bool:
+        """Queue a message; False if too many lie there, and the page is let go."""
+        if len(self.messages) >= BEHIND_MAX:
+            self.end()
+            return False
+        self.messages.append(message)
+        self.wake.set()
+        return True
+
+    def end(self) -> None:
+        self.messages.clear()
+        self.is_over = True
+        self.wake.set()
+
+
+class LiveView:
+    """Tells every open page what is new, once a second while there is one."""
+
+    def __init__(
+        self,
+        service: Driver,
+        history: History,
+        counts: ConsoleTraffic,
+        about: Mapping[str, object],
+        *,
+        clients_max: int,
+    ) -> None:
+        """Tell nobody anything yet.
+
+        Args:
+            service: what is shown.
+            history: the last minutes.
+            counts: of clients and rounds, for /metrics.
+            about: told once with every snapshot.
+            clients_max: pages at a time.
+        """
+        self._service = service
+        self._history = history
+        self._counts = counts
+        self._about = encode(about)
+        self._clients_max = clients_max
+        self._clients: set[_Client] = set()
+        self._rounds: asyncio.Task[None] | None = None
+        self._view: _View | None = None  # once there was a round
+        self._is_closed = False
+
+    def open(self) -> AsyncGenerator[bytes]:
+        """Return the messages for one more page; it counts from the first one that is asked for.
+
+        Raises:
+            TooManyConsoles: no more than `clients_max`.
+        """
+        if len(self._clients) >= self._clients_max:
+            self._counts.refused += 1
+            raise TooManyConsoles(self._clients_max)
+        return self._messages()
+
+    def close(self) -> None:
+        """Send every page away: the process is about to end. Idempotent."""
+        self._is_closed = True
+        for client in self._clients:
+            client.end()
+        if self._rounds is not None:
+            self._rounds.cancel()
+            self._rounds = None
+
+    async def _messages(self) -> AsyncGenerator[bytes]:
+        if self._is_closed or len(self._clients) >= self._clients_max:
+            return  # others were quicker
+        client = _Client()
+        self._clients.add(client)
+        self._counts.clients = len(self._clients)
+        try:
+            if self._view is not None:  # of a second ago, or in the middle of a look: then what is
+                self._introduce(client, self._snapshot(self._view))  # new in it is said again
+            if self._rounds is None:
+                self._rounds = asyncio.get_running_loop().create_task(self._run())
+            yield b": hello\n\n"  # a head without a body may be kept back by who carries it
+            while True:
+                while client.messages:
+                    yield client.messages.popleft()
+                if client.is_over:
+                    return
+                client.wake.clear()
+                await client.wake.wait()
+        finally:
+            self._clients.discard(client)
+            self._counts.clients = len(self._clients)
+
+    async def _run(self) -> None:
+        """Go round while anybody is there. What was seen goes with the last who looks."""
+        view = _View(self._service)
+        while self._clients:
+            try:
+                await self._round(view)
+                self._counts.rounds += 1
+            except Exception:  # noqa: BLE001 - a bug in one look must not end all of them
+                self._counts.faults += 1
+                _log.exception("the console could not be told what is new")
+            await asyncio.sleep(INTERVAL_S)
+        self._rounds = self._view = None
+
+    async def _round(self, view: _View) -> None:
+        changes = await view.look()
+        self._view = view
+        tick = b"event: tick\ndata: {" + self._moment() + changes + b"}\n\n"
+        snapshot: bytes | None = None
+        for client in list(self._clients):
+            if client.is_new:
+                snapshot = snapshot or self._snapshot(view)
+                self._introduce(client, snapshot)
+            elif not client.is_over and not client.send(tick):
+                self._counts.dropped += 1
+
+    def _introduce(self, client: _Client, snapshot: bytes) -> None:
+        client.is_new = False
+        client.send(snapshot)
+
+    def _moment(self) -> bytes:
+        return b'"at_ms":%d,"point":%b,' % (_now_ms(), self._history.now())
+
+    def _snapshot(self, view: _View) -> bytes:
+        parts = [
+            b"event: snapshot\ndata: {" + self._moment(),
+            b'"about":' + self._about,
+            b',"history":' + joined(self._history.points) + b",",
+            view.whole(),
+            b"}\n\n",
+        ]
+        return b"".join(parts)
+
+
+class _View:
+    """What was seen last, and what is different now."""
+
+    def __init__(self, service: Driver) -> None:
+        self._service = service
+        self._fleet = Fleet(service)
+        self._sections: dict[str, bytes] = {}
+
+    async def look(self) -> bytes:
+        """Return the members of a tick: what has changed."""
+        slices = Slices()
+        fresh = await sections(self._service, slices)
+        changed = {name: text for name, text in fresh.items() if self._sections.get(name) != text}
+        self._sections = fresh
+        return _members(await self._fleet.look(slices), changed)
+
+    def whole(self) -> bytes:
+        """Return the members of a snapshot: all there is."""
+        return _members(self._fleet.all_rows(), self._sections)
+
+
+def _members(news: News, sections: Mapping[str, bytes]) -> bytes:
+    members = [b'"%b":%b' % (name.encode(), text) for name, text in sections.items()]
+    members += [b'"workers":' + joined(news.workers), b'"ranks":' + joined(news.ranks)]
+    members.append(b'"gone":' + encode(news.gone))
+    return b",".join(members)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)  # noqa: TID251 - for people, who read wall clocks

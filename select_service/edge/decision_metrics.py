@@ -1,0 +1,38 @@
+"""What /metrics says of the records of decisions, read at scrape time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.edge.driver import Driver
+
+
+class DecisionMetrics(Collector):
+    """Zero with `--decision-ring 0`."""
+
+    def __init__(self, service: Driver, prefix: str) -> None:
+        self._decisions = service.core.decisions
+        self._prefix = prefix
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        ring = self._decisions
+        for name, text, value in (
+            ("decision_records", "Decisions kept.", len(ring)),
+            ("decision_bytes", "Memory they are charged with.", ring.bytes),
+        ):
+            gauge = GaugeMetricFamily(self._prefix + name, text)
+            gauge.add_metric((), value)
+            yield gauge
+        evicted = CounterMetricFamily(
+            self._prefix + "decision_records_evicted", "Decisions that had to go for later ones."
+        )
+        evicted.add_metric((), ring.evicted)
+        yield evicted

@@ -1,0 +1,147 @@
+"""Examines the fleet every few seconds, in slices between requests, and tells what has changed.
+
+What it knows comes from `core/doctor`; here are the clock, the pauses and the log. `driver.py`
+makes one when it is first needed: a start pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from select_service.core.doctor.examiner import Examiner
+from select_service.core.sampling import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from indexer.core.stream import EventStream
+    from indexer.types import LinkState
+    from select_service.core.doctor.suspicions import Change
+    from select_service.core.service import SelectionCore
+    from select_service.doctor_types import DoctorLimits, PeerLink, Report
+
+__all__ = ["FRESH_S", "LOGGED_MAX", "SLICE_S", "Doctor"]
+
+_log = logging.getLogger("select_service")
+
+SLICE_S: Final = 0.0002
+"""How long an examination may hold the loop before it lets requests through."""
+
+FRESH_S: Final = 2.0
+"""Who asks is told what was found so long ago; what is older is looked at again."""
+
+LOGGED_MAX: Final = 20
+"""Findings that come or go in one examination and are logged one by one."""
+
+_LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
+
+
+class Doctor:
+    """One examiner, run by whoever asks, and by the clock.
+
+    Attributes:
+        faults: Examinations that raised, which is a bug.
+    """
+
+    def __init__(
+        self,
+        core: SelectionCore,
+        limits: DoctorLimits,
+        *,
+        link_of: Callable[[EventStream], LinkState | None],
+        peers: Callable[[], Sequence[PeerLink]],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - engines stamp events with it
+    ) -> None:
+        """Remember where to look.
+
+        Args:
+            core: the state of the process.
+            limits: how often, how closely.
+            link_of: how it stands with a stream's connection; None: nobody listens yet.
+            peers: the replicas that are listened to.
+            clock: monotonic seconds.
+            wall_clock: seconds since 1970.
+        """
+        self._core = core
+        self._limits = limits
+        self._link_of = link_of
+        self._peers = peers
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._turn = asyncio.Lock()
+        self._examined_at = float("-inf")
+        self.faults = 0
+        sampler = core.placing.sampler = Sampler()
+        self.examiner = Examiner(
+            catalog=core.catalog,
+            membership=core.membership,
+            reader=core.reader,
+            sampler=sampler,
+            counters=core.counters,
+            replica_counters=core.replicas.counters,
+            replica_timeout_s=core.limits.replica_timeout_s,
+            limits=limits,
+            now=clock(),
+        )
+
+    async def watch(self) -> None:
+        """Examine for ever."""
+        while True:
+            try:
+                await self.examine()
+            except Exception:  # noqa: BLE001 - a bug must not end all examinations
+                self.faults += 1
+                _log.exception("an examination failed")
+            await asyncio.sleep(self._limits.interval_s)
+
+    async def report(self) -> Report:
+        """Tell what is wrong now, or was a moment ago; who comes meanwhile shares a look."""
+        async with self._turn:
+            if self._clock() - self._examined_at >= FRESH_S:
+                await self._examine()
+        return self.examiner.report(self._clock())
+
+    async def examine(self) -> None:
+        """Look at everything once."""
+        async with self._turn:
+            await self._examine()
+
+    async def _examine(self) -> None:
+        began_at = self._clock()
+        until = began_at + SLICE_S
+        for _ in self._round():
+            if self._clock() >= until:
+                await asyncio.sleep(0)
+                until = self._clock() + SLICE_S
+        self._examined_at = began_at
+        _tell(self.examiner.changes)
+
+    def _round(self) -> Iterator[None]:
+        now = self._clock()
+        return self.examiner.round(
+            now,
+            self._wall_clock(),
+            link_of=self._link_of,
+            peers=self._peers(),
+            replicas=self._core.replica_status(now),
+        )
+
+
+def _tell(changes: list[Change]) -> None:
+    """Log what has come and gone, once."""
+    for change in changes[:LOGGED_MAX]:
+        facts: dict[str, object] = {"code": change.code}
+        facts |= {k: v for k, v in asdict(change.subject).items() if v is not UNSET}
+        if change.is_there:
+            _log.log(_LEVELS[change.severity], "doctor: %s", change.what, extra=facts)
+        else:
+            _log.info("doctor: %s is over", change.code, extra=facts)
+    if len(changes) > LOGGED_MAX:
+        _log.warning("doctor: %d more findings came or went", len(changes) - LOGGED_MAX)

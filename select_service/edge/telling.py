@@ -1,0 +1,134 @@
+"""Decisions told to who asks, a slice at a time: large fleets must not hold the loop.
+
+`core/explaining.py` makes the numbers; `http.py` and `embedded.py` stand before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+from msgspec import UNSET
+
+from select_service.core.decision_record import Record
+from select_service.core.decisions import only_scope
+from select_service.errors import DecisionNotFound, DecisionsOff
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from select_service.core.decisions import Decisions
+    from select_service.core.explaining import Told
+    from select_service.decision_types import Decision
+    from select_service.errors import ServiceError
+    from select_service.types import Answer, SelectRequest
+
+__all__ = ["LISTED", "LISTED_MAX", "Teller", "Wanted"]
+
+SLICE: Final = 128
+"""Ranks told in one go: some 150 µs."""
+
+LISTED: Final = 50
+LISTED_MAX: Final = 1000
+_LOOKED_AT: Final = 512
+"""Records looked at in one go for those that are wanted: a tenth of a ms."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which decisions are asked for."""
+
+    worker_id: int | None = None  # whom they chose
+    model_name: str | None = None
+    tenant_id: str | None = None
+    limit: int = LISTED
+    candidates: bool = False  # with all ranks
+
+
+class Teller:
+    """Finds records, and tells them by the wall clock."""
+
+    def __init__(
+        self, decisions: Decisions, clock: Callable[[], float], transfer_cost: float
+    ) -> None:
+        self._decisions = decisions
+        self._clock = clock
+        self._transfer_cost = transfer_cost
+
+    def told(self, record: Record) -> Told:
+        """Return what a record has to tell."""
+        from select_service.core.explaining import Told  # noqa: PLC0415 - who never asks pays nothing
+
+        wall = time.time()  # noqa: TID251 - people read it
+        return Told(record, wall - self._clock(), self._transfer_cost)
+
+    def find(self, name: str) -> Record:
+        """Return the newest decision under an id.
+
+        Raises:
+            DecisionsOff: nothing is kept.
+            DecisionNotFound: nothing of that name is.
+        """
+        if not self._decisions.is_on:
+            raise DecisionsOff
+        record = self._decisions.find(name)
+        if record is None:
+            raise DecisionNotFound(name)
+        return record
+
+    async def tell(self, record: object) -> Decision:
+        """Tell a whole decision, letting others have their turn every so many ranks."""
+        if not isinstance(record, Record):  # told already: callers may wait for one answer
+            return cast("Decision", record)
+        told = self.told(record)
+        decision = told.decision()
+        decision.candidates = some = []
+        for start in range(0, len(told), SLICE):
+            if start:
+                await asyncio.sleep(0)
+            some += told.candidates(start, start + SLICE)
+        return decision
+
+    async def finish(self, answer: Answer, request: SelectRequest) -> Answer:
+        """Return an answer as it goes out: with its decision told if that was asked for.
+
+        A request that came twice while it waited has one answer, and each caller asked on its own.
+        """
+        record: object = answer.decision
+        if not request.explain:
+            return answer if record is UNSET else msgspec.structs.replace(answer, decision=UNSET)
+        if record is UNSET:
+            record = self._decisions.explained(request.reservation_id or "")
+            if record is None:
+                return answer
+        return msgspec.structs.replace(answer, decision=await self.tell(record))
+
+    async def finish_refusal(self, error: ServiceError) -> None:
+        """Tell what led to a refusal, if that was asked for."""
+        if error.decision is not None:
+            error.decision = await self.tell(error.decision)
+
+    async def matching(self, wanted: Wanted) -> list[Record]:
+        """Return the records wanted, newest first.
+
+        Raises:
+            DecisionsOff: nothing is kept.
+        """
+        if not self._decisions.is_on:
+            raise DecisionsOff
+        found: list[Record] = []
+        for number, record in enumerate(self._decisions.newest_first()):
+            if only_scope(record, wanted.model_name, wanted.tenant_id, wanted.worker_id):
+                found.append(record)
+                if len(found) >= wanted.limit:
+                    break
+            if number % _LOOKED_AT == _LOOKED_AT - 1:
+                await asyncio.sleep(0)
+        return found
+
+    async def each(self, records: list[Record], *, candidates: bool) -> AsyncIterator[Decision]:
+        """Tell one after another; in between, others have their turn."""
+        for record in records:
+            yield await self.tell(record) if candidates else self.told(record).decision()
+            await asyncio.sleep(0)

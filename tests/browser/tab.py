@@ -1,0 +1,136 @@
+"""A tab with the console in it: opens views, reads tables, and notes everything that goes wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Request
+
+WAIT_MS = 15_000
+LOST = re.compile("ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_INCOMPLETE_CHUNKED|ERR_EMPTY")
+"""What Chromium says while the service is away."""
+
+CONTRAST = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const bent = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [x, y, z] = [r, g, b].map((v) => bent(v / 255));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    const text = walker.currentNode.data.trim();
+    if (!text || !node.checkVisibility() || node.closest(":disabled, .unseen, .skip")) continue;
+    const style = getComputedStyle(node);
+    const fore = node.closest("svg") ? parse(style.fill) : parse(style.color);
+    const [a, b] = [light(fore), light(behind(node))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) poor.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+SLIPS = """() => document.body.innerText.split("\\n")
+  .filter((line) => /\\b(undefined|null|NaN|false|true|\\[object)\\b/.test(line))"""
+
+NAMELESS = """() => [
+  ...document.querySelectorAll("button, a, input, select, textarea, [role=img], table, dialog")]
+  .filter((node) => node.checkVisibility() && !node.textContent.trim())
+  .filter((node) => !(node.ariaLabel || node.labels?.length || node.caption))
+  .map((node) => node.outerHTML.slice(0, 120))"""
+
+
+class Tab:
+    """One page. Leaving it fails the test if anything was odd."""
+
+    def __init__(self, browser: Browser, port: int, *, width: int = 1280, theme: Any = "light"):
+        self.origin = f"http://127.0.0.1:{port}"
+        self._context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=theme
+        )
+        self.page = self._context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.complaints: list[str] = []
+        self.service_may_be_away = False
+        self.page.on("console", lambda message: self._hear(message.type, message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
+        self.page.on("request", self._see)
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in {"error", "warning"} and not (self.service_may_be_away and LOST.search(text)):
+            self.complaints.append(f"{kind}: {text}")
+
+    def _see(self, request: Request) -> None:
+        if not request.url.startswith(self.origin):
+            self.complaints.append(f"request to elsewhere: {request.url}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._context.close()
+        assert kind is not None or not self.complaints, self.complaints
+
+    def open(self, view: str) -> None:
+        """Open a view; it is live when this returns."""
+        self.page.goto(f"{self.origin}/console#{view}")
+        self.live()
+        self.page.wait_for_selector(f"#content[data-view={view.partition('/')[0]}]")
+
+    def live(self) -> None:
+        self.page.wait_for_selector("#connection[data-state=live]")
+
+    def find(self, selector: str) -> Locator:
+        return self.page.locator(selector)
+
+    def text(self, selector: str) -> str:
+        return self.find(selector).first.inner_text()
+
+    def until(self, selector: str, text: str) -> None:
+        """Wait until an element says something."""
+        self.page.wait_for_function(
+            "([selector, text]) => document.querySelector(selector)?.innerText.includes(text)",
+            arg=[selector, text],
+        )
+
+    def rows(self, table: str) -> dict[str, dict[str, str]]:
+        """A table as people see it: by the key of the row, then by column head."""
+        told: dict[str, dict[str, str]] = self.page.evaluate(
+            """(name) => {
+              const table = document.querySelector(`[data-table="${name}"]`);
+              const heads = [...table.tHead.rows[0].cells].map((cell) => cell.innerText);
+              const read = (tr) => [...tr.cells].map((cell, at) => [heads[at], cell.innerText]);
+              return Object.fromEntries([...table.tBodies[0].rows].map((tr) => [
+                tr.dataset.key ?? tr.cells[0].innerText, Object.fromEntries(read(tr)),
+              ]));
+            }""",
+            table,
+        )
+        return told
+
+    def order(self, table: str) -> list[str]:
+        """The keys of a table's rows from top to bottom."""
+        return list(self.rows(table))
+
+    def overflow(self) -> int:
+        """By how many pixels the page is wider than the window."""
+        wide: int = self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        return wide
+
+    def flaws(self) -> list[str]:
+        """Text that can hardly be read, controls without a name, words nobody meant to write."""
+        return [one for look in (CONTRAST, NAMELESS, SLIPS) for one in self.page.evaluate(look)]

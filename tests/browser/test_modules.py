@@ -1,0 +1,125 @@
+"""The page's own arithmetic, in the browser that runs it: rates, quantiles, ids, costs, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.browser.tab import Tab
+from tests.live.server import Server
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
+
+Serve = Callable[..., Server]
+Tabs = Callable[..., Tab]
+
+ABOUT = {
+    "point": ["at_ms", "selections", "failed", "isl_tokens", "prefill_tokens", "waiting"],
+    "latency_bounds_s": [0.001, 0.01],
+    "rank_fields": ["worker_id", "dp_rank"],
+    "assets": "x",
+}
+QUIET: dict[str, Any] = {"workers": [], "ranks": [], "gone": []}
+
+
+@pytest.fixture
+def run(serve: Serve, tab: Tabs) -> Callable[..., Any]:
+    """Run JavaScript with what a module exports as `m`."""
+    page = tab(serve())
+    page.open("fleet")
+
+    def run(module: str, script: str, argument: object = None) -> Any:
+        source = f"async (arg) => {{ const m = await import('{page.origin}{module}'); {script} }}"
+        return page.page.evaluate(source, argument)
+
+    return lambda module, *rest: run(f"/console/static/{module}", *rest)
+
+
+def snapshot(life: str, *points: list[int]) -> dict[str, Any]:
+    *history, last = points
+    about = ABOUT | {"life": life}
+    return QUIET | {"about": about, "at_ms": last[0], "history": history, "point": last}
+
+
+def test_rates_are_differences_and_end_with_a_life(run: Callable[..., Any]) -> None:
+    first = snapshot(
+        "one",
+        [0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [5000, 50, 5, 1000, 250, 1, 40, 10, 0],
+        [6000, 60, 5, 1000, 250, 2, 50, 10, 0],
+    )
+    second = snapshot("two", [9000, 0, 0, 0, 0, 0, 0, 0, 0], [10000, 7, 0, 0, 0, 0, 7, 0, 0])
+    series = run(
+        "store.js",
+        "const s = new m.Store(); for (const one of arg) s.take('snapshot', one);"
+        " return s.series();",
+        [first, second],
+    )
+    assert [one.get("isBreak", False) for one in series] == [False, False, True, False]
+    assert [one.get("selections") for one in series] == [10, 10, None, 7]
+    assert series[0]["failed"] == 1
+    assert series[0]["hitRate"] == 0.75
+    assert series[3]["hitRate"] is None, "nobody asked for anything"
+    # of 50 answers 40 took up to 1 ms and 10 up to 10 ms
+    assert series[0]["p50"] == pytest.approx(0.001 * 25 / 40)
+    assert series[0]["p99"] == pytest.approx(0.001 + 0.009 * 9.5 / 10)
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_charts(run: Callable[..., Any]) -> None:
+    first = snapshot("one", [10_000_000, 0, 0, 0, 0, 0, 0, 0, 0], [10_001_000] + [0] * 8)
+    tick = QUIET | {"at_ms": 5000, "point": [5000, 1, 0, 0, 0, 0, 0, 0, 0]}
+    later = QUIET | {"at_ms": 6000, "point": [6000, 3, 0, 0, 0, 0, 0, 0, 0]}
+    series = run(
+        "store.js",
+        "const s = new m.Store(); s.take('snapshot', arg[0]);"
+        " s.take('tick', arg[1]); s.take('tick', arg[2]); return s.series();",
+        [first, tick, later],
+    )
+    assert [one["selections"] for one in series] == [2]
+
+
+def test_ids_are_ordered_as_the_numbers_they_are(run: Callable[..., Any]) -> None:
+    ids = ["2/10", "10/0", "18446744073709551615/0", "2/9", "18446744073709551614/0", "9", "b", "a"]
+    assert run("table.js", "return arg.sort(m.compare);", ids) == [
+        *("2/9", "2/10", "9", "10/0", "18446744073709551614/0", "18446744073709551615/0"),
+        *("a", "b"),
+    ]
+
+
+def test_the_parts_of_a_cost_add_up(run: Callable[..., Any]) -> None:
+    one = {
+        "cost": 9.0,
+        "prefill_cost": 8.0,
+        "credit": 2.0,
+        "decode_cost": 3.0,
+        "taint_factor": 0.75,
+    }
+    weights = {"prefill_load_scale": 1.5}
+    parts = run("decisions.js", "return m.parts(...arg);", [one, weights])
+    assert parts["prefill"] + parts["decode"] == pytest.approx((1.5 * 6 + 3) * 0.75)
+    assert parts["credit"] == pytest.approx(1.5 * 2 * 0.75)
+    assert run("decisions.js", "return m.parts(arg, {});", {"cost": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("[1, 2,3]", [1, 2, 3]),
+        ('{"token_ids": [4294967295]}', [4294967295]),
+        ("0\n7\t8", [0, 7, 8]),
+        ("", None),
+        ("1 -2", None),
+        ("1.5", None),
+        ("one 2", None),
+        ("1e5", None),
+        ("4294967296", None),
+    ],
+)
+def test_tokens_as_people_paste_them(
+    run: Callable[..., Any], text: str, tokens: list[int] | None
+) -> None:
+    script = "try { return m.readTokens(arg); } catch (error) { return String(error); }"
+    read = run("prefix.js", script, text)
+    assert read == tokens if tokens is not None else read.startswith("Error: ")

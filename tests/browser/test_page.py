@@ -1,0 +1,250 @@
+"""The page itself: restarts survived, hostile names, keyboards, large fleets, widths and themes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.browser.fleet import BIG, book, call, register
+from tests.browser.tab import Tab
+from tests.live.server import Server
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
+
+Serve = Callable[..., Server]
+Tabs = Callable[..., Tab]
+
+VIEWS = (
+    *("fleet", "traffic", "admission", "decisions", "prefix"),
+    *("reservations", "replicas", "doctor"),
+)
+HOSTILE = (
+    '<img src=x onerror="window.pwned=1">',
+    "<script>window.pwned=1</script>",
+    '"><svg onload=window.pwned=1>',
+    "javascript:window.pwned=1",
+    "\u202e\u2028\u2029 </td></tr></table> &lt;b&gt; ${window.pwned=1}",
+)
+
+
+def test_a_restart_is_survived(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    register(server, 1)
+    book(server, "a")
+    page = tab(server)
+    page.open("fleet")
+    page.until('[data-key="1/0"]', "64")
+    page.service_may_be_away = True
+    server.stop()
+    page.page.wait_for_selector("#connection[data-state=lost]")
+    page.until("#connection", "last update")
+    assert page.text('[data-key="1/0"]'), "what was known stays to be read"
+    assert page.find("#reconnect").is_visible()
+    again = serve(port=server.port)
+    register(again, 2)
+    if page.find("#reconnect").is_visible():
+        page.find("#reconnect").click()
+    page.live()
+    page.page.wait_for_selector('[data-key="2/0"]')
+    assert page.order("fleet") == ["2/0"], "what is gone is gone"
+    page.open("traffic")
+    page.page.wait_for_selector("[data-chart=rate] .restart", state="attached")
+    book(again, "b")
+    page.until("[data-vital=reservations]", "1")
+
+
+def test_too_many_pages_are_told_so(serve: Serve, tab: Tabs) -> None:
+    server = serve("--console-clients-max", "1")
+    first = tab(server)
+    first.open("fleet")
+    second = tab(server)
+    second.page.goto(f"{second.origin}/console")
+    second.until("#connection", "no more may be")
+    first.page.goto("about:blank")
+    second.live()
+    for page in (first, second):
+        page.complaints = [
+            one for one in page.complaints if "503" not in one and "blank" not in one
+        ]
+
+
+def test_hostile_names_are_text(serve: Serve, tab: Tabs) -> None:
+    server = serve("--admission-policy", "slo-shed")
+    for number, name in enumerate(HOSTILE):
+        register(
+            server,
+            number + 1,
+            endpoint=name,
+            model_name=name,
+            tenant_id=name,
+            taints=[name],
+        )
+        call(server, "POST", "/leases", {"lease_id": name, "owner": name, "ttl_s": 60})
+        book(server, f"{number}{name}", lease_id=name, model_name=name, tenant_id=name)
+    register(server, 99, endpoint=None, model_name=HOSTILE[0])
+    page = tab(server)
+    for view in VIEWS:
+        page.open(view)
+        page.page.wait_for_timeout(700)
+        assert page.page.evaluate("window.pwned") is None, view
+        assert page.find("#content img, #content script, #content svg[onload]").count() == 0
+        assert page.overflow() == 0, view
+    page.open("fleet")
+    assert page.rows("fleet")["1/0"]["Model · tenant"] == f"{HOSTILE[0]} · {HOSTILE[0]}"
+    page.find("[data-key='1/0'] button").click()
+    assert HOSTILE[0] in page.text("dialog")
+    page.page.keyboard.press("Escape")
+    page.open("decisions")
+    page.find("[data-decision^='0']").first.click()
+    page.until("#decision-title", HOSTILE[0])
+    page.find("button:has-text('Who holds this prompt now?')").click()
+    page.page.wait_for_selector("#content[data-view=prefix] [data-empty=no-holders]")
+    assert page.page.evaluate("window.pwned") is None
+
+
+def test_the_keyboard_is_enough(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    for worker_id in (1, 2, 3):
+        register(server, worker_id)
+    book(server, "a", allowed_worker_ids=[2])
+    page = tab(server)
+    page.open("fleet")
+    keys = page.page.keyboard
+    focused = "document.activeElement.innerText"
+    keys.press("Tab")
+    assert page.page.evaluate(focused) == "Skip to content"
+    keys.press("Enter")
+    assert page.page.evaluate("document.activeElement.id") == "content"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    for _ in range(30):
+        keys.press("Tab")
+        assert page.page.evaluate(outline) != "none", page.page.evaluate(focused)
+        if page.page.evaluate(focused).startswith("Requests"):
+            break
+    keys.press("Enter")
+    assert page.order("fleet")[0] == "2/0", "sorted by requests"
+    assert page.page.evaluate("document.activeElement.closest('th').ariaSort") == "descending"
+    for _ in range(30):
+        keys.press("Tab")
+        if page.page.evaluate(focused) == "2":
+            break
+    book(server, "b", allowed_worker_ids=[2])
+    page.until('[data-key="2/0"]', "8 of 1,000")
+    assert page.page.evaluate(focused) == "2", "numbers change, the focus stays"
+    keys.press("Enter")
+    page.page.wait_for_selector("dialog[open]")
+    assert page.page.evaluate("document.querySelector('dialog').contains(document.activeElement)")
+    keys.press("Escape")
+    page.page.wait_for_selector("dialog", state="detached")
+    assert page.page.evaluate(focused) == "2", "and comes back"
+    page.find("#tabs a[data-view=doctor]").focus()
+    keys.press("Enter")
+    page.page.wait_for_selector("#content[data-view=doctor]")
+    assert page.find("#tabs a[aria-current=page]").inner_text() == "Doctor"
+
+
+def test_changes_are_asked_for_first(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    register(server, BIG)
+    register(server, 1)
+    book(server, "a", allowed_worker_ids=[BIG])
+    page = tab(server)
+    page.open("fleet")
+    page.find(f"[data-key='{BIG}/0'] button").click()
+    assert page.flaws() == []
+    assert page.page.get_by_role("button", name="Drain …").is_disabled(), "there is no route"
+    page.page.get_by_role("button", name="Remove …").click()
+    page.until("dialog form", "1 live reservation")
+    page.page.get_by_role("button", name="Cancel").click()
+    assert len(call(server, "GET", "/workers")) == 2
+    page.page.get_by_role("button", name="Cap requests …").click()
+    page.page.get_by_label("Requests at a time").fill("7")
+    page.page.get_by_role("button", name="Cap it").click()
+    page.until("#notice", "7 requests")
+    assert call(server, "GET", "/workers")[1]["max_inflight"] == 7
+    page.page.get_by_role("button", name="Remove …").click()
+    page.page.get_by_role("button", name="Remove", exact=True).click()
+    page.page.wait_for_selector(f"[data-key='{BIG}/0']", state="detached")
+    assert [one["worker_id"] for one in call(server, "GET", "/workers")] == [1]
+    # what the service refuses is said, and the question stays
+    page.open("admission")
+    page.page.wait_for_selector("[data-table=thresholds] button")
+    assert page.find("[data-table=thresholds] button:has-text('Change')").is_disabled()
+    page.open("fleet")
+    page.find("[data-key='1/0'] button").click()
+    page.page.get_by_role("button", name="Remove …").click()
+    call(server, "DELETE", "/workers/1")
+    page.page.get_by_role("button", name="Remove", exact=True).click()
+    page.until("dialog .problem[role=alert]", "not found")
+    page.complaints = [one for one in page.complaints if "404" not in one]
+
+
+def test_256_workers(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    for number in range(256):
+        register(
+            server,
+            BIG - number,
+            data_parallel_size=2,
+            kv_events_endpoint=None,
+            kv_events_endpoints={"0": "tcp://127.0.0.1:9", "1": "tcp://127.0.0.1:9"},
+            model_name=f"model-{number % 4}",
+        )
+    for number in range(20):
+        book(server, f"r{number}", 640, model_name=f"model-{number % 4}")
+    page = tab(server, width=800)
+    page.open("fleet")
+    page.until("#fleet-shown", "512 rows")
+    assert page.text("[data-card=workers] b") == "256 of 256"
+    assert page.text("[data-card=requests] b") == "20"
+    assert page.overflow() == 0
+    assert len(page.rows("fleet")) == 300
+    page.find("button.more").click()
+    assert len(page.rows("fleet")) == 512
+    page.find("th button:has-text('Requests')").click()
+    rows = list(page.rows("fleet").values())
+    asked = [int(row["Requests"]) for row in rows]
+    assert asked == sorted(asked, reverse=True)
+    assert sum(asked) == 20
+    page.find("#fleet-filter").fill(f"model-3 {BIG - 3}")
+    page.until("#fleet-shown", "2 of 512 rows")
+    assert {row["Worker · rank"] for row in page.rows("fleet").values()} == {
+        f"{BIG - 3} · 0",
+        f"{BIG - 3} · 1",
+    }
+    page.find("#fleet-filter").fill("nobody")
+    page.page.wait_for_selector("[data-empty=no-match]")
+    page.find("#fleet-filter").fill("")
+    book(server, "late", 64, allowed_worker_ids=[BIG - 200], model_name="model-0")
+    page.until("[data-card=requests] b", "21")
+    assert page.flaws() == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 800])
+def test_widths_and_themes(serve: Serve, tab: Tabs, theme: str, width: int) -> None:
+    server = serve("--admission-policy", "slo-shed")
+    register(server, BIG, model_name="meta-llama/Llama-3.3-70B-Instruct-with-a-long-name")
+    register(server, 2, endpoint=None)
+    for number in range(3):
+        book(
+            *(server, f"request-{number}-7d0b7b9e-3c0e-4a7c-9a50-cc14a6c1f6c2", 200),
+            model_name="meta-llama/Llama-3.3-70B-Instruct-with-a-long-name",
+        )
+    page = tab(server, width=width, theme=theme)
+    for view in VIEWS:
+        page.open(view)
+        page.page.wait_for_timeout(300)
+        assert page.overflow() == 0, view
+        assert page.flaws() == [], view
+    back = "getComputedStyle(document.body).backgroundColor"
+    first = page.page.evaluate(back)
+    other = "dark" if theme == "light" else "light"
+    while page.text("#theme") != f"Theme: {other}":
+        page.find("#theme").click()
+    assert page.page.evaluate(back) != first
+    assert page.flaws() == []
+    page.page.reload()
+    page.live()
+    assert page.text("#theme") == f"Theme: {other}", "it is remembered"

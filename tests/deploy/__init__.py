@@ -1,0 +1,1 @@
+"""What is in deploy/ fits the service that is here."""

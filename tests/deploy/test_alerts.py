@@ -1,0 +1,248 @@
+"""Every alert fires when it should and is silent when it should not, by Debian's promtool."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.everything import RULES, alerts
+
+PROMTOOL = shutil.which("promtool")
+NEEDS_PROMTOOL = pytest.mark.skipif(
+    PROMTOOL is None, reason="no promtool: install Debian's package prometheus (make promtool)"
+)
+BAD = {"job": "select-service", "instance": "bad"}
+FIRING_AT = "55m"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series with which an alert fires, and the same where it must not."""
+
+    bad: dict[str, str]
+    good: dict[str, str]
+    labels: dict[str, str] = field(default_factory=dict)  # of the alert, besides whose it is
+
+
+RANK = {"worker_id": "1", "dp_rank": "0", "model_name": "m", "tenant_id": "t"}
+SCOPE = {"model_name": "m", "tenant_id": "t"}
+R = 'worker_id="1",dp_rank="0",model_name="m",tenant_id="t"'
+S = 'model_name="m",tenant_id="t"'
+GROWS, STANDS, ZERO = "0+10x60", "7+0x60", "0+0x60"
+
+
+def _counter(series: str, labels: str = "", **of: str) -> Case:
+    """An alert on anything that is counted."""
+    return Case({f"{series}{{{labels}}}": GROWS}, {f"{series}{{{labels}}}": STANDS}, of)
+
+
+def _gauge(metric: str, bad: float, good: float, labels: str = "", **of: str) -> Case:
+    series = f"{metric}{{{labels}}}"
+    return Case({series: f"{bad}+0x60"}, {series: f"{good}+0x60"}, of)
+
+
+P = "select_service_"
+BUCKET = P + 'http_request_duration_seconds_bucket{route="/select",method="POST",le="%s"}'
+EVENTS = P + 'reservation_events_total{event="%s"}'
+SNAPSHOT = P + "index_snapshot_written_timestamp_seconds{}"
+FAILURES = P + 'discovery_failures_total{source="dns",kind="timeout"}'
+SILENT = P + f'kv_listener_state{{{R},state="silent"}}'
+REQUESTS = P + f"rank_requests{{{R}}}"
+LAG = P + f"kv_listener_lag_seconds{{{R}}}"
+CASES = {
+    "SelectServiceDown": _gauge("up", 0, 1),
+    "SelectServiceNotReady": _gauge(P + "waiting_for", 1, 0, 'name="state"', name="state"),
+    "SelectServiceRequestsCrash": _counter(P + "http_crashes_total"),
+    "SelectServiceHousekeepingFails": _counter(P + "housekeeping_faults_total"),
+    "SelectServiceSlow": Case(
+        {BUCKET % "0.1": ZERO, BUCKET % "1": GROWS, BUCKET % "+Inf": GROWS},
+        {BUCKET % "0.1": GROWS, BUCKET % "1": GROWS, BUCKET % "+Inf": GROWS},
+    ),
+    "SelectServiceConnectionsNearLimit": Case(
+        {P + "http_connections{}": "81+0x60", P + 'limit{name="connections_max"}': "100+0x60"},
+        {P + "http_connections{}": "79+0x60", P + 'limit{name="connections_max"}': "100+0x60"},
+    ),
+    "SelectServiceFileDescriptors": Case(
+        {"process_open_fds{}": "81+0x60", "process_max_fds{}": "100+0x60"},
+        {"process_open_fds{}": "79+0x60", "process_max_fds{}": "100+0x60"},
+    ),
+    "SelectServiceLimitReached": Case(
+        {P + 'limit_hits_total{name="leases_max"}': GROWS},
+        {P + 'limit_hits_total{name="reservation_ttl_s"}': GROWS},
+        {"name": "leases_max"},
+    ),
+    "SelectServiceSpansLost": Case(
+        {P + 'trace_spans_total{outcome="dropped"}': GROWS},
+        {P + 'trace_spans_total{outcome="exported"}': GROWS},
+        {"outcome": "dropped"},
+    ),
+    "SelectServiceNoWorkers": _gauge(
+        P + "workers", 0, 1, 'lifecycle="schedulable"', lifecycle="schedulable"
+    ),
+    "SelectServiceWorkersIncomplete": Case(
+        {P + 'workers{lifecycle="incomplete"}': STANDS},
+        {P + 'workers{lifecycle="draining"}': STANDS},
+        {"lifecycle": "incomplete"},
+    ),
+    "SelectServiceRefusals": Case(
+        {P + "selections_total{}": "0+90x60", P + 'selections_failed_total{code="x"}': GROWS},
+        {P + "selections_total{}": "0+900x60", P + 'selections_failed_total{code="x"}': GROWS},
+    ),
+    "SelectServiceQueueStands": Case(
+        {P + f"pending_requests{{{S}}}": "3+0x60"},
+        {P + f"pending_requests{{{S}}}": "0 5 0 4 0 3 " * 10},
+        SCOPE,
+    ),
+    "SelectServiceSaturated": _gauge(P + "admission_saturation", 1, 0.9, S, **SCOPE),
+    "SelectServiceReservationsForgotten": Case(
+        {EVENTS % "booked": "0+90x60", EVENTS % "expired": GROWS},
+        {EVENTS % "booked": "0+900x60", EVENTS % "expired": GROWS},
+    ),
+    "SelectServicePromisesBroken": Case(
+        {P + 'admission_promises_ended_total{end="broken"}': GROWS},
+        {P + 'admission_promises_ended_total{end="kept"}': GROWS},
+        {"end": "broken"},
+    ),
+    "SelectServiceSeriesUnlisted": Case(
+        {P + "ranks_unlisted{}": "1+0x60", P + "scopes_unlisted{}": ZERO},
+        {P + "ranks_unlisted{}": ZERO, P + "scopes_unlisted{}": ZERO},
+    ),
+    "SelectServiceWorkerMute": Case(
+        {
+            SILENT: "1+0x60",
+            REQUESTS: "0 2 " * 30,
+        },
+        {
+            SILENT: "1+0x60",
+            REQUESTS: ZERO,
+        },
+        {**RANK, "state": "silent"},
+    ),
+    "SelectServiceEventsUncertain": Case(
+        {P + f'kv_listener_state{{{R},state="uncertain"}}': "1+0x60"},
+        {P + f'kv_listener_state{{{R},state="current"}}': "1+0x60"},
+        {**RANK, "state": "uncertain"},
+    ),
+    "SelectServiceEventsStalled": Case(
+        {
+            LAG: "0+60x60",
+            REQUESTS: "0 2 " * 30,
+        },
+        {LAG: "0+60x60", REQUESTS: ZERO},
+        RANK,
+    ),
+    "SelectServiceIndexDistrusted": _gauge(P + "trust_factor", 0.8, 1.0, R, **RANK),
+    "SelectServiceEventsLost": _counter(P + "kv_lost_batches_total", S, **SCOPE),
+    "SelectServiceEventGaps": _counter(P + "kv_gaps_total", S, **SCOPE),
+    "SelectServiceBadEvents": _counter(P + "kv_bad_messages_total", S + ',reason="x"', **SCOPE),
+    "SelectServiceReplicaSilent": _gauge(
+        P + "replica_heard_age_seconds", 31, 1, 'peer="tcp://p"', peer="tcp://p"
+    ),
+    "SelectServiceReplicaBehind": Case(
+        {P + "replica_statements_missing{}": "2+0x60"},
+        {P + "replica_statements_missing{}": "0 2 0 0 3 0 " * 10},
+    ),
+    "SelectServiceReplicasDiffer": _counter(P + "replica_digests_differed_total"),
+    "SelectServiceDiskRefuses": _gauge(P + "state_writable", 0, 1),
+    "SelectServiceStateDamaged": _gauge(P + "state_damage", 1, 0),
+    "SelectServiceCommitsSlow": Case(
+        {P + "state_commit_seconds_total{}": "0+2x60", P + "state_commits_total{}": GROWS},
+        {P + "state_commit_seconds_total{}": "0+0.1x60", P + "state_commits_total{}": GROWS},
+    ),
+    "SelectServiceSnapshotOld": Case(
+        {SNAPSHOT: "60+0x60", P + 'limit{name="index_snapshot_interval_s"}': "60+0x60"},
+        {SNAPSHOT: "0+60x60", P + 'limit{name="index_snapshot_interval_s"}': "60+0x60"},
+    ),
+    "SelectServiceDiscoveryFails": Case(
+        {FAILURES: GROWS, P + 'discovery_updates_total{source="dns"}': STANDS},
+        {FAILURES: GROWS, P + 'discovery_updates_total{source="dns"}': GROWS},
+        {"source": "dns"},
+    ),
+}
+"""By alert."""
+
+
+def test_every_alert_has_a_case() -> None:
+    assert CASES.keys() == {alert["alert"] for alert in alerts()}
+
+
+def test_cases_differ() -> None:
+    assert all(case.bad != case.good for case in CASES.values())
+
+
+@pytest.mark.heavy
+@NEEDS_PROMTOOL
+def test_the_rules_are_rules() -> None:
+    done = _promtool("check", "rules", str(RULES))
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = _promtool("check", "config", str(RULES.with_name("prometheus.yaml")))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.heavy
+@NEEDS_PROMTOOL
+def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
+    tests = [_test(alert, CASES[alert["alert"]]) for alert in alerts()]
+    file = tmp_path / "rules_test.yaml"
+    said = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}
+    file.write_text(yaml.safe_dump(said), "utf-8")
+    done = _promtool("test", "rules", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.heavy
+@NEEDS_PROMTOOL
+def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
+    one = next(alert for alert in alerts() if alert["alert"] == "SelectServiceDown")
+    test = _test(one, CASES["SelectServiceNoWorkers"])
+    file = tmp_path / "rules_test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "tests": [test]}), "utf-8")
+    assert _promtool("test", "rules", str(file)).returncode == 1
+
+
+def _promtool(*words: str) -> subprocess.CompletedProcess[str]:
+    assert PROMTOOL is not None
+    return subprocess.run(
+        [PROMTOOL, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def _test(alert: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Two instances, one as it should be; the alert is to name the other, and only in time."""
+    series = [
+        {"series": _with(name, instance), "values": values}
+        for instance, some in (("bad", case.bad), ("good", case.good))
+        for name, values in some.items()
+    ]
+    labels = BAD | case.labels
+    told = {
+        name: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
+        for name, text in alert["annotations"].items()
+    }
+    fires = {"exp_labels": labels | alert["labels"], "exp_annotations": told}
+    return {
+        "interval": "1m",
+        "input_series": series,
+        "alert_rule_test": [
+            {"eval_time": FIRING_AT, "alertname": alert["alert"], "exp_alerts": [fires]},
+            {"eval_time": "0m", "alertname": alert["alert"], "exp_alerts": _at_once(alert, fires)},
+        ],
+    }
+
+
+def _at_once(alert: dict[str, Any], fires: dict[str, Any]) -> list[dict[str, Any]]:
+    """What fires with the first sample: who waits for nothing, and looks at no past."""
+    return [] if "for" in alert or "increase" in alert["expr"] else [fires]
+
+
+def _with(series: str, instance: str) -> str:
+    name, _, labels = series.partition("{")
+    said = f'job="select-service",instance="{instance}"'
+    return f"{name}{{{said}{',' if labels != '}' else ''}{labels}"

@@ -1,0 +1,102 @@
+"""Dashboard and rules use what is exported, by its type, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.deploy.dashboard import BOARD, written
+from tests.deploy.everything import EVERYONE, Family, alerts, exported, expressions, rules
+from tests.deploy.expressions import OF_COUNTERS, Matcher, Use, read
+
+SCRAPED = {"up": Family("gauge", set())}
+OPEN = {"code", "status", "outcome", "end", "route"}
+"""Labels whose values come as they happen; of others every value is there from the start."""
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
+    return SCRAPED | exported(tmp_path_factory.mktemp("service"))
+
+
+def recorded() -> dict[str, Family]:
+    """What the rules make, with the labels they keep."""
+    return {
+        rule["record"]: Family("gauge", set(read(rule["expr"]).grouped) - {"le"})
+        for rule in rules()
+        if "record" in rule
+    }
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions(), ids=lambda text: text[:40])
+def test_an_expression(where: str, expression: str, families: dict[str, Family]) -> None:
+    known = families | recorded()
+    reading = read(expression)
+    assert reading.uses, "a panel without a series"
+    labels = set(EVERYONE)
+    for use in reading.uses:
+        assert use.metric in known, f"{where}: there is no {use.metric}"
+        family = known[use.metric]
+        labels |= family.labels
+        for matcher in use.matchers:
+            _check_matcher(matcher, family, use)
+        _check_use(use, family)
+    assert reading.grouped <= labels, f"{where}: nobody has {reading.grouped - labels}"
+
+
+def _check_matcher(matcher: Matcher, family: Family, use: Use) -> None:
+    if matcher.value.startswith("$"):
+        matcher = Matcher(matcher.label, "=", "")
+    assert matcher.label in family.labels | EVERYONE, f"{use.metric} has no label {matcher.label}"
+    values = family.values.get(matcher.label)
+    if not matcher.value or values is None or matcher.label in EVERYONE:
+        return
+    alternatives = matcher.value.split("|") if "~" in matcher.operator else [matcher.value]
+    for one in alternatives:
+        fits = any(re.fullmatch(one, value) for value in values)
+        assert fits or matcher.label in OPEN, f"{use.metric} has no {matcher.label}={one}"
+
+
+def _check_use(use: Use, family: Family) -> None:
+    """Counters go through rate or increase, gauges do not, quantiles are of buckets."""
+    innermost = use.inside[0] if use.inside else ""
+    if family.kind in ("counter", "histogram"):
+        sums_up = innermost in OF_COUNTERS and use.has_range
+        shown_as_it_is = use.metric == "select_service_index_snapshot_recalled_ranks_total"
+        assert sums_up or shown_as_it_is, f"{use.metric} is a counter"
+    else:
+        assert innermost not in OF_COUNTERS, f"{use.metric} is a {family.kind}"
+        assert use.has_range is innermost.endswith("_over_time")
+    is_bucket = use.metric.endswith("_bucket")
+    assert ("histogram_quantile" in use.inside) <= (is_bucket or ":" in use.metric)
+
+
+def test_the_dashboard_is_what_its_source_says() -> None:
+    assert BOARD.read_text("utf-8") == written(), "make dashboard"
+
+
+def test_alerts_say_what_to_do() -> None:
+    names = [alert["alert"] for alert in alerts()]
+    assert len(set(names)) == len(names)
+    for alert in alerts():
+        assert alert["labels"]["severity"] in {"critical", "warning", "info"}
+        assert alert["annotations"].keys() == {"summary", "description", "runbook"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "select_service_nonsense",
+        "rate(select_service_workers[5m])",
+        "select_service_selections_total",
+        'select_service_workers{lifecycle="drunk"}',
+        'select_service_workers{colour="red"}',
+        "sum by (colour) (select_service_workers)",
+        "histogram_quantile(0.9, rate(select_service_http_request_duration_seconds_count[5m]))",
+        "1 + 1",
+    ],
+)
+def test_what_is_wrong_is_found(wrong: str, families: dict[str, Family]) -> None:
+    with pytest.raises(AssertionError):
+        test_an_expression("here", wrong, families)

@@ -1,0 +1,29 @@
+"""What README.md shows of `select-service doctor` is what it prints."""
+
+from __future__ import annotations
+
+from select_service.core.doctor.causes import SALT_MISMATCH
+from select_service.doctor.asking import Answer, Worker
+from select_service.doctor.telling import tell
+from select_service.doctor_types import Finding, Subject
+from tests.readme import document
+
+WIDTH = 100
+COMMAND = "$ select-service doctor\n"
+
+
+def printed() -> str:
+    finding = Finding(
+        *(SALT_MISMATCH.code, SALT_MISMATCH.severity),
+        Subject(model_name="default", tenant_id="default"),
+        "12 prompts came again (5 different ones), and none matched",
+        *(SALT_MISMATCH.why, SALT_MISMATCH.remedy),
+        120.0,
+    )
+    answer = Answer(ready=True, schedulable_workers=2, workers=[Worker(1), Worker(2)])
+    return COMMAND + tell("http://127.0.0.1:8092", answer, [finding], WIDTH)
+
+
+def test_the_report_shown() -> None:
+    (shown,) = (text for _, text in document.blocks() if text.startswith(COMMAND))
+    assert shown == printed()

@@ -1,0 +1,173 @@
+"""`select-service doctor` against a real port and a Unix socket: text, JSON, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from select_service import cli
+from select_service.doctor.asking import Answer
+from select_service.doctor.telling import tell
+from select_service.edge.driver import Driver
+from select_service.types import WorkerSpec
+from tests.live.ports import HOST, free_port
+from tests.select_service.edge.serving import on_a_port, seat
+
+Capture = pytest.CaptureFixture[str]
+
+
+async def run(*arguments: str) -> int:
+    return await asyncio.to_thread(cli.main, ["doctor", *arguments])
+
+
+def later(service: Driver, seconds: float) -> None:
+    """Let a finding be as old as that."""
+    doctor = service.doctor()
+    clock = doctor._clock
+    doctor._clock = lambda: clock() + seconds
+
+
+def url(port: int) -> tuple[str, str]:
+    return "--url", f"http://{HOST}:{port}"
+
+
+def test_a_healthy_service(capsys: Capture) -> None:
+    async def use(port: int, service: Driver, _: Any) -> None:
+        seat(service)
+        assert await run(*url(port)) == 0
+        assert "ready; 1 of 1 workers schedulable\nnothing found\n" in capsys.readouterr().out
+        assert await run(*url(port), "--json") == 0
+        assert json.loads(capsys.readouterr().out) == {
+            "ready": True,
+            "waiting_for": [],
+            "findings": [],
+            "findings_left_out": 0,
+        }
+
+    on_a_port(use)
+
+
+def test_findings_for_people(capsys: Capture) -> None:
+    async def use(port: int, service: Driver, _: Any) -> None:
+        seat(service)
+        service.upsert_worker(WorkerSpec(worker_id=(1 << 64) - 1, endpoint="http://w2"))
+        await service.doctor().examine()
+        later(service, 20.0)
+        assert await run(*url(port)) == 1
+        told = capsys.readouterr().out
+        assert "ERROR   worker-incomplete  worker 18446744073709551615, model default" in told
+        assert "  what    block_size must be greater than 0" in told
+        assert "(for 20 s)" in told
+        assert "  why     The record lacks something" in told
+        assert "  remedy  Register it again" in told
+        assert max(map(len, told.splitlines())) <= 100
+
+    on_a_port(use)
+
+
+def test_findings_for_programs(capsys: Capture) -> None:
+    async def use(port: int, service: Driver, _: Any) -> None:
+        await service.doctor().examine()
+        later(service, 70.0)
+        assert await run(*url(port), "--json") == 1
+        told = json.loads(capsys.readouterr().out)
+        (finding,) = told["findings"]
+        assert finding.pop("since_s") >= 70
+        assert finding == {
+            "code": "no-workers",
+            "severity": "warning",
+            "subject": {},
+            "what": "no schedulable worker",
+            "why": finding["why"],
+            "remedy": finding["remedy"],
+        }
+        assert told["ready"] is False
+        assert told["waiting_for"] == ["schedulable_worker"]
+
+    on_a_port(use)
+
+
+def test_over_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+
+    async def use(_: int, service: Driver, __: Any) -> None:
+        seat(service)
+        assert await run("--uds", path) == 0
+        assert capsys.readouterr().out.startswith(path)
+
+    on_a_port(use, uds=path)
+
+
+def test_ports_seen_from_here(capsys: Capture) -> None:
+    async def use(port: int, service: Driver, _: Any) -> None:
+        nowhere = free_port()
+        seat(
+            service,
+            endpoint=f"http://{HOST}:{port}",
+            kv_events_endpoint=f"tcp://{HOST}:{nowhere}",
+        )
+        seat(service, 2, endpoint="ray://opaque", kv_events_endpoint=f"tcp://{HOST}:{port}")
+        assert await run(*url(port), "--probe", "--json") == 1
+        (finding,) = json.loads(capsys.readouterr().out)["findings"]
+        assert finding["code"] == "unreachable-from-here"
+        assert finding["subject"]["worker_id"] == 1
+        assert str(nowhere) in finding["what"]
+
+    on_a_port(use)
+
+
+def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
+    for arguments in (
+        url(free_port()),
+        ("--uds", str(tmp_path / "none")),
+        ("--url", "ftp://x"),
+        ("--url", "http://[:1"),
+    ):
+        assert cli.main(["doctor", *arguments]) == 2
+        assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 49\r\n\r\n"
+        b'{"ready":true,"schedulable_workers":0,"workers":[]}'[:-2]
+        + b"  ",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 51\r\n\r\n"
+        b'{"ready":true,"schedulable_workers":0,"workers":[]}',
+        b"\x00\x01",
+    ],
+    ids=["status", "shape", "json", "no-findings", "no-http"],
+)
+def test_somebody_else_there(answer: bytes, capsys: Capture) -> None:
+    async def scenario() -> None:
+        async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            writer.close()
+
+        server = await asyncio.start_server(reply, HOST, 0)
+        async with server:
+            assert await run(*url(server.sockets[0].getsockname()[1])) == 2
+
+    asyncio.run(scenario())
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["--timeout-s=0", "--timeout-s=x", "--nonsense"])
+def test_wrong_usage(wrong: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["doctor", wrong])
+
+
+def test_what_was_left_out_is_said() -> None:
+    told = tell(
+        "s", Answer(ready=True, schedulable_workers=1, workers=[], findings_left_out=7), [], 80
+    )
+    assert "and 7 more" in told

@@ -1,0 +1,292 @@
+"""Prompts that come again and match nothing, each for one reason, and those that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from indexer.core.hashing import block_hashes, sequence_hashes, unpack_i64
+from select_service.types import SelectAndReserveRequest
+from tests.indexer.encoding import stored
+from tests.select_service.doctor.ward import BLOCK, Engine, Ward, play, prompt
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Ask = Callable[[Sequence[int]], dict[str, Any]]
+
+
+def plainly(tokens: Sequence[int]) -> dict[str, Any]:
+    return {"token_ids": list(tokens)}
+
+
+def hashed(tokens: Sequence[int], size: int = BLOCK) -> dict[str, Any]:
+    """The form for callers that hash themselves."""
+    local = block_hashes(tokens, size)
+    chain = sequence_hashes(local)
+    return {
+        "block_hashes": unpack_i64(local),
+        "sequence_hashes": unpack_i64(chain),
+        "isl_tokens": len(tokens),
+    }
+
+
+async def converse(
+    ward: Ward, engines: dict[int, Engine], ask: Ask, *, first: int, rounds: int = 6
+) -> None:
+    """The same four conversations every ten seconds, and something new each time."""
+    for round_ in range(rounds):
+        for number in (*range(first, first + 4), first + 100 + round_):
+            tokens = prompt(number)
+            worker = await ward.ask(**ask(tokens))
+            engines[worker].compute(tokens)
+        for worker, engine in engines.items():
+            await ward.heard(engine, worker)
+        await ward.pass_time(10)
+
+
+async def check(ward: Ward, code: str, wrong: Ask, right: Ask = plainly, **twist: Any) -> None:
+    """Wrong: found, alone, for the scope. Right again: gone."""
+    engine = ward.engine()
+    if twist:
+        engine.twist = lambda event: event | twist
+    await ward.hire(engine)
+    await converse(ward, {1: engine}, wrong, first=0)
+    (finding,) = await ward.examine()
+    assert finding.code == code
+    assert finding.subject.model_name == "default"
+    assert "none matched" in finding.what
+    await converse(ward, {1: engine}, right, first=0)
+    assert await ward.codes() == []
+
+
+SALTED = {"extra_keys": [["s3cret"]]}
+
+
+def test_the_chat_template_is_not_applied(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        await check(ward, "token-mismatch", lambda tokens: plainly([7, 8, *tokens]))
+
+    play(context, scenario)
+
+
+def test_requests_begin_with_a_token_of_their_own(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        await check(ward, "extra-first-token", lambda tokens: plainly([1, *tokens]))
+
+    play(context, scenario)
+
+
+def test_the_first_token_is_no_match_where_blocks_are_tiny(context: Context) -> None:
+    """SGLang's pages may have one token, and BOS is the same for all."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        engine.block = 1
+        engine.sees = lambda tokens: [1, *tokens[1:]]
+        await ward.hire(engine, block_size=1)
+
+        def after_bos(tokens: Sequence[int]) -> dict[str, Any]:
+            return plainly([1, *tokens[1:]])
+
+        await converse(ward, {1: engine}, after_bos, first=0)
+        assert await ward.codes() == []
+        engine.sees = lambda tokens: [1, *(token + 7 for token in tokens[1:])]
+        await converse(ward, {1: engine}, after_bos, first=200, rounds=12)
+        assert await ward.codes() == ["token-mismatch"]
+
+    play(context, scenario)
+
+
+def test_the_salt_reaches_the_engine_only(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
+            return plainly(tokens) | {"cache_salt": "s3cret"}
+
+        await check(ward, "salt-mismatch", plainly, with_salt, cache_salt="s3cret")
+
+    play(context, scenario)
+
+
+def test_the_salt_reaches_the_service_only(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        await check(ward, "salt-mismatch", lambda tokens: plainly(tokens) | {"cache_salt": "s"})
+
+    play(context, scenario)
+
+
+@pytest.mark.parametrize("sent", ["adapter-b", ""])
+def test_the_adapter_has_two_names(context: Context, sent: str) -> None:
+    async def scenario(ward: Ward) -> None:
+        def under(name: str) -> Ask:
+            return lambda tokens: plainly(tokens) | {"lora_name": name}
+
+        await check(ward, "lora-mismatch", under(sent), under("adapter-a"), lora_name="adapter-a")
+
+    play(context, scenario)
+
+
+def test_the_adapter_is_named_by_requests_only(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        await check(ward, "lora-mismatch", lambda tokens: plainly(tokens) | {"lora_name": "a"})
+
+    play(context, scenario)
+
+
+def test_the_caller_hashes_in_another_way(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        def otherwise(tokens: Sequence[int]) -> dict[str, Any]:
+            body = hashed(tokens)
+            return body | {"block_hashes": [one ^ 1 for one in body["block_hashes"]]}
+
+        await check(ward, "block-hash-mismatch", otherwise, hashed)
+
+    play(context, scenario)
+
+
+def test_the_caller_hashes_blocks_of_another_size(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        await check(ward, "request-block-size", lambda tokens: hashed(tokens, 8), hashed)
+
+    play(context, scenario)
+
+
+def test_one_worker_of_two_caches_something_else(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engines = {1: ward.engine(), 2: ward.engine()}
+        engines[2].sees = lambda tokens: [token + 7 for token in tokens]
+        for worker, engine in engines.items():
+            await ward.hire(engine, worker)
+
+        async def both(rounds: int) -> None:
+            for round_ in range(rounds):
+                for worker, engine in engines.items():
+                    for number in (0, 1, 2, 3, 100 + round_):
+                        tokens = prompt(number + 1000 * worker)
+                        await ward.ask(tokens, allowed_worker_ids=[worker])
+                        engine.compute(tokens)
+                    await ward.heard(engine, worker)
+                await ward.pass_time(10)
+
+        await both(7)
+        (finding,) = await ward.examine()
+        assert finding.code == "token-mismatch"
+        assert finding.subject.worker_id == 2
+        engines[2].sees = lambda tokens: tokens
+        await both(4)
+        assert await ward.codes() == []
+
+    play(context, scenario)
+
+
+def test_what_was_cached_before_we_came_is_not_told_again(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        for number in range(4):
+            engine.compute(prompt(number))
+        await ward.hire(engine, replay=False)
+        await converse(ward, {1: engine}, plainly, first=0)
+        (finding,) = await ward.examine()
+        assert finding.code == "past-events-missing"
+        engine.tell([{"type": "AllBlocksCleared"}])
+        engine.held.clear()
+        await converse(ward, {1: engine}, plainly, first=0)
+        assert await ward.codes() == []
+
+    play(context, scenario)
+
+
+def test_an_engine_that_finds_less_than_its_events_promised(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        engine.compute(prompt(1))
+        await ward.heard(engine)
+
+        async def report(cached_tokens: int, times: int) -> None:
+            for _ in range(times):
+                ward.reported += 1
+                name = f"told{ward.reported}"
+                body = {"reservation_id": name, "token_ids": prompt(1)}
+                await ward.service.select_and_reserve(
+                    msgspec.convert(body, SelectAndReserveRequest)
+                )
+                ward.service.prefill_complete(name, cached_tokens)
+                ward.service.free(name)
+
+        await report(3 * BLOCK, 4)
+        assert await ward.codes() == []
+        await report(0, 30)
+        (finding,) = await ward.examine()
+        assert finding.code == "index-untrue"
+        assert finding.subject.worker_id == 1
+        await report(3 * BLOCK, 60)
+        assert await ward.codes() == []
+
+    play(context, scenario)
+
+
+def test_a_probe_that_sends_nothing_is_not_missed(context: Context) -> None:
+    """Somebody asks the same all day; the real traffic, all of it new, matches nothing either."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        for number in range(20):
+            await ward.ask(prompt(5000))
+            await ward.ask(prompt(number))
+            engine.compute(prompt(number))
+            await ward.heard(engine)
+            assert await ward.pass_time(10) == []
+
+    play(context, scenario)
+
+
+def test_prompts_that_nobody_asks_twice_may_match_nothing(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        engine.sees = lambda tokens: [token + 1 for token in tokens]
+        await ward.hire(engine)
+        for number in range(60):
+            await ward.ask(prompt(number))
+            engine.compute(prompt(number))
+        await ward.heard(engine)
+        assert await ward.pass_time(60) == []
+
+    play(context, scenario)
+
+
+def test_a_cache_too_small_to_keep_everything_is_no_miswiring(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        for round_ in range(12):
+            for number in range(6):
+                await ward.ask(prompt(number))
+                engine.compute(prompt(number))
+                if number < 5:  # all but the one that was asked for last is thrown out
+                    engine.evict(len(engine.held))
+            await ward.heard(engine)
+            assert await ward.pass_time(10) == [], round_
+
+    play(context, scenario)
+
+
+def test_blocks_that_nobody_told_of_since_prove_nothing(context: Context) -> None:
+    """Requests that are never sent anywhere: nothing is computed, so nothing can match."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        engine.tell([stored([1], prompt(900)[:BLOCK])])
+        await ward.heard(engine)
+        codes: list[str] = []
+        for _ in range(4):
+            for number in range(4):
+                await ward.ask(prompt(number))
+            codes = await ward.pass_time(40)
+        assert codes == ["no-events"]  # it was given prompts, as far as anybody can tell
+
+    play(context, scenario)

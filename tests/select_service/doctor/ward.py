@@ -1,0 +1,245 @@
+"""A service with a doctor, and engines on real sockets that can be wired wrong; time is skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+from msgspec.structs import replace
+
+from indexer.core.stream import EventStream
+from indexer.types import StreamLimits
+from select_service.doctor_types import DoctorLimits, Finding
+from select_service.edge.driver import Driver
+from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, WorkerSpec
+from tests.indexer.edge.fake_engine import FakeEngine
+from tests.indexer.encoding import encode_batch, removed, stored
+
+BLOCK = 16
+DEADLINE_S = 60.0
+STREAMS = StreamLimits(tick_s=0.002, replay_silence_s=0.05, pause_s=0.001)
+
+
+class Clock:
+    """The machine's clocks, with skips."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.skipped
+
+    def wall(self) -> float:
+        return time.time() + self.skipped
+
+
+class Engine:
+    """Caches what it is sent, and tells of it; `twist` makes it tell something else."""
+
+    def __init__(self, ward: Ward, ports: tuple[int, int] = (0, 0)) -> None:
+        self._ward = ward
+        self.sockets = FakeEngine(ward.context, ports)
+        self.held: dict[tuple[tuple[int, ...], str], int] = {}  # whole prefix → name of its end
+        self.names = itertools.count(1)
+        self.dp_rank: int | None = None
+        self.clock_off_s = 0.0
+        self.block = BLOCK
+        self.is_silent = False
+        self.is_heard = False
+        self.twist: Callable[[dict[str, Any]], dict[str, Any]] = lambda event: event
+        self.sees: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: tokens
+
+    def compute(self, prompt: Sequence[int], **colours: Any) -> None:
+        """Cache a prompt; tell of the blocks that are new.
+
+        Args:
+            prompt: its tokens.
+            colours: adapter or salt; what has another one is another block.
+        """
+        tokens, apart = tuple(self.sees(prompt)), repr(sorted(colours.items()))
+        events = []
+        size = self.block
+        for end in range(size, len(tokens) + 1, size):
+            prefix = tokens[:end]
+            if (prefix, apart) not in self.held:
+                name = self.held[prefix, apart] = next(self.names)
+                parent = self.held.get((prefix[:-size], apart))
+                block = list(prefix[-size:])
+                event = stored([name], block, parent, **({"block_size": size} | colours))
+                events.append(self.twist(event))
+        if events:
+            self.tell(events)
+
+    def evict(self, count: int) -> None:
+        """Forget some blocks, leaves first."""
+        for key in sorted(self.held, key=lambda key: len(key[0]))[-count:]:
+            self.tell([removed([self.held.pop(key)])])
+
+    def tell(self, events: list[dict[str, Any]]) -> None:
+        ts = self._ward.clock.wall() + self.clock_off_s
+        payload = encode_batch(events, ts=ts, rank=self.dp_rank)
+        if not self.is_silent:
+            self.sockets.publish(payload)
+
+    def restart(self) -> Engine:
+        """Another engine on the same ports, with an empty cache."""
+        ports = self.sockets.ports
+        self.sockets.close()
+        self._ward.engines.remove(self)
+        return self._ward.engine(ports)
+
+
+class Ward:
+    """One service and its engines on one loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], service: Driver, clock: Clock):
+        self.context = context
+        self.service = service
+        self.clock = clock
+        self.engines: list[Engine] = []
+        self._ids = itertools.count(1)
+        self.reported = 0
+
+    def engine(self, ports: tuple[int, int] = (0, 0)) -> Engine:
+        while True:  # libzmq lets go of a port in its own time
+            try:
+                engine = Engine(self, ports)
+            except zmq.ZMQError:
+                time.sleep(0.005)
+            else:
+                self.engines.append(engine)
+                return engine
+
+    async def hire(
+        self, engine: Engine, worker_id: int = 1, *, replay: bool = True, **fields: Any
+    ) -> None:
+        """Register an engine as a worker, and wait until it is listened to."""
+        before = self.streams(worker_id)
+        sources = {
+            "kv_events_endpoint": engine.sockets.endpoint,
+            "replay_endpoint": engine.sockets.replay_endpoint if replay else None,
+        }
+        self.register(worker_id, **(sources | fields))
+        publishers = {one.sockets.endpoint: one for one in self.engines}
+        for stream, endpoint, _ in self.service.core.membership.sources():
+            one = publishers.get(endpoint)
+            if (
+                one is None
+                or one.is_heard
+                or stream in before
+                or stream not in self.streams(worker_id)
+            ):
+                continue
+            await self.until(one.sockets.has_subscriber)
+            one.is_heard = True  # of further subscribers it is not told
+        await self.until(lambda: all(self.is_connected(s) for s in self.streams(worker_id)))
+
+    def register(self, worker_id: int = 1, **fields: Any) -> None:
+        body = {"worker_id": worker_id, "endpoint": f"http://w{worker_id}", "block_size": BLOCK}
+        self.service.upsert_worker(msgspec.convert(body | fields, WorkerSpec))
+
+    def streams(self, worker_id: int = 1) -> list[EventStream]:
+        membership = self.service.core.membership
+        return [s for s, _, _ in membership.sources() if s.rank.worker_id == worker_id]
+
+    def is_connected(self, stream: EventStream) -> bool:
+        link = self.service._link_of(stream)
+        return link is not None and link.is_connected
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Let service and engines run until it holds."""
+        async with asyncio.timeout(20):
+            while not condition():
+                for engine in self.engines:
+                    engine.sockets.serve()
+                await asyncio.sleep(0.001)
+
+    async def heard(self, engine: Engine, worker_id: int = 1) -> None:
+        """Wait until a healthy engine's events are applied."""
+        last = engine.sockets.sequence - 1
+        (stream,) = self.streams(worker_id)
+        await self.until(lambda: last < 0 or stream.cursor.last == last)
+
+    async def ask(self, tokens: Sequence[int] | None = None, **fields: Any) -> int:
+        """Select and book a worker, and free it again; returns which it was."""
+        if tokens is not None:
+            fields["token_ids"] = list(tokens)
+        name = f"r{next(self._ids)}"
+        body = {"reservation_id": name, **fields}
+        request = msgspec.convert(body, SelectAndReserveRequest)
+        answer = await self.service.select_and_reserve(request)
+        self.service.free(name)
+        return answer.worker_id  # type: ignore[union-attr]
+
+    async def examine(self) -> list[Finding]:
+        """What the doctor finds at this moment."""
+        await self.service.doctor().examine()
+        return self.service.doctor().examiner.report(self.clock()).findings
+
+    async def codes(self) -> list[str]:
+        return [finding.code for finding in await self.examine()]
+
+    async def pass_time(self, seconds: float, step_s: float = 10.0) -> list[str]:
+        """Let time pass, with an examination every ten seconds; the last one's codes."""
+        codes = await self.codes()
+        for _ in range(round(seconds / step_s)):
+            self.clock.skipped += step_s
+            await self.rest()
+            codes = await self.codes()
+        return codes
+
+    async def rest(self) -> None:
+        """Some turns of the loop for replays that became due: they take a few milliseconds."""
+        for _ in range(6):
+            for engine in self.engines:
+                engine.sockets.serve()
+            await asyncio.sleep(0.001)
+        streams = [s for s, _, _ in self.service.core.membership.sources()]
+        await self.until(lambda: not any(s.is_replaying for s in streams if not s.closed))
+
+
+def play(
+    context: zmq.Context[zmq.Socket[bytes]],
+    scenario: Callable[[Ward], Awaitable[None]],
+    *,
+    config: RouterConfig | None = None,
+    streams: StreamLimits = STREAMS,
+    **settings: Any,
+) -> None:
+    """Run a scenario on a loop of its own and close everything after it."""
+
+    async def run() -> None:
+        clock = Clock()
+        service = Driver(
+            config,
+            limits=replace(CoreLimits(), **settings.pop("core", {})),
+            stream_limits=streams,
+            doctor_limits=DoctorLimits(interval_s=0.0),
+            clock=clock,
+            seed=1,
+            **settings,
+        )
+        await service.start()
+        service.doctor()._wall_clock = clock.wall
+        await service.doctor().examine()  # from now on prompts are sampled
+        ward = Ward(context, service, clock)
+        try:
+            await scenario(ward)
+            service.core.check()
+            assert service.doctor().faults == 0
+        finally:
+            await service.close()
+            for engine in ward.engines:
+                engine.sockets.close()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def prompt(number: int, blocks: int = 3, extra: int = 5) -> list[int]:
+    """Some tokens that no other prompt begins with."""
+    return [1000 * number + at for at in range(blocks * BLOCK + extra)]

@@ -1,0 +1,132 @@
+"""Rows of workers and ranks: right, only what changed, and in slices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from select_service.admission_types import RankMetrics, WorkerMetrics
+from select_service.edge.app import create_driver
+from select_service.edge.console import slices
+from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News
+from select_service.edge.console.slices import Slices
+from select_service.types import SelectAndReserveRequest, WorkerPatch
+from tests.select_service.edge.serving import SETTINGS, seat
+
+
+def look(view: Fleet) -> News:
+    return asyncio.run(view.look(Slices()))
+
+
+def row(news: News, at: int = 0) -> dict[str, Any]:
+    return dict(zip(RANK_FIELDS, json.loads(news.ranks[at]), strict=True))
+
+
+def test_an_empty_service_has_no_rows() -> None:
+    view = Fleet(create_driver(SETTINGS))
+    assert look(view) == News([], [], [])
+    assert view.all_rows() == News([], [], [])
+
+
+def test_only_what_changed_is_told() -> None:
+    service = create_driver(SETTINGS)
+    for worker_id in (1, 2**64 - 1):
+        seat(service, worker_id)
+    view = Fleet(service)
+    assert len(look(view).ranks) == 2
+    assert look(view) == News([], [], [])
+    service.select_and_reserve_now(
+        SelectAndReserveRequest(
+            reservation_id="a", token_ids=list(range(48)), allowed_worker_ids=[2**64 - 1]
+        )
+    )
+    news = look(view)
+    assert [row(news)[name] for name in ("worker_id", "prefill_tokens", "decode_blocks")] == [
+        *(str(2**64 - 1), 48, 3)
+    ]
+    assert len(news.ranks) == 1
+    service.patch_worker(1, WorkerPatch(endpoint="http://other"))
+    news = look(view)
+    assert [json.loads(one)["endpoint"] for one in news.workers] == ["http://other"]
+    service.delete_worker(1)
+    assert look(view) == News([], [], ["1"])
+    assert [json.loads(one)["worker_id"] for one in view.all_rows().workers] == [str(2**64 - 1)]
+
+
+def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:
+    service = create_driver(SETTINGS)
+    seat(service, 1, endpoint=None)
+    news = look(Fleet(service))
+    told = json.loads(news.workers[0])
+    assert told["lifecycle"] == "incomplete"
+    assert told["reasons"] == ["endpoint is required"]
+    assert news.ranks == []
+
+
+def test_a_worker_becomes_schedulable_and_back() -> None:
+    service = create_driver(SETTINGS)
+    seat(service, 1, endpoint=None)
+    view = Fleet(service)
+    look(view)
+    seat(service, 1)
+    assert len(look(view).ranks) == 1
+    seat(service, 1, endpoint=None)
+    news = look(view)
+    assert len(news.workers) == 1
+    assert view.all_rows().ranks == [], "rows of ranks go with them"
+
+
+def test_what_a_worker_says_of_itself() -> None:
+    service = create_driver(SETTINGS)
+    seat(service, 1)
+    told = RankMetrics(kv_used_blocks=12, kv_total_blocks=2**64 - 1, num_requests_waiting=3)
+    service.report(1, WorkerMetrics(ranks=[told]))
+    found = row(look(Fleet(service)))
+    assert (found["kv_used_blocks"], found["kv_total_blocks"]) == (12, 2**64 - 1)
+    assert found["requests_waiting"] == 3
+
+
+@pytest.mark.parametrize("stamp", [float("nan"), float("inf"), -1e300, 1e300])
+def test_an_engine_with_a_mad_clock(stamp: float) -> None:
+    service = create_driver(SETTINGS)
+    seat(service, 1)
+    (stream,) = service.core.registry.streams()
+    stream.last_batch_ts = stamp
+    assert row(look(Fleet(service)))["event_at_ms"] is None
+
+
+def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # every step is too long
+    service = create_driver(SETTINGS)
+    for worker_id in range(64):
+        seat(service, worker_id)
+    view = Fleet(service)
+
+    async def run() -> tuple[News, int]:
+        looking = asyncio.ensure_future(view.look(Slices()))
+        turns = 0
+        while not looking.done():
+            turns += 1
+            if turns == 10:
+                service.delete_worker(63)  # meanwhile
+            await asyncio.sleep(0)
+        return await looking, turns
+
+    news, turns = asyncio.run(run())
+    assert turns >= 63, "others have their turn after every worker"
+    assert len(news.ranks) == 63
+    assert look(view).gone == []
+
+
+def test_how_far_a_rank_is_believed() -> None:
+    service = create_driver(SETTINGS)
+    seat(service, 1)
+    view = Fleet(service)
+    assert row(look(view))["trust"] == 1.0
+    (partition,) = service.core.partitions.values()
+    ((_, slot),) = partition.seats()
+    partition.trust.note_freshness(slot, 0.4, ("lag",))
+    assert row(look(view))["trust"] == 0.4

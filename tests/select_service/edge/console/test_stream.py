@@ -1,0 +1,219 @@
+"""The event stream: a snapshot, then what changes; bounded, and nothing while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from select_service.edge.app import Server
+from select_service.edge.console import fleet, stream
+from select_service.edge.console.slices import Slices
+from select_service.edge.console.stream import LiveView
+from select_service.edge.driver import Driver
+from select_service.types import SelectAndReserveRequest
+from tests.select_service.edge.console.watching import ranks_of, watching
+from tests.select_service.edge.serving import Wire, on_a_port, seat, until
+
+BIG = 2**64 - 1
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "INTERVAL_S", 0.01)
+
+
+def _book(service: Driver, name: str) -> None:
+    request = SelectAndReserveRequest(reservation_id=name, token_ids=list(range(64)))
+    service.select_and_reserve_now(request)
+
+
+def test_one_snapshot_then_what_changes() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service, BIG, total_kv_blocks=100)
+        async with watching(port) as page:
+            assert page.headers["content-type"] == "text/event-stream"
+            assert page.headers["x-content-type-options"] == "nosniff"
+            kind, first = await page.next()
+            fields = first["about"]["rank_fields"]
+            assert kind == "snapshot"
+            assert [one["worker_id"] for one in first["workers"]] == [str(BIG)]
+            row = ranks_of(first, fields)[str(BIG), 0]
+            assert (row["prefill_tokens"], row["decode_blocks"], row["requests"]) == (0, 0, 0)
+            kind, quiet = await page.next()
+            assert kind == "tick"
+            assert (quiet["workers"], quiet["ranks"], quiet["gone"]) == ([], [], [])
+            assert "admission" not in quiet, "only what is different"
+            _book(service, "a")
+            told = await page.until("ranks")
+            assert ranks_of(told, fields) == {
+                (str(BIG), 0): row | {"prefill_tokens": 64, "decode_blocks": 4, "requests": 1}
+            }
+            assert told["state"]["reservations"] == 1
+            seat(service, 7)
+            assert [one["worker_id"] for one in (await page.until("workers"))["workers"]] == ["7"]
+            service.delete_worker(BIG)
+            assert (await page.until("gone"))["gone"] == [str(BIG)]
+
+    on_a_port(use)
+
+
+def test_who_comes_later_gets_all_there_is() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        for worker_id in range(40):
+            seat(service, worker_id, data_parallel_size=2, kv_events_endpoints=_endpoints(2))
+        async with watching(port) as early:
+            await early.next()
+            _book(service, "a")
+            await early.until("ranks")
+            async with watching(port) as late:
+                kind, told = await late.next()
+                assert kind == "snapshot"
+                rows = ranks_of(told, told["about"]["rank_fields"])
+                assert len(rows) == 80
+                assert sum(row["requests"] for row in rows.values()) == 1
+                assert (await late.next())[0] == "tick"
+
+    on_a_port(use)
+
+
+def _endpoints(ranks: int) -> dict[str, str]:
+    return {str(rank): "tcp://127.0.0.1:9" for rank in range(ranks)}
+
+
+def test_nothing_is_computed_while_nobody_looks() -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        counts = server._door._traffic.console
+        async with watching(port) as page:
+            await page.next()
+            assert counts.clients == 1
+            assert counts.rounds > 0
+        await until(lambda: counts.clients == 0)
+        booth = server._door._booth
+        assert booth is not None
+        assert booth._console is not None
+        live = booth._console._live
+        await until(lambda: live._rounds is None)
+        assert live._view is None, "nor remembered"
+        rounds = counts.rounds
+        for name in "abc":
+            _book_if_possible(service, name)
+            await asyncio.sleep(0.02)
+        assert counts.rounds == rounds
+
+    on_a_port(use)
+
+
+def _book_if_possible(service: Driver, name: str) -> None:
+    with contextlib.suppress(Exception):
+        _book(service, name)
+
+
+def test_pages_are_bounded_and_counted() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        traffic = server._door._traffic
+        async with watching(port) as one, watching(port) as two:
+            await one.next()
+            await two.next()
+            third = await Wire.to(port)
+            third.ask("GET", "/console/events")
+            status, headers, body = await third.answer()
+            assert status == 503
+            assert b"too_many_console_clients" in body
+            assert headers["retry-after"]
+            assert traffic.console.refused == 1
+            third.ask("GET", "/metrics")
+            text = (await third.answer())[2].decode()
+            assert "select_service_console_clients 2.0" in text
+            assert 'console_clients_ended_total{reason="refused"} 1.0' in text
+            assert 'limit_hits_total{name="console_clients_max"} 1.0' in text
+            assert traffic.in_flight == 0, "a stream is no request under way"
+        await until(lambda: traffic.console.clients == 0)
+        async with watching(port) as again:
+            assert (await again.next())[0] == "snapshot"
+
+    on_a_port(use, console_clients_max=2)
+
+
+def test_head_opens_no_stream() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"HEAD /console/events HTTP/1.1\r\nhost: s\r\n\r\n")
+        head = await wire.reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in head
+        assert server._door._traffic.console.clients == 0
+
+    on_a_port(use, console_clients_max=1)
+
+
+def test_a_client_without_pieces_is_told_so() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /console/events HTTP/1.0\r\nhost: s\r\n\r\n")
+        text = await wire.rest()
+        assert b" 505 " in text.split(b"\r\n")[0]
+        assert b"http_version_too_old" in text
+        assert server._door._traffic.console.clients == 0
+
+    on_a_port(use)
+
+
+def test_who_does_not_read_is_dropped() -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        traffic = server._door._traffic
+        seat(service, 1, endpoint="http://" + "x" * 16_000_000)  # more than sockets take
+        async with watching(port):
+            await until(lambda: traffic.console.dropped == 1)
+            booth = server._door._booth
+            assert booth is not None
+            assert booth._console is not None
+            (client,) = booth._console._live._clients
+            assert not client.messages, "and nothing is kept for it"
+            async with watching(port) as other:
+                assert (await other.next())[0] == "snapshot", "the others go on"
+
+    on_a_port(use)
+
+
+def test_the_end_of_the_process_ends_the_stream() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        async with watching(port) as page:
+            await page.next()
+            server.should_exit = True
+            with contextlib.suppress(EOFError):
+                while True:
+                    await page.next()
+            assert await page.wire.rest() == b"\r\n", "and the connection with it"
+
+    on_a_port(use)
+
+
+def test_a_fault_ends_one_look_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = fleet.Fleet.look
+    faults = iter([RuntimeError("a bug")])
+
+    async def look(self: fleet.Fleet, slices: Slices) -> fleet.News:
+        for fault in faults:
+            raise fault
+        return await looked(self, slices)
+
+    monkeypatch.setattr(fleet.Fleet, "look", look)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        async with watching(port) as page:
+            assert (await page.next())[0] == "snapshot"
+            assert server._door._traffic.console.faults == 1
+
+    on_a_port(use)
+
+
+def test_a_closed_view_has_nothing_to_say() -> None:
+    async def use(_: int, service: Driver, server: Server) -> None:
+        booth = server._door._booth
+        assert booth is not None
+        view = LiveView(service, booth.history, server._door._traffic.console, {}, clients_max=1)
+        view.close()
+        assert [message async for message in view.open()] == []
+
+    on_a_port(use)

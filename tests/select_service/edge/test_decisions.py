@@ -1,0 +1,261 @@
+"""Decisions over HTTP: one, many, inline; in both forms; with the ring off; large fleets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import msgspec
+import pytest
+
+from select_service import NoEligibleWorker, SelectionService, SelectRequest, WorkerSpec
+from select_service.edge.driver import Driver
+from select_service.edge.telling import SLICE, Wanted
+from tests.select_service.edge.serving import PROMPT, in_process, seat, until
+from tests.select_service.edge.test_http import problem
+
+PACKED = {"accept": "application/msgpack"}
+NAMES = ("selection_id", "reservation_id")
+
+
+def without_ranks(decision: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in decision.items() if name != "candidates"}
+
+
+def same_time(decision: dict[str, Any]) -> dict[str, Any]:
+    """What is told of the clock is told by the wall clock of the moment."""
+    assert decision["at_ms"] > 1e12
+    return decision | {"at_ms": 0}
+
+
+def test_one_by_either_of_its_ids() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        seat(service, 2**64 - 1, taints=["gpu"])
+        body = PROMPT | {"selection_id": "s/1", "reservation_id": "r"}
+        body |= {"routing_constraints": {"required_taints": ["gpu"]}}
+        answer = await client.post("/select_and_reserve", json=body)
+        assert answer.json()["worker_id"] == 2**64 - 1
+        one = await client.get("/decisions/r")
+        assert one.status_code == 200
+        told = one.json()
+        other = (await client.get("/decisions/s%2F1")).json()
+        assert same_time(other) == same_time(told)
+        assert [told[name] for name in NAMES] == ["s/1", "r"]
+        assert told["decision_id"] == "s/1"
+        assert told["route"] == "select_and_reserve"
+        assert told["chosen"]["worker_id"] == 2**64 - 1
+        assert [one["excluded"] for one in told["candidates"]] == ["taint", None]
+        packed = await client.get("/decisions/r", headers=PACKED)
+        assert packed.headers["content-type"] == "application/msgpack"
+        assert same_time(msgspec.msgpack.decode(packed.content)) == same_time(told)
+        schemas = (await client.get("/openapi.json")).json()["components"]
+        schema = {"$ref": "#/components/schemas/Decision", "components": schemas}
+        jsonschema.validate(told, schema)
+        problem(await client.get("/decisions/other"), 404, "decision_not_found")
+
+    in_process(use)
+
+
+def test_the_list_is_newest_first_and_filtered() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        seat(service, 2, model_name="m", tenant_id="t")
+        for number in range(5):
+            scope = {"model_name": "m", "routing_group": "t"} if number % 2 else {}
+            await client.post("/select", json=PROMPT | scope)
+        await client.post("/select", json=PROMPT | {"allowed_worker_ids": []})
+
+        async def listed(query: str = "") -> list[dict[str, Any]]:
+            answer = await client.get("/decisions" + query)
+            assert answer.status_code == 200
+            packed = await client.get("/decisions" + query, headers=PACKED)
+            found: dict[str, Any] = answer.json()
+            assert list(found) == ["decisions"]
+            other = msgspec.msgpack.decode(packed.content)["decisions"]
+            assert list(map(same_time, other)) == list(map(same_time, found["decisions"]))
+            return [same_time(one) for one in found["decisions"]]
+
+        everything = await listed()
+        assert [one["outcome"] for one in everything] == ["refused"] + ["placed"] * 5
+        models = [one["model_name"] for one in everything]
+        assert models == ["default", "default", "m", "default", "m", "default"]
+        assert not any("candidates" in one for one in everything)
+        assert await listed("?worker_id=2") == await listed("?model_name=m&tenant_id=t")
+        assert len(await listed("?routing_group=t")) == 2
+        assert await listed("?limit=2") == everything[:2]
+        assert await listed("?worker_id=2&limit=1") == [everything[2]]
+        assert await listed("?worker_id=9") == []
+        whole = await listed("?candidates=true")
+        assert list(map(without_ranks, whole)) == everything
+        assert [len(one["candidates"]) for one in whole] == [1] * 6
+        for one in everything:  # minted ids name them, too
+            again = (await client.get(f"/decisions/{one['decision_id']}")).json()
+            assert without_ranks(same_time(again)) == one
+
+    in_process(use)
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("limit=x", "limit"),
+        ("worker_id=-1", "worker_id"),
+        ("worker_id=18446744073709551616", "worker_id"),
+        ("candidates=yes", "candidates"),
+        ("limit=1&limit=2", "limit"),
+    ],
+)
+def test_bad_queries(query: str, field: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        problem(await client.get("/decisions?" + query), 400, "invalid_query", field)
+
+    in_process(use)
+
+
+@pytest.mark.parametrize("ring", [0, 4])
+def test_explained_inline(ring: int) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        plain = await client.post("/select", json=PROMPT)
+        assert "decision" not in plain.json()
+        for unasked in (None, False):
+            body = PROMPT | {"explain": unasked}
+            assert (await client.post("/select", json=body)).content == plain.content
+        answer = await client.post("/select", json=PROMPT | {"explain": True})
+        told = answer.json()
+        decision = told.pop("decision")
+        assert told == plain.json()
+        assert decision["chosen"]["worker_id"] == told["worker_id"]
+        assert len(decision["candidates"]) == 1
+        held = PROMPT | {"explain": True, "cache_hit_threshold": 0.5}
+        threshold = (await client.post("/select", json=held)).json()
+        assert threshold["finish_reason"] == "cache_threshold"
+        assert threshold["decision"]["outcome"] == "cache_threshold"
+        assert threshold["decision"]["candidates"][0]["excluded"] == "cache_hit"
+        refused = await client.post(
+            "/select", json=PROMPT | {"explain": True, "allowed_worker_ids": []}
+        )
+        problem(refused, 503, "no_eligible_worker")
+        assert refused.json()["decision"]["candidates"][0]["excluded"] == "not_allowed"
+        packed = await client.post(
+            "/select_and_reserve",
+            json=PROMPT | {"explain": True, "reservation_id": "r"},
+            headers=PACKED,
+        )
+        first = msgspec.msgpack.decode(packed.content)
+        assert first["decision"]["reservation_id"] == "r"
+        again = await client.post(
+            "/select_and_reserve", json=PROMPT | {"explain": True, "reservation_id": "r"}
+        )
+        assert same_time(again.json()["decision"]) == same_time(first["decision"])
+        other = await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "r"})
+        assert "decision" not in other.json()
+        listing = await client.get("/decisions")
+        if ring:
+            assert len(listing.json()["decisions"]) == ring
+        else:
+            problem(listing, 404, "decision_ring_off")
+            problem(await client.get("/decisions/r"), 404, "decision_ring_off")
+
+    in_process(use, decision_ring=ring)
+
+
+@pytest.mark.parametrize("path", ["/select", "/select_and_reserve", "/select_pair"])
+@pytest.mark.parametrize("value", [1, "true", [], {}])
+def test_explain_is_a_switch(path: str, value: object) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        answer = await client.post(path, json=PROMPT | {"explain": value})
+        problem(answer, 422, "invalid_field", "explain")
+
+    in_process(use)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_that_waited_is_explained_to_who_asked(first: bool) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1, max_num_batched_tokens=1)
+        await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "first"})
+        body = PROMPT | {"reservation_id": "second"}
+        three = [
+            asyncio.ensure_future(client.post("/select_and_reserve", json=body | asked))
+            for asked in ({"explain": first}, {"explain": not first}, {"explain": True})
+        ]
+        await until(lambda: service.core.counters.selections_waited > 0)
+        for _ in range(100):  # the others have come, too: nothing on their way awaits but the app
+            await asyncio.sleep(0)
+        await client.post("/reservations/first/prefill_complete")
+        one, other, last = [(await answer).json() for answer in three]
+        silent, told = (other, one) if first else (one, other)
+        assert "decision" not in silent
+        assert told["decision"]["waited_s"] > 0.0
+        assert same_time(told["decision"]) == same_time(last["decision"])
+        assert silent == {name: told[name] for name in silent}
+
+    in_process(use)
+
+
+def test_a_large_fleet_is_told_in_slices_and_whole() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id in range(3):
+            seat(
+                service,
+                worker_id,
+                data_parallel_size=SLICE,
+                kv_events_endpoint=None,
+                kv_events_endpoints={str(at): "tcp://127.0.0.1:9" for at in range(SLICE)},
+            )
+        service.upsert_worker(WorkerSpec(worker_id=9, data_parallel_size=2))
+        answer = await client.post("/select", json=PROMPT | {"explain": True})
+        ranks = answer.json()["decision"]["candidates"]
+        expected = [(worker_id, rank) for worker_id in range(3) for rank in range(SLICE)]
+        expected += [(9, 0), (9, 1)]
+        assert [(one["worker_id"], one["dp_rank"]) for one in ranks] == expected
+        (one,) = (await client.get("/decisions?candidates=true")).json()["decisions"]
+        assert one["candidates"] == ranks
+
+    in_process(use)
+
+
+def test_metrics_show_the_ring() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        for _ in range(3):
+            await client.post("/select", json=PROMPT)
+        lines = (await client.get("/metrics")).text.splitlines()
+        assert "select_service_decision_records 2.0" in lines
+        assert "select_service_decision_records_evicted_total 1.0" in lines
+        assert f"select_service_decision_bytes {service.core.decisions.bytes:.1f}" in lines
+
+    in_process(use, decision_ring=2)
+
+
+def test_embedded() -> None:
+    async def run() -> None:
+        async with SelectionService() as service:
+            spec = WorkerSpec(
+                worker_id=1,
+                endpoint="http://w",
+                block_size=16,
+                kv_events_endpoint="tcp://127.0.0.1:9",
+            )
+            await service.upsert_worker(spec)
+            ask = SelectRequest(token_ids=[1] * 40, selection_id="s", explain=True)
+            answer = await service.select(ask)
+            assert answer.decision is not msgspec.UNSET
+            assert answer.decision.chosen is not None
+            assert answer.decision.chosen.worker_id == 1
+            again = await service.decision("s")
+            assert again.candidates == answer.decision.candidates
+            (listed,) = await service.decisions(Wanted(worker_id=1))
+            assert listed.decision_id == "s"
+            with pytest.raises(NoEligibleWorker) as refused:
+                await service.select(msgspec.structs.replace(ask, allowed_worker_ids=[]))
+            assert isinstance(refused.value.decision, type(listed))
+
+    asyncio.run(run())

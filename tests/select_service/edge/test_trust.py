@@ -1,0 +1,252 @@
+"""cached_tokens over HTTP in every form, GET /trust, and what people and Prometheus are told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from indexer.core.hashing import pack_u64
+from indexer.types import Scope, Tier, WorkerRank
+from select_service import SelectAndReserveRequest, SelectionService, TrustSettings, WorkerSpec
+from select_service.demo.encoding import encode_batch
+from select_service.demo.pool import Stored
+from select_service.demo.publisher import EventPublisher
+from select_service.edge.app import Server
+from select_service.edge.driver import Driver
+from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, until
+from tests.select_service.edge.test_http import problem
+from tests.select_service.edge.test_metrics import SCOPE, scrape, value
+
+HASHES = [1, 2, 3, 4]
+BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 70}
+DONE = "/reservations/r/prefill_complete"
+
+
+def hold(service: Driver, worker_id: int) -> None:
+    index = service.core.partitions[Scope("default", "default")].index
+    names = [1000 + one for one in HASHES]
+    index.store(WorkerRank(worker_id, 0), Tier.DEVICE, None, names, pack_u64(HASHES))
+
+
+async def book(client: httpx.AsyncClient, worker_id: int = 1, name: str = "r") -> None:
+    body = BODY | {"reservation_id": name, "allowed_worker_ids": [worker_id]}
+    answer = await client.post("/select_and_reserve", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+async def row(client: httpx.AsyncClient, worker_id: int = 1) -> dict[str, Any]:
+    ranks = (await client.get("/trust")).json()["ranks"]
+    return next(one for one in ranks if one["worker_id"] == worker_id)
+
+
+def test_what_is_told_in_either_form_and_in_a_batch() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        hold(service, 1)
+        packed = msgspec.msgpack.encode({"cached_tokens": 32})
+        for told in (
+            {"json": {"cached_tokens": 32}},
+            {"content": packed, "headers": {"content-type": "application/msgpack"}},
+            {"content": b'{"cached_tokens": 32}'},
+            {"content": b'{"cached_tokens": 32}', "headers": {"content-type": "text/plain"}},
+        ):
+            await book(client)
+            answer = await client.post(DONE, **told)
+            assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+            await client.delete("/reservations/r")
+        await book(client)
+        operation = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": 64}
+        answer = await client.post("/reservations/batch", json={"operations": [operation]})
+        assert answer.json() == {"results": [{"status": 200}]}
+        assert await row(client) == {
+            "model_name": "default",
+            "tenant_id": "default",
+            "worker_id": 1,
+            "dp_rank": 0,
+            "trust": 1.0,
+            "reasons": [],
+            "prediction_error": pytest.approx(32 * 4 / 5),
+            "missing_share": pytest.approx(0.38, abs=0.02),
+            "samples": 5,
+            "rereads": 0,
+            "index": {"state": "silent", "lag_s": None, "open_gaps": 0, "lost_batches": 0},
+        }
+        assert (await client.get("/trust?tenant_id=other")).json() == {"ranks": []}
+
+    in_process(use)
+
+
+def test_what_is_no_number_of_tokens_is_refused_and_named() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        await book(client)
+        for wrong in (-1, 71, 2**64, 1.5, "1", [1], True):
+            answer = await client.post(DONE, json={"cached_tokens": wrong})
+            problem(answer, 422, "invalid_field", "cached_tokens")
+            operation = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": wrong}
+            batch = await client.post("/reservations/batch", json={"operations": [operation]})
+            assert "cached_tokens" in batch.text
+        problem(await client.post(DONE, content=b'{"cached_tokens": '), 400, "invalid_json")
+        assert (await client.get("/loads")).json()[0]["loads"][0]["potential_prefill_tokens"] == 70
+        assert (await client.post(DONE, json={"cached_tokens": None})).status_code == 200
+        assert (await row(client))["prediction_error"] is None
+
+    in_process(use)
+
+
+def test_other_bodies_are_ignored_as_ever() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        await book(client)
+        for content in (b"", b"{}", b'{"x": 1}', b"no json", b"\xff"):
+            for kind in ({}, {"content-type": "application/json"}, {"content-type": "a/b"}):
+                answer = await client.post(DONE, content=content, headers=kind)
+                assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+                assert "warning" not in answer.headers
+        answer = await client.post(DONE, json={"cached_tokens": 1, "x": 1})
+        assert answer.headers["warning"] == '299 - "unknown field: x"'
+        problem(
+            await client.post("/reservations/nobody/prefill_complete", json={"cached_tokens": 1}),
+            *(404, "reservation_not_found"),
+        )
+
+    in_process(use)
+
+
+def test_on_the_wire_whole_and_in_chunks() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        hold(service, 1)
+        wire = await Wire.to(port)
+        samples = 0
+        for kind in ("content-type: application/json\r\n", "content-type: a/b\r\n", ""):
+            for chunked in (False, True):
+                body = BODY | {"reservation_id": "r"}
+                wire.ask("POST", "/select_and_reserve", body)
+                assert (await wire.answer())[0] == 200
+                said = b'{"cached_tokens":64}'
+                head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n{kind}"
+                if chunked:
+                    wire.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+                    wire.say(b"%x\r\n%b\r\n0\r\n\r\n" % (len(said), said))
+                else:
+                    wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
+                assert (await wire.answer())[0] == 200
+                wire.ask("DELETE", "/reservations/r")
+                assert (await wire.answer())[0] == 200
+                samples += 1
+                assert service.trust().ranks[0].samples == samples
+
+    on_a_port(use)
+
+
+def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id in (1, 2):
+            seat(service, worker_id)
+            hold(service, worker_id)
+        for worker_id, found in ((1, 64), *[(2, 0)] * 8):
+            await book(client, worker_id)
+            assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
+            await client.delete("/reservations/r")
+        service._carry_out(service.core.tick(service._clock())[1])
+        service._carry_out(service.core.tick(service._clock())[1])
+        samples = await scrape(client)
+        for worker_id, factor, missing, error in ((1, 1.0, 0.0, 0.0), (2, 0.0, 1.0, 64.0)):
+            labels = {"worker_id": worker_id, "dp_rank": 0, **SCOPE}
+            assert value(samples, "trust_factor", **labels) == factor
+            assert value(samples, "trust_missing_share", **labels) == missing
+            assert value(samples, "trust_prediction_error_tokens", **labels) == error
+        assert value(samples, "trust_shrunk_ranks", reason="prediction") == 1
+        assert value(samples, "trust_shrunk_ranks", reason="lag") == 0
+        assert value(samples, "cached_tokens_told_total", outcome="compared") == 9
+        assert value(samples, "index_rereads_total", outcome="no_replay") == 1
+
+    with caplog.at_level(logging.INFO, "select_service"):
+        in_process(use)
+    told = [one for one in caplog.records if "counts" in one.message]
+    assert [one.message for one in told] == ["a rank's index counts for less"]
+    assert vars(told[0])["worker_id"] == 2
+    assert vars(told[0])["reasons"] == "prediction"
+
+
+def test_a_doubtful_index_is_read_again_over_the_wire() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 2)
+        hold(service, 2)
+        with EventPublisher() as engine:
+            endpoints = {
+                "kv_events_endpoint": engine.endpoint,
+                "replay_endpoint": engine.replay_endpoint,
+            }
+            seat(service, 1, **endpoints)
+            rank = WorkerRank(1, 0)
+            stream = service.core.membership.stream_at(rank)
+            index = service.core.partitions[Scope("default", "default")].index
+            assert stream is not None
+            assert service._listeners is not None
+            listeners = service._listeners
+            await until(lambda: listeners.is_connected(stream))
+            tokens = list(range(64))
+            payload = encode_batch(1.0, [Stored((1, 2, 3, 4), None, tuple(tokens))], block_size=16)
+            while not index.holds_anything(rank):  # it may be connected and not subscribed yet
+                engine.publish(payload)
+                await asyncio.sleep(0.02)
+            before = stream.tallies.batches
+            hold(service, 1)  # which it has never said
+            for worker_id, found in ((2, 64), *[(1, 0)] * 8):
+                await book(client, worker_id)
+                assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
+                await client.delete("/reservations/r")
+            assert (await row(client))["trust"] == 0.0
+            service._carry_out(service.core.tick(service._clock())[1])
+            assert service.core.counters.rereads == {"asked": 1}
+            await until(lambda: engine.serve_replay() > 0)
+            await until(lambda: not stream.is_replaying)
+            await until(lambda: stream.tallies.batches > before)
+            assert stream.tallies.replays.get("complete") == 1
+            assert index.blocks_of(rank)[Tier.DEVICE] == 4, "what was never said is gone"
+            answer = await client.post("/select", json=BODY | {"allowed_worker_ids": [1]})
+            assert answer.json()["overlap"]["gpu"] == 0
+
+    in_process(use)
+
+
+def test_flags_reach_the_core() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        hold(service, 1)
+        assert not service.core.trusting._settings.weigh_freshness
+        for found in (64, 0, 0):
+            await book(client)
+            await client.post(DONE, json={"cached_tokens": found})
+            await client.delete("/reservations/r")
+        assert (await row(client))["reasons"] == ["prediction"]
+
+    in_process(use, trust_samples=2, trust_error_max=0.5, no_freshness_weighting=True)
+
+
+async def _embedded() -> None:
+    async with SelectionService(trust=TrustSettings(samples=4)) as service:
+        await service.upsert_worker(
+            WorkerSpec(
+                worker_id=1,
+                endpoint="http://w1",
+                block_size=16,
+                kv_events_endpoint="tcp://127.0.0.1:9",
+            )
+        )
+        hold(service.driver, 1)
+        request = SelectAndReserveRequest(reservation_id="r", **BODY)
+        await service.select_and_reserve(request)
+        await service.prefill_complete("r", cached_tokens=32)
+        assert (await service.trust()).ranks[0].missing_share == 0.5
+
+
+def test_in_the_same_process() -> None:
+    asyncio.run(_embedded())
