@@ -231,6 +231,7 @@ class Listeners:
             self._close_dealer(feed)
             if feed.guide is not None:
                 feed.guide.close()
+                feed.guide = None  # no ring
             loop = asyncio.get_running_loop()
             loop.remove_reader(feed.subscriber.fd)
             loop.remove_reader(feed.subscriber.news_fd)

@@ -25,7 +25,7 @@ __all__ = ["ConfigError", "Layers", "Source", "plain", "read_file", "read_values
 Source: TypeAlias = Literal["default", "file", "env", "flag", "put"]
 Values: TypeAlias = "Mapping[str, object]"
 
-FILE_BYTES_MAX: Final = 1 << 20
+FILE_BYTES_MAX: Final = 256 << 10
 _BY_FIELD: Final = {flag.field: flag for flag in FLAGS}
 _ONLY_FLAGS: Final = frozenset({"config"})
 
@@ -184,6 +184,8 @@ def _read(flag: Flag, value: object) -> object:
         if not isinstance(value, bool):
             raise ValueError("must be true or false")
         return value
+    if type(flag.default) is str and not isinstance(value, str):  # YAML reads 0660 as 432
+        raise ValueError(f"{str(value)[:64]!r} is no text: put it in quotes")
     return flag.parse(_text(value))
 
 
@@ -195,7 +197,7 @@ def _text(value: object) -> str:
         return repr(value)
     if isinstance(value, list) and all(isinstance(one, str) and "," not in one for one in value):
         return ",".join(value)
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return msgspec.json.encode(value).decode()
     raise ValueError(f"{str(value)[:64]!r} is not what a flag could say")
 

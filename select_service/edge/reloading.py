@@ -7,6 +7,7 @@ event loop. What was put is kept with a state directory and outlives the process
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.driver import Driver
 
-__all__ = ["ConfigChange", "ConfigStatus", "Reloading", "Setting", "check_settings", "read_layers"]
+__all__ = ["ConfigChange", "ConfigStatus", "Reloading", "Setting", "check_settings"]
 
 _log = logging.getLogger("select_service")
 
@@ -92,6 +93,8 @@ class Reloading:
         self.on_hangup: list[Callable[[], None]] = []
         self.counts: Counter[tuple[str, Outcome]] = Counter()
         self._after_restart: dict[str, object] = {}
+        self._is_due = False
+        self._reading: asyncio.Task[None] | None = None
         self._fixed_by = {
             one.field: layers.source_of(one.field) for one in FLAGS if not one.reloads
         }
@@ -175,18 +178,28 @@ class Reloading:
     # -- the file ------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Read the file again, and whatever else is read on SIGHUP."""
-        if self.settings.config is not None:
-            self._read_again(self.settings.config)
-        for read in self.on_hangup:
-            try:
-                read()
-            except Exception:  # noqa: BLE001 - one must not keep the others from it
-                _log.exception("reading a file again failed")
+        """Read the file again soon, and whatever else is read on SIGHUP."""
+        self._is_due = True
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self.read_again())
 
-    def _read_again(self, path: str) -> None:
+    async def read_again(self) -> None:
+        """Read until nobody asked meanwhile; the file beside the loop: YAML takes its time."""
+        self._is_due = True
+        while self._is_due:
+            self._is_due = False
+            if self.settings.config is not None:
+                self._take(await asyncio.to_thread(_read, self.settings.config))
+            for read in self.on_hangup:
+                try:
+                    read()
+                except Exception:  # noqa: BLE001 - one must not keep the others from it
+                    _log.exception("reading a file again failed")
+
+    def _take(self, file: Mapping[str, object] | ConfigError) -> None:
         try:
-            file = read_file(path)
+            if isinstance(file, ConfigError):
+                raise file
             settings = self._layers.settings(file=file)
             check_settings(settings)
             check_settings(self._reloadable(settings))
@@ -228,15 +241,11 @@ class Reloading:
         _log.info("settings changed", extra={"by": source} | said)
 
 
-def read_layers(layers: Layers) -> Settings:
-    """Return the settings of a start.
-
-    Raises:
-        ConfigError: they make no sense together.
-    """
-    settings = layers.settings()
-    check_settings(settings)
-    return settings
+def _read(path: str) -> dict[str, object] | ConfigError:
+    try:
+        return read_file(path)
+    except ConfigError as error:
+        return error
 
 
 def check_settings(settings: Settings) -> list[str]:

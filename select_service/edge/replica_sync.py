@@ -194,6 +194,7 @@ class Subscriptions:
             peer.reconnect.cancel()
         if peer.guide is not None:
             peer.guide.close()
+            peer.guide = None  # no ring
         peer.subscriber.close()
         return True
 

@@ -217,13 +217,13 @@ def test_a_file_is_read_again_on_sighup(tmp_path: Path, caplog: pytest.LogCaptur
 
     file.write_text("workers-max: 0\nleases_max: 6\n")
     with caplog.at_level(logging.INFO, "select_service"):
-        reloading.hang_up()
+        asyncio.run(reloading.read_again())
     assert said("workers_max") == (5, "file")
     assert "workers_max: 0 is not in" in caplog.text
 
     file.write_text("workers-max: 8\nport: 1\n")
     with caplog.at_level(logging.INFO, "select_service"):
-        reloading.hang_up()
+        asyncio.run(reloading.read_again())
     assert said("workers_max") == (8, "file")
     assert said("scopes_max") == (9, "put"), "what was put stays"
     assert said("port") == (8092, "default")
@@ -233,10 +233,10 @@ def test_a_file_is_read_again_on_sighup(tmp_path: Path, caplog: pytest.LogCaptur
 
     caplog.clear()
     with caplog.at_level(logging.INFO, "select_service"):
-        reloading.hang_up()
+        asyncio.run(reloading.read_again())
     assert "settings changed" not in caplog.text
     file.unlink()
-    reloading.hang_up()
+    asyncio.run(reloading.read_again())
     assert said("workers_max") == (8, "file")
     assert reloading.counts == {
         ("put", "applied"): 1,
@@ -255,8 +255,25 @@ def test_sighup_without_a_file_is_for_the_others() -> None:
         raise RuntimeError("a bug")
 
     reloading.on_hangup += [broken, lambda: read.append("again")]
-    reloading.hang_up()
+    asyncio.run(reloading.read_again())
     assert read == ["again"]
+
+
+def test_who_hangs_up_twice_is_heard_to_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("workers-max = 5\n")
+    _, reloading = started("--config", str(file))
+
+    async def run() -> None:
+        reloading.hang_up()
+        await asyncio.sleep(0)
+        file.write_text("workers-max = 6\n")
+        reloading.hang_up()
+        assert reloading._reading is not None
+        await reloading._reading
+
+    asyncio.run(run())
+    assert reloading.settings.workers_max == 6
 
 
 def test_what_was_put_outlives_the_process(tmp_path: Path) -> None:
