@@ -96,7 +96,8 @@ class Tab:
         return self.page.locator(selector)
 
     def text(self, selector: str) -> str:
-        return self.find(selector).first.inner_text()
+        shown: str = self.find(selector).first.inner_text()  # where no playwright is: of no type
+        return shown
 
     def until(self, selector: str, text: str) -> None:
         """Wait until an element says something."""
