@@ -136,8 +136,9 @@ class StreamLimits(Struct, kw_only=True):
     """Live messages libzmq holds for us (R39); its own default of 1,000 loses bursts. A message of
     one block takes 0.3 KB, so a full queue is some 60 MB, and only of a worker that floods."""
 
-    message_bytes_max: int = 64 << 20
-    """Longest message; a million tokens make 5 MB. libzmq drops the connection of a longer one."""
+    message_bytes_max: int = 8 << 20
+    """Longest message; a million tokens make 5 MB, and a step of an engine has some ten thousand.
+    It is read in one go, 2 ms a megabyte. libzmq drops the connection of a longer one."""
 
     recall_wait_s: float = 600.0
     """Blocks of an earlier life wait that long for the next batch of an engine that cannot be
