@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from select_service import cli
@@ -29,6 +32,11 @@ def started(*argv: str) -> tuple[Driver, Reloading]:
     settings, layers = cli.read(argv, {})
     service = create_driver(settings)
     return service, create_door(service, settings, layers)[0].reloading
+
+
+@functools.cache
+def shared() -> tuple[Driver, Reloading]:
+    return started()
 
 
 def put(reloading: Reloading, **settings: Any) -> None:
@@ -106,6 +114,39 @@ def test_a_bad_value_changes_nothing_and_says_why(
     assert reloading.settings == Settings()
     assert service.core.limits == Settings().core_limits
     assert reloading.counts == {("put", "refused"): 2}
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(BY_FIELD)) | st.text(),
+        ANYTHING | st.sampled_from([1, 0, 5, 0.5, "7", "gpu", "none"]),
+        max_size=4,
+    )
+)
+def test_whatever_is_put_is_in_force_or_changes_nothing(settings: dict[str, Any]) -> None:
+    service, reloading = shared()
+    before = reloading.settings, dict(service.core.overrides.values)
+    refusal = None
+    try:
+        put(reloading, **settings)
+    except (InvalidField, NeedsRestart) as error:
+        refusal = error
+    if refusal is not None:
+        assert len(str(refusal)) < 1000
+        assert before == (reloading.settings, service.core.overrides.values)
+    else:
+        for name, value in settings.items():
+            source = reloading.describe().settings[name.replace("-", "_")].source
+            assert source == ("default" if value is None else "put")
+    assert service.core.limits == reloading.settings.core_limits
+    assert service.core.registry.limits == reloading.settings.stream_limits
 
 
 def test_what_needs_a_restart_is_refused_as_a_whole() -> None:
