@@ -39,6 +39,7 @@ class Registry:
             int, EventStream
         ] = {}  # by identity: two may serve one rank for a while
         self._retired: dict[Scope, Tallies] = {}
+        self._orphans_dropped = 0  # by indexes that are gone
 
     # -- partitions ------------------------------------------------------------------------------
 
@@ -75,7 +76,9 @@ class Registry:
         """Forget a partition: its streams are closed, its counters go. O(streams)."""
         for stream in [s for s in self._streams.values() if s.scope == scope]:
             self.close_stream(stream)
-        self._indexes.pop(scope, None)
+        index = self._indexes.pop(scope, None)
+        if index is not None:
+            self._orphans_dropped += index.stats.orphan_blocks_dropped
         self._retired.pop(scope, None)
 
     # -- streams -----------------------------------------------------------------------------------
@@ -138,6 +141,12 @@ class Registry:
         for index in self._indexes.values():
             left += index.sweep(max(1, budget // len(self._indexes)))
         return left
+
+    @property
+    def orphan_blocks_dropped(self) -> int:
+        """Blocks that gave way because too many waited, in all indexes there ever were."""
+        here = sum(index.stats.orphan_blocks_dropped for index in self._indexes.values())
+        return self._orphans_dropped + here
 
     def tallies_by_scope(self) -> dict[Scope, Tallies]:
         """What every partition's streams have counted, closed ones included. O(streams)."""

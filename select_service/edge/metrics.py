@@ -419,8 +419,7 @@ class _Limits(Collector):
         for name, value in limit_values(settings).items():
             values.add_metric([name], value)
         yield values
-        indexes = self._service.core.registry.indexes()
-        orphans_dropped = sum(index.stats.orphan_blocks_dropped for _, index in indexes)
+        orphans_dropped = self._service.core.registry.orphan_blocks_dropped
         hits = _counter("limit_hits", "Times a limit was reached, where counted.", ("name",))
         for name, count in limit_hits(self._service, self._traffic, orphans_dropped).items():
             hits.add_metric([name], count)
