@@ -96,6 +96,15 @@ class InvalidField(ServiceError):
     code = "invalid_field"
 
 
+class TooManyBlocks(InvalidField):
+    """A prompt of more blocks than `--blocks-per-request-max`."""
+
+    code = "too_many_blocks"
+
+    def __init__(self, field: str, most: int) -> None:
+        super().__init__(f"{field}: a prompt may have at most {most} blocks", field=field)
+
+
 class UnknownField(ServiceError):
     """A field nobody knows, under `--field-validation strict`."""
 
@@ -353,6 +362,18 @@ class AdmissionControlOff(ServiceError):
         )
 
 
+class NeedsRestart(ServiceError):
+    """A setting that PUT /config cannot change."""
+
+    status = 409
+    code = "needs_restart"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(
+            f"{field} cannot change while the process runs: restart it", field=f"settings.{field}"
+        )
+
+
 class ModelNotFound(ServiceError):
     """Busy thresholds for a model nobody serves."""
 
@@ -392,6 +413,15 @@ class WorkerIdTaken(ServiceError):
 
     def __init__(self, worker_id: int) -> None:
         super().__init__(f"worker id {worker_id} is not free", field="worker_id")
+
+
+class NameRefused(InvalidField):
+    """An id or a name that is too long, or that cannot be printed."""
+
+    def __init__(self, field: str, most: int) -> None:
+        super().__init__(
+            f"{field} must have at most {most} characters, and only printable ones", field=field
+        )
 
 
 class RankNotFound(ServiceError):
@@ -463,6 +493,26 @@ class TooManyLeases(ServiceError):
         super().__init__(f"{most} leases are open, no more may be")
 
 
+class TooManyReservations(ServiceError):
+    """More live reservations, and requests that wait to become some, than `--reservations-max`."""
+
+    status = 503
+    code = "too_many_reservations"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} reservations are live, no more may be")
+
+
+class TooManyWorkers(ServiceError):
+    """As many workers as `--workers-max` allows; time alone does not help."""
+
+    status = 409
+    code = "too_many_workers"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"no more than {most} workers may be registered", field="worker_id")
+
+
 class ReplicaSyncDisabled(ServiceError):
     """The process runs without `--replica-sync-port`."""
 
@@ -474,13 +524,17 @@ class ReplicaSyncDisabled(ServiceError):
 
 
 class PeerRefused(ServiceError):
-    """A replica's endpoint that ZMQ will not connect to."""
+    """A replica's endpoint that ZMQ will not connect to, or must not."""
 
     status = 400
     code = "replica_peer_refused"
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(f"failed to register replica peer `{endpoint}`", field="endpoint")
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(
+            f"failed to register replica peer `{endpoint}`",
+            field="endpoint",
+            details={"reason": reason},
+        )
 
 
 class InvalidReplicaPeer(ServiceError):

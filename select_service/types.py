@@ -772,10 +772,21 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
 
 
-class CoreLimits(Struct, frozen=True, kw_only=True):
-    """Bounds of the core's own memory and of one turn of housekeeping."""
+class CoreLimits(Struct, kw_only=True):
+    """Bounds of the core's own memory and of one turn of housekeeping.
+
+    One object that everybody reads each time: `edge/reloading.py` writes it.
+    """
 
     data_parallel_size_max: int = 1024
+    workers_max: int = 10_000
+    worker_bytes_max: int = 256 << 10  # of a record; a thousand ranks with an endpoint each: 50 KB
+    scopes_max: int = 4_096  # some 20 KB each while empty
+    scope_linger_s: float = 600.0  # without workers, before a scope is given up
+    reservations_max: int = 1_000_000  # 2 to 3 KB each
+    blocks_per_request_max: int = 131_072  # two million tokens in blocks of 16
+    id_length_max: int = 256  # characters of reservation_id, selection_id
+    name_length_max: int = 256  # characters of a model, tenant, adapter, who shares fairly
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never (D15)
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
@@ -788,6 +799,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     batch_operations_max: int = 1_000  # their member names are read in one go, 5 µs each
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
+    sources_weighed_per_turn_max: int = 256  # ranks; a µs each
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     let_in_per_turn_max: int = 16  # who waits, when load goes; some 30 µs each
     judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
@@ -837,8 +849,11 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
             raise ValueError("trust: samples, reread_s and lag_half_s must be above 0")
 
 
-class ReplicaLimits(Struct, frozen=True, kw_only=True):
-    """Bounds of the replica plane's edge: what peers may cost, and how long they may take."""
+class ReplicaLimits(Struct, kw_only=True):
+    """Bounds of the replica plane's edge: what peers may cost, and how long they may take.
+
+    Written as `CoreLimits` is.
+    """
 
     peers_max: int = 256  # a SUB socket and two file descriptors each
     message_bytes_max: int = 4 << 20  # a million-token prompt makes 0.6 MB

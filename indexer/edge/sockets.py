@@ -154,9 +154,9 @@ class Subscriber(Receiver):
 
     __slots__ = ("_endpoint", "_monitor", "news_fd")
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str | None) -> None:
         super().__init__(socket)
-        self._endpoint = endpoint
+        self._endpoint = endpoint  # None: not connected yet
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_WATCHED)
         self.news_fd: int = self._monitor.getsockopt(zmq.FD)  # type: ignore[assignment]
 
@@ -175,10 +175,18 @@ class Subscriber(Receiver):
 
     def connect_again(self) -> None:
         """Give up the old connection for a new one."""
-        with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
-            self._socket.disconnect(self._endpoint)
-        with contextlib.suppress(zmq.ZMQError):  # out of file descriptors: the next time then
-            self._socket.connect(self._endpoint)
+        self.move_to(self._endpoint)
+
+    def move_to(self, endpoint: str | None) -> None:
+        """Give up the connection for one to another endpoint, or for none."""
+        if self._endpoint is not None:
+            with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
+                self._socket.disconnect(self._endpoint)
+        self._endpoint = endpoint
+        if endpoint is not None:
+            with contextlib.suppress(zmq.ZMQError):  # out of file descriptors: the next time then
+                self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+                self._socket.connect(endpoint)
 
     def close(self) -> None:
         """Close both and drop what was not read."""
@@ -282,12 +290,16 @@ class Sockets:
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
 
     def subscribe(
-        self, endpoint: str, topics: Sequence[bytes] = (b"",), server_key: str | None = None
+        self,
+        endpoint: str | None,
+        topics: Sequence[bytes] = (b"",),
+        server_key: str | None = None,
     ) -> Subscriber:
         """Connect to a publisher and subscribe to everything it says, or to some topics.
 
         Args:
-            endpoint: where it publishes.
+            endpoint: where it publishes; an address, for libzmq would resolve a name itself. None:
+                that is not known yet, and `Subscriber.move_to` connects.
             topics: what its messages' first frame begins with.
             server_key: the CURVE key it must have; None: it speaks plainly.
 
@@ -301,7 +313,9 @@ class Sockets:
             subscriber = Subscriber(socket, endpoint)  # before connecting, or early news is missed
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            raise EndpointRefused(endpoint, str(error)) from error
+            raise EndpointRefused(endpoint or "", str(error)) from error
+        if endpoint is None:
+            return subscriber
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -349,8 +363,9 @@ class Sockets:
         self._context.term()
 
     def _open(
-        self, kind: int, endpoint: str, messages_max: int, server_key: str | None = None
+        self, kind: int, endpoint: str | None, messages_max: int, server_key: str | None = None
     ) -> zmq.Socket[bytes]:
+        endpoint = endpoint or ""
         try:
             socket = self._context.socket(kind)
         except zmq.ZMQError as error:  # out of sockets or file descriptors

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from indexer.config import EventLossPolicy
+from indexer.config import EventLossPolicy, ReachSettings
 from indexer.core.curve_key import is_curve_key
+from indexer.core.endpoint import SCHEMES
+from indexer.core.reach import Reach
 from select_service.config.environment import parse_float
 from select_service.config.settings import SAMPLERS, Durability, FieldValidation, Settings
 
@@ -50,6 +52,7 @@ class Flag(Struct, frozen=True):
     help: str
     watch: str = ""  # the metric that tells how near it is, or how often it was reached
     env: str = ""  # the variable that sets it where the flag does not
+    reloads: bool = False  # whether it may change while the process runs: see `edge/reloading.py`
 
     @property
     def is_limit(self) -> bool:
@@ -74,6 +77,8 @@ class Flag(Struct, frozen=True):
             return str(value.value)
         if value is None or value is False or value in ((), {}):
             return "off"
+        if isinstance(value, tuple):
+            return ",".join(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -155,6 +160,21 @@ def _choice(*names: str) -> Callable[[str], str]:
 def _list(text: str) -> tuple[str, ...]:
     """Split at commas; nothing is trimmed, an empty list is none."""
     return tuple(text.split(",")) if text else ()
+
+
+def _schemes(text: str) -> tuple[str, ...]:
+    schemes = _list(text)
+    for scheme in schemes:
+        _choice(*sorted(SCHEMES))(scheme)
+    if not schemes:
+        raise ValueError("no scheme at all")
+    return schemes
+
+
+def _reach_list(text: str) -> tuple[str, ...]:
+    entries = _list(text)
+    Reach(ReachSettings(deny=entries))  # reads them
+    return entries
 
 
 def _path(text: str) -> str:
@@ -318,6 +338,7 @@ FLAGS: Final = (
         "S",
         "replicas are told of output blocks together, this often: a stream fills several a second",
         watch="replica_events_total",
+        reloads=True,
     ),
     Flag(
         "--replica-timeout-s",
@@ -325,6 +346,7 @@ FLAGS: Final = (
         "S",
         "a replica silent for so long is gone: its reservations age, or are adopted",
         watch="replica_heard_age_seconds",
+        reloads=True,
     ),
     Flag(
         "--replica-orphan-ttl-s",
@@ -332,6 +354,7 @@ FLAGS: Final = (
         "S",
         "of a replica that is gone, what has no lease or ttl_s ends so long after its last call",
         watch='replica_reservations_total{event="orphan_expired"}',
+        reloads=True,
     ),
     Flag(
         "--replica-gap-grace-s",
@@ -339,6 +362,7 @@ FLAGS: Final = (
         "S",
         "a lost message may be late by so much before the replica's snapshot is fetched",
         watch="replica_gaps_total",
+        reloads=True,
     ),
     Flag(
         "--replica-pull-retry-s",
@@ -346,6 +370,7 @@ FLAGS: Final = (
         "S",
         "shortest time between two fetches from one replica",
         watch="replica_pulls_total",
+        reloads=True,
     ),
     Flag(
         "--replica-claims-max",
@@ -353,6 +378,7 @@ FLAGS: Final = (
         "N",
         "reservations remembered of one replica",
         watch='replica_refused_total{reason="claims"}',
+        reloads=True,
     ),
     Flag(
         "--replica-ended-max",
@@ -367,6 +393,7 @@ FLAGS: Final = (
         "S",
         "and for how long",
         watch="replica_ended",
+        reloads=True,
     ),
     Flag(
         "--replica-missing-max",
@@ -374,6 +401,7 @@ FLAGS: Final = (
         "N",
         "lost messages of a replica known one by one; beyond, everything is fetched",
         watch="replica_statements_missing",
+        reloads=True,
     ),
     Flag(
         "--replica-publishers-max",
@@ -381,6 +409,7 @@ FLAGS: Final = (
         "N",
         "replicas remembered, gone ones too; without state a restart makes another one",
         watch='replica_refused_total{reason="publishers"}',
+        reloads=True,
     ),
     Flag(
         "--replica-peers-max",
@@ -388,6 +417,7 @@ FLAGS: Final = (
         "N",
         "replicas listened to, 409 beyond",
         watch="replica_peers",
+        reloads=True,
     ),
     Flag(
         "--replica-message-bytes-max",
@@ -423,6 +453,7 @@ FLAGS: Final = (
         "S",
         "longest fetch of a replica's snapshot altogether",
         watch='replica_pulls_total{outcome="timeout"}',
+        reloads=True,
     ),
     Flag(
         "--replica-pull-bytes-max",
@@ -430,6 +461,7 @@ FLAGS: Final = (
         "N",
         "longest snapshot taken from a replica",
         watch='replica_pulls_total{outcome="too_large"}',
+        reloads=True,
     ),
     Flag(
         "--replica-pull-backoff-s",
@@ -437,6 +469,7 @@ FLAGS: Final = (
         "S",
         "a replica whose snapshot could not be had is left alone for so long, then twice as long",
         watch="replica_pulls_total",
+        reloads=True,
     ),
     Flag(
         "--replica-pull-backoff-max-s",
@@ -444,6 +477,7 @@ FLAGS: Final = (
         "S",
         "and no longer than this",
         watch="replica_pulls_total",
+        reloads=True,
     ),
     Flag(
         "--replica-snapshots-max",
@@ -451,6 +485,7 @@ FLAGS: Final = (
         "N",
         "snapshots given out at one time, 503 beyond",
         watch='replica_snapshots_total{outcome="refused"}',
+        reloads=True,
     ),
     Flag(
         "--indexer-peers",
@@ -658,6 +693,7 @@ FLAGS: Final = (
         "S",
         "a reservation without a lease ends this long after its last lifecycle call; 0 = never",
         watch='reservation_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--reservation-ttl-max-s",
@@ -665,6 +701,7 @@ FLAGS: Final = (
         "S",
         "longest ttl_s a booking may ask for instead, 422 beyond",
         watch='reservation_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--freed-ids-max",
@@ -679,6 +716,7 @@ FLAGS: Final = (
         "N",
         "open leases, 503 beyond; a KiB each",
         watch="leases",
+        reloads=True,
     ),
     Flag(
         "--lease-copies-max",
@@ -686,6 +724,7 @@ FLAGS: Final = (
         "N",
         "leases known through replicas; beyond, no renewal for them is taken here",
         watch="lease_copies",
+        reloads=True,
     ),
     Flag(
         "--ended-leases-max",
@@ -700,6 +739,7 @@ FLAGS: Final = (
         "S",
         "shortest time to live of a lease, 422 below",
         watch='lease_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--lease-ttl-max-s",
@@ -707,6 +747,7 @@ FLAGS: Final = (
         "S",
         "longest, 422 beyond: how long the load of a client that died may stay",
         watch='lease_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--lease-name-length-max",
@@ -714,6 +755,7 @@ FLAGS: Final = (
         "N",
         "characters of a lease_id and of an owner, 422 beyond",
         watch='http_requests_total{route="/leases",status="422"}',
+        reloads=True,
     ),
     Flag(
         "--batch-operations-max",
@@ -721,6 +763,7 @@ FLAGS: Final = (
         "N",
         "operations of one batch, 422 beyond",
         watch='http_requests_total{route="/reservations/batch",status="422"}',
+        reloads=True,
     ),
     Flag(
         "--data-parallel-size-max",
@@ -728,6 +771,71 @@ FLAGS: Final = (
         "N",
         "most ranks a worker may have, 400 beyond",
         watch="ranks",
+        reloads=True,
+    ),
+    Flag(
+        "--workers-max",
+        _whole(1, _COUNT),
+        "N",
+        "workers registered, 409 beyond",
+        watch='limit_hits_total{name="workers_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--worker-bytes-max",
+        _whole(1, _COUNT),
+        "N",
+        "longest record of a worker, in MessagePack; 422 beyond",
+        watch='limit_hits_total{name="worker_bytes_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--scopes-max",
+        _whole(1, _COUNT),
+        "N",
+        "scopes (model and tenant) open; a worker that would open one more is incomplete",
+        watch='limit_hits_total{name="scopes_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--scope-linger-s",
+        _seconds(zero=True),
+        "S",
+        "a scope without workers is given up after this long; its block size stays pinned",
+        watch="scopes_closed_total",
+        reloads=True,
+    ),
+    Flag(
+        "--reservations-max",
+        _whole(1, _COUNT),
+        "N",
+        "live reservations booked here, with those that wait; 503 beyond",
+        watch='limit_hits_total{name="reservations_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--blocks-per-request-max",
+        _whole(1, _COUNT),
+        "N",
+        "blocks of a prompt, 422 beyond",
+        watch='selections_failed_total{code="too_many_blocks"}',
+        reloads=True,
+    ),
+    Flag(
+        "--id-length-max",
+        _whole(1, _COUNT),
+        "N",
+        "characters of a reservation_id or selection_id that is booked, 422 beyond",
+        watch='http_requests_total{status="422"}',
+        reloads=True,
+    ),
+    Flag(
+        "--name-length-max",
+        _whole(1, _COUNT),
+        "N",
+        "characters of a model, tenant, lora_name or fairness_id, 422 beyond",
+        watch='http_requests_total{status="422"}',
+        reloads=True,
     ),
     Flag(
         "--queue-recheck-s",
@@ -735,6 +843,7 @@ FLAGS: Final = (
         "S",
         "waiting requests are looked at again this often, whatever did not happen",
         watch="pending_requests",
+        reloads=True,
     ),
     Flag(
         "--decision-ring",
@@ -755,6 +864,7 @@ FLAGS: Final = (
         _seconds(zero=True),
         "S",
         "ask a silent worker's replay endpoint for missed KV events this often; 0 = never",
+        reloads=True,
     ),
     Flag(
         "--kv-polls-max",
@@ -762,6 +872,7 @@ FLAGS: Final = (
         "N",
         "replays at one time that only look for missed last events; each takes a socket",
         watch='kv_listeners{state="replaying"}',
+        reloads=True,
     ),
     Flag(
         "--kv-orphan-blocks-max",
@@ -769,6 +880,38 @@ FLAGS: Final = (
         "N",
         "blocks of a scope that wait for a parent nobody has announced; the oldest give way",
         watch="index_orphan_blocks",
+        reloads=True,
+    ),
+    Flag(
+        "--kv-source-blocks-max",
+        _whole(1, _BYTES),
+        "N",
+        "blocks held of one rank; what it stores beyond is left out until it removes some",
+        watch='kv_events_total{outcome="no_room"}',
+        reloads=True,
+    ),
+    Flag(
+        "--index-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "bytes of all indexes together, estimated; beyond, ranks with more than their share store"
+        " no more, and if that does not help the largest is forgotten",
+        watch="index_budget_bytes",
+        reloads=True,
+    ),
+    Flag(
+        "--kv-blocks-per-turn",
+        _whole(1, 1 << 20),
+        "N",
+        "blocks of one rank's KV events applied before others get their turn",
+        watch="kv_events_total",
+    ),
+    Flag(
+        "--kv-messages-per-turn",
+        _whole(1, 1 << 20),
+        "N",
+        "KV-event messages taken from one socket before the next socket's turn",
+        watch="kv_events_total",
     ),
     Flag(
         "--replay-timeout-s",
@@ -776,6 +919,7 @@ FLAGS: Final = (
         "S",
         "longest replay of KV events altogether",
         watch='kv_replays_total{outcome="deadline"}',
+        reloads=True,
     ),
     Flag(
         "--replay-silence-s",
@@ -783,6 +927,7 @@ FLAGS: Final = (
         "S",
         "longest wait for the next reply within a replay",
         watch='kv_replays_total{outcome="silent"}',
+        reloads=True,
     ),
     Flag(
         "--replay-attempts-max",
@@ -790,6 +935,7 @@ FLAGS: Final = (
         "N",
         "replays in a row that may bring nothing before the missing events count as lost",
         watch="kv_lost_batches_total",
+        reloads=True,
     ),
     Flag(
         "--replay-backoff-s",
@@ -797,6 +943,7 @@ FLAGS: Final = (
         "S",
         "a replay endpoint that failed is left alone for so long, twice as long each time",
         watch="kv_replays_asked_total",
+        reloads=True,
     ),
     Flag(
         "--replay-backoff-max-s",
@@ -804,6 +951,7 @@ FLAGS: Final = (
         "S",
         "and no longer than this",
         watch="kv_replays_asked_total",
+        reloads=True,
     ),
     Flag(
         "--replay-replies-max",
@@ -811,6 +959,7 @@ FLAGS: Final = (
         "N",
         "most replies taken from one replay",
         watch='kv_replays_total{outcome="budget"}',
+        reloads=True,
     ),
     Flag(
         "--replay-bytes-max",
@@ -818,6 +967,7 @@ FLAGS: Final = (
         "N",
         "most bytes taken from one replay",
         watch='kv_replays_total{outcome="budget"}',
+        reloads=True,
     ),
     Flag(
         "--replay-useless-max",
@@ -825,6 +975,7 @@ FLAGS: Final = (
         "N",
         "most replies of one replay that are garbled or out of place",
         watch='kv_replays_total{outcome="garbage"}',
+        reloads=True,
     ),
     Flag(
         "--kv-backlog-batches-max",
@@ -860,6 +1011,7 @@ FLAGS: Final = (
         "token-capacity|none",
         "whether busy thresholds are in force",
         env="DYN_ADMISSION_CONTROL",
+        reloads=True,
     ),
     Flag(
         "--active-decode-blocks-threshold",
@@ -868,6 +1020,7 @@ FLAGS: Final = (
         "a rank is busy above this share of its KV blocks",
         watch="admission_busy_ranks",
         env="DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+        reloads=True,
     ),
     Flag(
         "--active-prefill-tokens-threshold",
@@ -876,6 +1029,7 @@ FLAGS: Final = (
         "a rank is busy above so many active prefill tokens",
         watch="admission_busy_ranks",
         env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+        reloads=True,
     ),
     Flag(
         "--active-prefill-tokens-threshold-frac",
@@ -884,6 +1038,7 @@ FLAGS: Final = (
         "a rank is busy above this multiple of its max_num_batched_tokens",
         watch="admission_busy_ranks",
         env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+        reloads=True,
     ),
     Flag(
         "--overload-status-code",
@@ -899,6 +1054,7 @@ FLAGS: Final = (
         "requests given at a time to a worker that does not say (`max_inflight`)",
         watch="admission_full_ranks",
         env="DYN_ENGINE_REQUEST_LIMIT",
+        reloads=True,
     ),
     Flag(
         "--max-queued-default",
@@ -907,6 +1063,7 @@ FLAGS: Final = (
         "requests that may wait for such a worker (`max_queued`)",
         watch="admission_decisions_total",
         env="DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
+        reloads=True,
     ),
     Flag(
         "--queue-deadline-s",
@@ -914,24 +1071,28 @@ FLAGS: Final = (
         "S",
         "how long a request may wait; off: 30 for a full worker, else for ever",
         watch="admission_wait_seconds",
+        reloads=True,
     ),
     Flag(
         "--global-cache-hit-threshold",
         _number(0.0, 1.0),
         "F",
         "share of a prompt a worker must have cached, where the request does not say",
+        reloads=True,
     ),
     Flag(
         "--cache-hit-scope",
         _choice("gpu", "cpu", "disk", "any"),
         "gpu|cpu|disk|any",
         "down to which tier cached tokens count for that",
+        reloads=True,
     ),
     Flag(
         "--cache-hit-basis",
         _choice("prompt", "cacheable"),
         "prompt|cacheable",
         "share of the prompt, or of what an engine can have cached of it",
+        reloads=True,
     ),
     Flag(
         "--cache-hit-attempts-max",
@@ -939,6 +1100,7 @@ FLAGS: Final = (
         "N",
         "a request with so many attempts behind it is held to no threshold",
         watch="cache_threshold_guarded_total",
+        reloads=True,
     ),
     Flag(
         "--admission-policy",
@@ -996,6 +1158,7 @@ FLAGS: Final = (
         _seconds(zero=False),
         "S",
         "age at which what a worker told of its load is believed no longer",
+        reloads=True,
     ),
     Flag(
         "--doctor-interval-s",
@@ -1024,6 +1187,7 @@ FLAGS: Final = (
         "N",
         "longest request body, 413 beyond",
         watch='http_requests_total{status="413"}',
+        reloads=True,
     ),
     Flag(
         "--head-bytes-max",
@@ -1031,6 +1195,7 @@ FLAGS: Final = (
         "N",
         "longest request line with its headers, 431 beyond",
         watch='http_connections_cut_total{reason="malformed"}',
+        reloads=True,
     ),
     Flag(
         "--header-timeout-s",
@@ -1038,6 +1203,7 @@ FLAGS: Final = (
         "S",
         "a connection that has not finished a request head by then is closed (408)",
         watch='http_connections_cut_total{reason="header_timeout"}',
+        reloads=True,
     ),
     Flag(
         "--body-timeout-s",
@@ -1045,6 +1211,7 @@ FLAGS: Final = (
         "S",
         "the same for a request body, and for a client that does not read its answer",
         watch='http_connections_cut_total{reason=~"(body|write)_timeout"}',
+        reloads=True,
     ),
     Flag(
         "--keep-alive-timeout-s",
@@ -1059,6 +1226,22 @@ FLAGS: Final = (
         "N",
         "open connections, 503 beyond",
         watch="http_connections",
+        reloads=True,
+    ),
+    Flag(
+        "--connections-per-address-max",
+        _whole(1, _COUNT),
+        "N",
+        "of them, those from one address; 503 beyond",
+        watch='limit_hits_total{name="connections_per_address_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--json-depth-max",
+        _whole(8, 900),
+        "N",
+        "arrays and objects within each other in a body, 400 beyond",
+        watch='http_requests_total{status="400"}',
     ),
     Flag(
         "--listen-backlog",
@@ -1092,6 +1275,64 @@ FLAGS: Final = (
         _weight,
         "BLOCKS",
         "what moving one KV block from a prefill to a decode worker costs, in blocks of prefill",
+    ),
+    Flag(
+        "--connect-schemes",
+        _schemes,
+        "tcp,ipc,inproc",
+        "schemes of ZMQ endpoints that are connected to; ipc opens files of this machine",
+        watch='connect_refused_total{reason="scheme"}',
+    ),
+    Flag(
+        "--connect-allow",
+        _reach_list,
+        "HOST|NETWORK,…",
+        "connect to nothing else: networks, addresses, names, `*.suffix`; judged by the address a"
+        " name leads to, at each connection",
+        watch='connect_refused_total{reason="address"}',
+    ),
+    Flag(
+        "--connect-deny",
+        _reach_list,
+        "HOST|NETWORK,…",
+        "nor to these, allowed or not; as given it replaces the default: link-local, metadata,"
+        " multicast, nobody",
+        watch='connect_refused_total{reason="resolved"}',
+    ),
+    Flag(
+        "--connect-no-loopback",
+        None,
+        "",
+        "nor to this machine itself",
+        watch='connect_refused_total{reason="address"}',
+    ),
+    Flag(
+        "--connect-lookup-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "longest wait for the addresses of a name; registering waits for none",
+        watch='connect_lookups_total{outcome="timeout"}',
+    ),
+    Flag(
+        "--connect-lookup-cache-s",
+        _seconds(zero=True),
+        "S",
+        "so long what a name leads to is remembered",
+        watch="connect_lookups_total",
+    ),
+    Flag(
+        "--connect-lookups-max",
+        _whole(1, _COUNT),
+        "N",
+        "names looked up at one time, and remembered",
+        watch='connect_lookups_total{outcome="left_out"}',
+    ),
+    Flag(
+        "--config",
+        _path,
+        "FILE",
+        "settings in YAML or TOML (.toml), named as the flags, which win; read again on SIGHUP",
+        watch="config_reloads_total",
     ),
     Flag("--no-console", None, "", "serve no console at /console"),
     Flag(

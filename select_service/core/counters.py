@@ -19,6 +19,7 @@ class Counters(Struct):
     reservations_booked: int = 0
     reservations_repeated: int = 0
     reservations_conflicting: int = 0
+    reservations_refused: int = 0  # there are as many as may be
     reservations_freed: int = 0
     reservations_expired: int = 0
     reservations_lease_ended: int = 0  # with the lease they lived under

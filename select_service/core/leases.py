@@ -20,6 +20,7 @@ from select_service.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseNotFound,
+    NameRefused,
     TooManyLeases,
 )
 from select_service.types import LeaseList, LeaseRecord, LeaseState
@@ -133,6 +134,8 @@ class Leases:
         longest = self._limits.lease_name_length_max
         if not 0 < len(text) <= longest:
             raise InvalidField(f"{field} must have 1 to {longest} characters", field=field)
+        if not text.isprintable():
+            raise NameRefused(field, longest)
 
     def checked_ttl(self, ttl_s: float) -> float:
         """Return a time to live as it is used here.

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from indexer.compiled import complaints, kernels_in_use
 from indexer.errors import IndexerError
-from select_service.config import Durability
+from select_service.config import Durability, Layers
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
@@ -36,6 +36,7 @@ from select_service.edge.late import load, load_in_turns
 from select_service.edge.listening import CannotListenError, Entrances
 from select_service.edge.openness import open_doors
 from select_service.edge.protocol import ConnectionLimits
+from select_service.edge.reloading import Reloading
 from select_service.edge.traffic import Traffic
 from select_service.errors import (
     InvalidReplicaPeer,
@@ -96,6 +97,7 @@ def create_driver(settings: Settings) -> Driver:
         recovery_limits=settings.recovery_limits,
         ready_timeout_s=settings.ready_timeout_s,
         admission=settings.admission,
+        reach=settings.reach,
         security=security,
         tracing=_tracing(settings),
         doctor_limits=settings.doctor_limits,
@@ -172,7 +174,9 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
     return app
 
 
-def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
+def create_door(
+    service: Driver, settings: Settings, layers: Layers | None = None
+) -> tuple[Door, Traffic]:
     """Return the bare ASGI application, and what it counts.
 
     Raises:
@@ -182,19 +186,22 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
     traffic = Traffic()
     if service.security is None:  # made without these settings
         service.security = create_security(settings)
+    reloading = Reloading(layers or Layers.of(settings), service)
     service.answer_doors(show_hashes)
 
     @functools.cache
     def metrics() -> Metrics:
         from select_service.edge.metrics import Metrics  # noqa: PLC0415 - see `late`
 
-        return Metrics(service, traffic, settings)
+        return Metrics(service, traffic, settings, reloading)
 
     api = Api(
         service,
         settings.field_validation,
         metrics=lambda: metrics().render(),
         openapi=_describe,
+        reloading=reloading,
+        json_depth_max=settings.json_depth_max,
     )
     booth: Booth | None = None
     if not settings.no_console:
@@ -206,19 +213,21 @@ def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
             *(api, traffic),
             max_body_bytes=bytes_max,
             access_log=access_log,
-            booth=booth,
             authority=authority,
+            booth=booth,
         )
-        return door, traffic
-    from select_service.edge.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
+    else:
+        from select_service.edge.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
 
-    door = TracedDoor(
-        *(api, traffic, service.tracing),
-        max_body_bytes=bytes_max,
-        access_log=access_log,
-        authority=authority,
-        booth=booth,
-    )
+        door = TracedDoor(
+            *(api, traffic, service.tracing),
+            max_body_bytes=bytes_max,
+            access_log=access_log,
+            authority=authority,
+            booth=booth,
+        )
+    door.reloading = reloading
+    reloading.followers.append(door.follow)
     return door, traffic
 
 
@@ -238,8 +247,13 @@ def _describe() -> bytes:
     return describe()
 
 
-def serve(settings: Settings) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code."""
+def serve(settings: Settings, layers: Layers | None = None) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code.
+
+    Args:
+        settings: what to do.
+        layers: who said so, for what may change while we run.
+    """
     _configure_logs(settings)
     for warning in settings.router.warnings:
         _log.warning(warning)
@@ -257,7 +271,7 @@ def serve(settings: Settings) -> int:
         _log.error("cannot listen on %s", error)
         return 1
     with entrances, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, entrances))
+        return runner.run(_serve(settings, layers, entrances))
 
 
 def _configure_logs(settings: Settings) -> None:
@@ -271,21 +285,22 @@ def _configure_logs(settings: Settings) -> None:
     logs.configure(form, level, access_log=settings.access_log, ids=ids)
 
 
-async def _serve(settings: Settings, entrances: Entrances) -> int:
+async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances) -> int:
     try:
         service = create_driver(settings)
     except (StateDirUnusable, SecurityFileUnusable, IndexerError) as error:
         _log.error("cannot start: %s", error)
         return 1
-    door, traffic = create_door(service, settings)
+    door, traffic = create_door(service, settings, layers)
     server = Server(settings, door, traffic, entrances, service.security)
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
     for number in _SIGNALS:
         loop.add_signal_handler(number, server.handle_exit, number, None)
-    loop.add_signal_handler(signal.SIGHUP, _read_again, service)
+    loop.add_signal_handler(signal.SIGHUP, door.reloading.hang_up)
     try:
         await service.start(entrances.port, settings.advertise_url)
+        door.reloading.restore()
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()
@@ -303,14 +318,6 @@ async def _serve(settings: Settings, entrances: Entrances) -> int:
         await service.close()
     _log.info("stopped")
     return 0
-
-
-def _read_again(service: Driver) -> None:
-    """SIGHUP: read what may be exchanged under way."""
-    if service.security is None:
-        _log.info("SIGHUP: there are no tokens, certificates or keys to read again")
-    else:
-        service.security.reload()
 
 
 async def _hold(service: Driver, server: Server, hold_s: float) -> None:
@@ -351,6 +358,7 @@ class Server(uvicorn.Server):
             body_timeout_s=settings.body_timeout_s,
             connections_max=settings.connections_max,
             head_bytes_max=settings.head_bytes_max,
+            connections_per_address_max=settings.connections_per_address_max,
         )
         overload = settings.overload_status_code  # may be one that uvicorn has no line for
         STATUS_LINE.setdefault(overload, status_line(overload))
@@ -369,6 +377,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=settings.shutdown_timeout_s,
             )
         )
+        door.reloading.followers.append(self._follow)
+        self._limits = limits
         self._door = door
         self._security = security
         self._header_timeout_s = settings.header_timeout_s
@@ -376,6 +386,12 @@ class Server(uvicorn.Server):
         self._counts = traffic.connections
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s)
         self._sweep_every = max(1, min(_TICKS_PER_S // 2, int(shortest_s * _TICKS_PER_S / 4)))
+
+    def _follow(self, settings: Settings) -> None:
+        """Hold connections to other limits, those that are open too."""
+        limits = self._limits
+        for name in limits.__struct_fields__:
+            setattr(limits, name, getattr(settings, name))
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from select_service.config import Settings
     from select_service.edge.authority import Authority, Grant
     from select_service.edge.console.routes import Booth
     from select_service.edge.driver import Driver
+    from select_service.edge.reloading import Reloading
     from select_service.edge.tenancy import TenantView
 
 __all__ = ["CERTIFICATE", "HANDED_OVER", "Call", "Door", "Head"]
@@ -117,6 +119,12 @@ class Door:
         self._access_log = access_log
         self._plain_lines = {} if access_log else _plain_lines(routes)
         self._leaving = asyncio.Event()
+        self.reloading: Reloading
+        """Set by who makes the door."""
+
+    def follow(self, settings: Settings) -> None:
+        """Take bodies as long as the settings say from now on."""
+        self._max_body_bytes = settings.max_body_bytes
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
         """The process has begun to serve."""

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from indexer.core.registry import Registry
+from indexer.edge.addresses import Addresses
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from indexer.types import (
         LinkState,
         PackedHashes,
+        ReachSettings,
         RecoveryLimits,
         SnapshotLimits,
         StreamLimits,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         WorkerMetrics,
         WorkerMetricsAnswer,
     )
+    from select_service.config import Settings
     from select_service.core.effects import Effects, Listen, TrustNews
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
@@ -148,6 +151,7 @@ class Driver:
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
         security: Security | None = None,
+        reach: ReachSettings | None = None,
         tracing: Tracing | None = None,
         doctor_limits: DoctorLimits | None = None,
         trust: TrustSettings | None = None,
@@ -171,6 +175,7 @@ class Driver:
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
             security: what guards its door, and its keys towards workers and replicas.
+            reach: where connections may lead.
             tracing: of some requests; `close` closes it.
             doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
@@ -178,8 +183,9 @@ class Driver:
             clock: monotonic seconds.
 
         Raises:
-            ValueError: the settings of admission or trust make no sense.
+            ValueError: the settings of admission, trust, or of where to connect, make no sense.
         """
+        self.addresses = Addresses(reach, clock=clock)
         rng = random.Random(seed)  # noqa: S311 - ties, not secrets
         registry = (
             Registry(on_event_loss=on_event_loss)
@@ -218,6 +224,7 @@ class Driver:
                 limits=recovery_limits,
                 clock=clock,
                 **({} if credentials is None else credentials.for_recovery()),
+                addresses=self.addresses,
             )
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
         self.warm_start: WarmStart | None = None
@@ -268,6 +275,8 @@ class Driver:
             on_load=self.load_topic.hear,
             keys=None if self.credentials is None else self.credentials.keys,
             worker_key=None if self.credentials is None else self.credentials.worker_key,
+            addresses=self.addresses,
+            on_refused=self._refuse_source,
         )
         if self.warm_start is not None:
             await self.warm_start.open(self._listeners)
@@ -279,7 +288,7 @@ class Driver:
             self.core.replica_announce(http_port, advertise_url)
             self.replicas = Replicas(
                 *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
-                self._clock,
+                *(self._clock, self.addresses),
                 keys=None if self.credentials is None else self.credentials.replica_keys,
                 passport=None if self.credentials is None else self.credentials.passport,
             )
@@ -321,6 +330,7 @@ class Driver:
         if self.replicas is not None:
             await self.replicas.close()
             self.replicas = None
+        self.addresses.close()
         if self.keeper is not None:
             await self.keeper.close()
         if self.tracing is not None:
@@ -419,6 +429,18 @@ class Driver:
                 "another process speaks under our router id, so neither hears the other: "
                 "its --state-dir is a copy of ours, and one of both must start from an empty one"
             )
+
+    def reconfigure(self, old: Settings, new: Settings) -> None:
+        """Put other settings in force at once; they were judged, see `reloading.py`."""
+        for limits, before, after in (
+            (self.core.registry.limits, old.stream_limits, new.stream_limits),
+            (self._replica_limits, old.replica_limits, new.replica_limits),
+        ):
+            for name, value in _differing(before, after).items():
+                setattr(limits, name, value)
+        core = _differing(old.core_limits, new.core_limits)
+        admission = _differing(old.admission, new.admission)
+        self._carry_out(self.core.reconfigure(core, admission, self._clock()))
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -851,12 +873,23 @@ class Driver:
                 server_key=listen.curve_key,
             )
         except EndpointRefused as error:
-            rank = listen.stream.rank
-            _log.warning("event source refused: %s (worker %d)", error, rank.worker_id)
-            self._carry_out(self.core.refuse_source(rank, str(error), self._clock()))
+            self._refuse_source(listen.stream, error)
             return
         if warm is not None and is_known:
             warm.give_back(listen)
+
+    def _refuse_source(self, stream: EventStream, error: EndpointRefused) -> None:
+        """Take a worker out of service whose events come from where nobody may connect to."""
+        _log.warning("event source refused: %s (worker %d)", error, stream.rank.worker_id)
+        self._carry_out(self.core.refuse_source(stream.rank, str(error), self._clock()))
+
+
+def _differing(before: msgspec.Struct, after: msgspec.Struct) -> dict[str, object]:
+    return {
+        name: value
+        for name in after.__struct_fields__
+        if (value := getattr(after, name)) != getattr(before, name)
+    }
 
 
 def _tell_trust(news: TrustNews) -> None:

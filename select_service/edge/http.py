@@ -33,8 +33,9 @@ from select_service.edge.answers import (
     Writer,
     retry_after_line,
 )
-from select_service.edge.codec import Decoded, RequestDecoder
+from select_service.edge.codec import DEPTH_MAX, Decoded, RequestDecoder
 from select_service.edge.forms import Form
+from select_service.edge.reloading import ConfigChange, ConfigStatus
 from select_service.edge.routing import (
     Route,
     read_count,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
     from select_service.edge.msgpack_codec import MsgpackDecoder
+    from select_service.edge.reloading import Reloading
     from select_service.types import RankTrustRow
 
 __all__ = ["ROUTES", "Api", "Handler", "Request"]
@@ -128,13 +130,15 @@ class PeerRequest(msgspec.Struct):
 class Api:
     """The handlers. One per pair of forms; holds no state of its own."""
 
-    def __init__(  # noqa: PLR0913 - keyword only
+    def __init__(  # noqa: PLR0913 - what it passes on, keyword only
         self,
         service: Driver,
         validation: FieldValidation,
         *,
         metrics: Callable[[], tuple[bytes, str]],
         openapi: Callable[[], bytes],
+        reloading: Reloading | None = None,
+        json_depth_max: int = DEPTH_MAX,
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
@@ -146,6 +150,8 @@ class Api:
             validation: what happens to unknown fields.
             metrics: renders /metrics as (body, content type).
             openapi: renders /openapi.json.
+            reloading: changes settings.
+            json_depth_max: how deep a body may be.
             reads: what bodies are written in.
             writer: writes the answers.
             brief: /ready says no more than whether; why it does not, for who asks for more.
@@ -155,11 +161,13 @@ class Api:
         self._metrics = metrics
         self._openapi = openapi
         self._validation = validation
+        self._reloading = reloading
+        self._json_depth_max = json_depth_max
         self.writer = writer
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if reads is Form.JSON:
-                return RequestDecoder(kind, validation)
+                return RequestDecoder(kind, validation, json_depth_max)
             from select_service.edge.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
 
             return MsgpackDecoder(kind, validation)
@@ -181,6 +189,7 @@ class Api:
         self._worker_metrics = read(WorkerMetrics)
         self._admission = read(AdmissionChange)
         self._threshold = read(BusyThresholdChange)
+        self._config = read(ConfigChange)
 
     def speaking(
         self,
@@ -202,6 +211,8 @@ class Api:
             *(service, self._validation),
             metrics=self._metrics,
             openapi=self._openapi,
+            reloading=self._reloading,
+            json_depth_max=self._json_depth_max,
             reads=reads,
             writer=writer,
             brief=brief,
@@ -440,6 +451,21 @@ class Api:
         if model is None:
             raise InvalidQuery("`model` must be given", field="model")
         return self.writer.reply(self._service.forget_threshold(model, values.get("tenant_id")))
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def config(self, _: Request) -> Response:
+        """Say what every setting is, who said so, and whether it may change without a restart."""
+        assert self._reloading is not None
+        return self.writer.reply(self._reloading.describe())
+
+    def change_config(self, request: Request) -> Answer:
+        """Put settings in force at once, all or none."""
+        assert self._reloading is not None
+        return self._answer(
+            self._config.decode(request.body),
+            lambda change, _: self._reloading and self._reloading.put(change),
+        )
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -695,6 +721,14 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         scope=_ADMIN,
         of_process=True,
         query=THRESHOLD_QUERY,
+    ),
+    # settings
+    _get("/config", Api.config, ConfigStatus, scope=_ADMIN, of_process=True),
+    _route(
+        *("PUT", "/config", Api.change_config, ConfigStatus, 409),
+        scope=_ADMIN,
+        of_process=True,
+        takes=ConfigChange,
     ),
     # inspection
     _get("/loads", Api.loads, list[ScopeLoads], scope=_READ, query=SCOPE_QUERY),

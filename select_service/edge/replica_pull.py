@@ -12,6 +12,7 @@ import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from indexer.errors import EndpointRefused, HostNotFound
 from select_service.core.replica_messages import SnapshotEnd, SnapshotHead
 from select_service.core.replica_wire import MalformedReplicaMessage, decode_part
 from select_service.edge.passport import Passport
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from indexer.edge.addresses import Addresses
     from select_service.core.effects import Effects, Pull
     from select_service.core.replica_messages import SnapshotPart
     from select_service.types import ReplicaLimits
@@ -106,13 +108,15 @@ class Frames:
 class Pulls:
     """Every fetch of a snapshot that is under way or waits its turn."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it stands on
         self,
         reader: PullReader,
         carry_out: Callable[[Effects], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
         log: Callable[[str], None],
+        addresses: Addresses,
+        *,
         passport: Passport | None = None,
     ) -> None:
         """Nothing is fetched yet.
@@ -123,6 +127,7 @@ class Pulls:
             limits: bounds.
             clock: monotonic seconds.
             log: told why a pull failed.
+            addresses: where connections may lead; a replica says itself where it is.
             passport: what is shown to publishers, and asked of them.
         """
         # here and not above: it takes a fifth of a second, which only replicas should spend, and
@@ -136,6 +141,7 @@ class Pulls:
         self._clock = clock
         self._log = log
         self.passport = passport or Passport()
+        self._addresses = addresses
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by router id of the publisher
         self._turn = asyncio.Semaphore(limits.pulls_max)
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # url → (until, next)
@@ -143,8 +149,8 @@ class Pulls:
         self.running = 0
         self.outcomes = dict.fromkeys(
             (
-                *("complete", "timeout", "unreachable", "refused", "malformed", "too_large"),
-                *("cut_off", "other_publisher", "left_out", "error"),
+                *("complete", "timeout", "unreachable", "denied", "refused", "malformed"),
+                *("too_large", "cut_off", "other_publisher", "left_out", "error"),
             ),
             0,
         )
@@ -253,7 +259,14 @@ class Pulls:
         frames, received = Frames(self._limits.message_bytes_max), 0
         try:
             client = await self._client(url)
-            async with client.stream("GET", url, headers=headers) as response:
+            there, host, extensions = await self._addresses.route(url)
+            # redirects are not followed: they would lead past every rule of where we may go
+            async with client.stream(
+                *("GET", there),
+                headers={**headers, **host},
+                extensions=extensions,
+                follow_redirects=False,
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise PullFailed("refused", f"answered {response.status_code}")
                 async for piece in response.aiter_raw():
@@ -262,9 +275,11 @@ class Pulls:
                         raise PullFailed("too_large", f"more than {received} bytes")
                     for frame in frames.feed(piece):
                         yield frame
+        except EndpointRefused as error:
+            raise PullFailed("denied", error.reason) from error
         except httpx.TimeoutException as error:
             raise PullFailed("timeout", type(error).__name__) from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, HostNotFound) as error:
             raise PullFailed("unreachable", repr(error)) from error
         if not frames.is_empty:
             raise PullFailed("cut_off", "the last frame is not complete")

@@ -7,18 +7,24 @@ decides nothing. `replicas.py` stands behind it, with the core.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from indexer.edge.guide import Guide
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
+from indexer.errors import SchemeRefused
 from indexer.types import StreamLimits
 from select_service.doctor_types import PeerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from indexer.edge.addresses import Addresses
     from indexer.edge.curve import ReplicaKeys
     from select_service.types import ReplicaLimits
+
+_log = logging.getLogger("select_service")
 
 TURN_S: Final = 0.0003
 """Time for all peers together before the event loop may serve requests again."""
@@ -82,6 +88,7 @@ class _Peer:
     __slots__ = (
         "connected_at",
         "endpoint",
+        "guide",
         "heard_at",
         "is_queued",
         "reconnect",
@@ -94,6 +101,7 @@ class _Peer:
         self.endpoint = endpoint
         self.heard_at = now
         self.subscriber = subscriber
+        self.guide: Guide | None = None  # where the endpoint has a name in it
         self.state = Link.RETRYING
         self.is_queued = False
         self.connected_at = 0.0
@@ -114,6 +122,7 @@ class Subscriptions:
         heard: Callable[[str, list[bytes]], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
+        addresses: Addresses,
         keys: ReplicaKeys | None = None,
     ) -> None:
         """Open nothing yet.
@@ -123,8 +132,10 @@ class Subscriptions:
             heard: called with (endpoint, frames) for each message.
             limits: of queues and messages.
             clock: monotonic seconds.
+            addresses: where sockets may connect to.
             keys: our own, and those by which peers are known; None: nothing is encrypted.
         """
+        self._addresses = addresses
         self._topics = topics
         self._keys = keys
         self._heard = heard
@@ -169,13 +180,29 @@ class Subscriptions:
         """Listen to a peer that is not listened to yet.
 
         Raises:
-            indexer.errors.EndpointRefused: libzmq will not connect there.
+            indexer.errors.EndpointRefused: libzmq will not connect there, or must not.
         """
         assert endpoint not in self._peers
+        is_led = True
+        try:
+            place = self._addresses.place(endpoint)
+        except SchemeRefused as error:
+            # contract 6.5 has such a peer listed; nothing says that it must be listened to
+            _log.warning("replica peer is not listened to: %s", error)
+            place, is_led = None, False
         key = None if self._keys is None else self._keys.key_of(endpoint)
-        subscriber = self._sockets.subscribe(endpoint, self._topics, key)
+        subscriber = self._sockets.subscribe(place, self._topics, key)
         peer = _Peer(endpoint, subscriber, self._clock())
         self._peers[endpoint] = peer
+        if is_led and self._addresses.is_named(endpoint):
+            peer.guide = Guide(
+                self._addresses,
+                endpoint,
+                peer.subscriber,
+                place,
+                moved=lambda: self._queue(peer),
+                refused=lambda error: _log.warning("replica peer: %s", error),
+            )
         loop = asyncio.get_running_loop()
         loop.add_reader(peer.subscriber.fd, self._queue, peer)
         loop.add_reader(peer.subscriber.news_fd, self._hear_news, peer)
@@ -192,6 +219,9 @@ class Subscriptions:
         loop.remove_reader(peer.subscriber.news_fd)
         if peer.reconnect is not None:
             peer.reconnect.cancel()
+        if peer.guide is not None:
+            peer.guide.close()
+            peer.guide = None  # no ring
         peer.subscriber.close()
         return True
 
@@ -252,6 +282,8 @@ class Subscriptions:
         """Follow a connection; make it anew where libzmq does not."""
         for link in peer.subscriber.news():
             peer.state = link
+            if peer.guide is not None:
+                (peer.guide.connected if link is Link.CONNECTED else peer.guide.lost)()
             if peer.reconnect is not None:
                 peer.reconnect.cancel()
                 peer.reconnect = None

@@ -29,6 +29,7 @@ from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooMa
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+    from indexer.edge.addresses import Addresses
     from indexer.edge.curve import ReplicaKeys
     from select_service.core.effects import Effects
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart
@@ -78,6 +79,7 @@ class Replicas:
         carry_out: Callable[[Effects], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
+        addresses: Addresses,
         *,
         keys: ReplicaKeys | None = None,
         passport: Passport | None = None,
@@ -90,6 +92,7 @@ class Replicas:
             carry_out: does what the core wants done, by way of our own `carry_out`.
             limits: bounds of everything peers may cost.
             clock: monotonic seconds.
+            addresses: where connections may lead.
             keys: encrypt what is published, and expect it encrypted; None: it is not.
             passport: what is shown to those whose snapshot is fetched, and asked of them.
 
@@ -102,8 +105,12 @@ class Replicas:
         self._clock = clock
         self._keys = keys
         self.publisher = ReplicaPublisher(port, limits.send_messages_max, keys)
-        self.subscriptions = Subscriptions((TOPIC, OWN_TOPIC), self._hear, limits, clock, keys)
-        self.pulls = Pulls(core, carry_out, limits, clock, _log.warning, passport)
+        self.subscriptions = Subscriptions(
+            *((TOPIC, OWN_TOPIC), self._hear, limits, clock), addresses=addresses, keys=keys
+        )
+        self.pulls = Pulls(
+            *(core, carry_out, limits, clock, _log.warning, addresses), passport=passport
+        )
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self._snapshots_running = 0
         self.peers_refused = 0
@@ -144,7 +151,7 @@ class Replicas:
         try:
             self.subscriptions.add(endpoint)
         except EndpointRefused as error:
-            raise PeerRefused(endpoint) from error
+            raise PeerRefused(endpoint, error.reason) from error
         return True
 
     def deregister(self, endpoint: str) -> None:

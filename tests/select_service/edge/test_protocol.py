@@ -274,7 +274,11 @@ class _Transport(asyncio.Transport):
 
 def _alone(transport: _Transport) -> GuardedProtocol:
     limits = ConnectionLimits(
-        header_timeout_s=1, body_timeout_s=1, connections_max=1, head_bytes_max=1 << 16
+        header_timeout_s=1,
+        body_timeout_s=1,
+        connections_max=1,
+        head_bytes_max=1 << 16,
+        connections_per_address_max=1,
     )
 
     class Alone(GuardedProtocol):
