@@ -419,6 +419,7 @@ class NameRefused(InvalidField):
     """An id or a name that is too long, or that cannot be printed."""
 
     def __init__(self, field: str, most: int) -> None:
+        self.most = most
         super().__init__(
             f"{field} must have at most {most} characters, and only printable ones", field=field
         )

@@ -215,6 +215,7 @@ def _member(kind: type[Enum]) -> Callable[[str], Enum]:
 
 _COUNT: Final = (1 << 31) - 1
 _BYTES: Final = (1 << 62) - 1
+_LENGTH: Final = 4096  # of ids and names: replicas take no much longer ones from each other
 FLAGS: Final = (
     Flag("--host", str, "ADDRESS", "address to listen on"),
     Flag("--port", _whole(0, PORT_MAX), "N", "port to listen on; 0 picks a free one"),
@@ -751,7 +752,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--lease-name-length-max",
-        _whole(1, _COUNT),
+        _whole(1, _LENGTH),
         "N",
         "characters of a lease_id and of an owner, 422 beyond",
         watch='http_requests_total{route="/leases",status="422"}',
@@ -823,7 +824,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--id-length-max",
-        _whole(1, _COUNT),
+        _whole(1, _LENGTH),
         "N",
         "characters of a reservation_id or selection_id that is booked, 422 beyond",
         watch='http_requests_total{status="422"}',
@@ -831,7 +832,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--name-length-max",
-        _whole(1, _COUNT),
+        _whole(1, _LENGTH),
         "N",
         "characters of a model, tenant, lora_name or fairness_id, 422 beyond",
         watch='http_requests_total{status="422"}',

@@ -8,10 +8,11 @@ stands before it, the handlers of `http.py` behind it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from indexer.errors import IndexerError
 from select_service.edge.access_log import log_access, short
@@ -318,7 +319,11 @@ class Door:
             answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not
-        return answer if isinstance(answer, Response) else await self._wait(answer, receive)
+        response = answer if isinstance(answer, Response) else await self._wait(answer, receive)
+        if isinstance(response, Feed) and head.grant is not None:
+            feed = cast("AsyncGenerator[bytes]", response.stream)
+            response.stream = self._while_allowed(feed, call.route, scope)
+        return response
 
     def _do(
         self,
@@ -416,6 +421,17 @@ class Door:
             await response.stream.aclose()  # who reads no more is counted no more, at once
         if complete:  # otherwise the missing last piece tells the client that it has not all
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _while_allowed(
+        self, feed: AsyncGenerator[bytes], route: Route[Handler], scope: Scope
+    ) -> AsyncGenerator[bytes]:
+        """Pass a feed on until its token is taken back: it has no other end."""
+        async with contextlib.aclosing(feed):
+            async for piece in feed:
+                grant = self._head_in(scope).grant
+                if grant is None or not grant.allows(route):
+                    return
+                yield piece
 
     async def _pass_on(
         self, stream: AsyncIterator[bytes], gone: asyncio.Task[None], send: Send

@@ -8,18 +8,16 @@ file, `tenancy.py` what becomes of a request whose token is bound to tenants.
 from __future__ import annotations
 
 import logging
-from base64 import b64decode
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from select_service.edge.routing import CONSOLE, OPEN
+from select_service.edge.routing import OPEN
 from select_service.edge.tokens import TokenBook, read_token_file
 from select_service.errors import (
     MissingScope,
     ServiceError,
-    TokenFileUnusable,
     TokenIsBound,
     Unauthenticated,
 )
@@ -35,9 +33,7 @@ _log = logging.getLogger("select_service")
 
 READ: Final = "read"
 _BEARER: Final = b"bearer "
-_BASIC: Final = b"basic "
 _NOTHING: Final = frozenset({OPEN})
-_LOOKING: Final = frozenset({OPEN, CONSOLE})
 
 
 class Grant(Struct, frozen=True):
@@ -111,19 +107,8 @@ class Authority:
 
     # -- what is in force ----------------------------------------------------------------------
 
-    def reload(self) -> bool:
-        """Read the file again; one that cannot be used changes nothing, and False says so."""
-        try:
-            book = read_token_file(self._path)
-        except TokenFileUnusable as error:
-            self.reject(str(error))
-            _log.error("tokens stay as they are: %s", error)
-            return False
-        self.adopt(book)
-        return True
-
     def prepare(self) -> TokenBook:
-        """Read the file, for `adopt`; for who changes other things in the same step.
+        """Read the file again, for `adopt`.
 
         Raises:
             TokenFileUnusable: it cannot be used.
@@ -173,10 +158,7 @@ class Authority:
                 return _NOBODY["unknown"]
         if entry.expires_at <= self._wall():
             return _NOBODY["expired"]
-        scopes = entry.scopes | (_LOOKING if READ in entry.scopes else _NOTHING)
-        if credentials is not None and credentials[:6].lower() == _BASIC:
-            scopes &= _LOOKING
-        return Grant(entry.name, scopes, entry.tenants)
+        return Grant(entry.name, entry.scopes | _NOTHING, entry.tenants)
 
     def check(self, grant: Grant, route: Route[Any]) -> None:
         """Turn a request away that may not use a route.
@@ -190,10 +172,7 @@ class Authority:
             return
         if grant.name is None:
             self.refused[grant.reason] += 1
-            refusal = Unauthenticated(grant.reason)
-            if route.scope == CONSOLE:
-                refusal.challenge = b'Basic realm="select-service, a token as the password"'
-            raise refusal
+            raise Unauthenticated(grant.reason)
         if route.scope not in grant.scopes:
             self.refused["scope"] += 1
             raise MissingScope(route.scope)
@@ -203,15 +182,7 @@ class Authority:
 
 def _token_in(credentials: bytes) -> bytes | None:
     """Return the token that an Authorization header shows, whatever it is worth."""
-    if credentials[:7].lower() == _BEARER:
-        return credentials[7:].strip()
-    if credentials[:6].lower() == _BASIC:
-        try:
-            pair = b64decode(credentials[6:].strip(), validate=True)
-        except ValueError:
-            return None
-        return pair.partition(b":")[2]
-    return None
+    return credentials[7:].strip() if credentials[:7].lower() == _BEARER else None
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:

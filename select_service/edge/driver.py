@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
+    from select_service.core.trusting import TrustSeat
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
         OverlapScores,
         OverlapScoresRequest,
         PotentialLoadsRequest,
+        RankTrustRow,
         ReplicaStatus,
         ReservationAnswer,
         ReservationRequest,
@@ -767,8 +769,18 @@ class Driver:
         return self.core.overlap_scores(request)
 
     def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
-        """GET /trust."""
+        """GET /trust, all at once."""
         return self.core.trust(model_name, tenant_id)
+
+    def trust_seats(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[TrustSeat]:
+        """GET /trust: whom to tell of, each in its turn by `trust_row`."""
+        return self.core.trusting.seats(model_name, tenant_id)
+
+    def trust_row(self, seat: TrustSeat) -> RankTrustRow:
+        """GET /trust: one of them."""
+        return self.core.trusting.row(*seat)
 
     async def dump(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
         """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds.

@@ -511,13 +511,12 @@ class Api:
 
     def trust(self, request: Request) -> Response:
         """Return how far every rank's index is believed, and why."""
-        seats = self._service.core.trusting.seats(*_read_scope(request.query))
+        seats = self._service.trust_seats(*_read_scope(request.query))
         return self.writer.reply_listing("ranks", self._trust(seats), len(seats))
 
     async def _trust(self, seats: list[TrustSeat]) -> AsyncIterator[RankTrustRow]:
-        trusting = self._service.core.trusting
         for number, seat in enumerate(seats, 1):
-            yield trusting.row(*seat)
+            yield self._service.trust_row(seat)
             if not number % _TRUST_SLICE:
                 await asyncio.sleep(0)
 
@@ -742,16 +741,8 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         scope=_SELECT,
         takes=OverlapScoresRequest,
     ),
-    _get(
-        "/decisions",
-        Api.decisions,
-        DecisionList,
-        404,
-        scope=_READ,
-        of_process=True,
-        query=DECISION_QUERY,
-    ),
-    _get("/decisions/{id}", Api.decision, Decision, 404, scope=_READ, of_process=True),
+    _get("/decisions", Api.decisions, DecisionList, 404, scope=_READ, query=DECISION_QUERY),
+    _get("/decisions/{id}", Api.decision, Decision, 404, scope=_READ),
     _get("/trust", Api.trust, TrustTable, scope=_READ, query=SCOPE_QUERY),
     _get("/dump", Api.dump, dict[str, dict[str, Any]], scope=_READ),
     # replicas

@@ -1,8 +1,9 @@
-"""Settings that change while the process runs: `--config` again on SIGHUP, and PUT /config.
+"""What changes while the process runs: files read again on SIGHUP, and PUT /config.
 
-A change is judged as a whole before anything of it holds: one bad value, and everything stays. What
-holds is then written into the objects that everybody reads their limits from, in one step of the
-event loop. What was put is kept with a state directory and outlives the process.
+A change is judged as a whole before anything of it holds: one bad value in the file of settings, in
+tokens, certificates or keys, and all of them stay as they are. What holds is then written into the
+objects that everybody reads it from, in one step of the event loop. What was put is kept with a
+state directory and outlives the process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from indexer.errors import KeyFileUnusable
 from select_service.config import FLAGS, Flag, Settings
 from select_service.config.layers import (
     ConfigError,
@@ -25,7 +27,7 @@ from select_service.config.layers import (
     read_values,
 )
 from select_service.core.admitting import check_admission
-from select_service.errors import InvalidField, NeedsRestart
+from select_service.errors import InvalidField, NeedsRestart, SecurityFileUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +77,6 @@ class Reloading:
     Attributes:
         settings: in force.
         followers: told of settings that have come into force; must not fail.
-        on_hangup: called on SIGHUP, after the file was read: for whatever else is read from files.
         counts: of changes, by who asked and what came of it.
     """
 
@@ -90,7 +91,6 @@ class Reloading:
         self._service = service
         self.settings = layers.settings()
         self.followers: list[Callable[[Settings], None]] = []
-        self.on_hangup: list[Callable[[], None]] = []
         self.counts: Counter[tuple[str, Outcome]] = Counter()
         self._after_restart: dict[str, object] = {}
         self._is_due = False
@@ -175,38 +175,45 @@ class Reloading:
             self._layers.said["put"] = put
             self._apply("restored", self._reloadable(self._layers.settings()))
 
-    # -- the file ------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Read the file again soon, and whatever else is read on SIGHUP."""
+        """Read all files again soon."""
         self._is_due = True
         if self._reading is None or self._reading.done():
             self._reading = asyncio.get_running_loop().create_task(self.read_again())
 
     async def read_again(self) -> None:
-        """Read until nobody asked meanwhile; the file beside the loop: YAML takes its time."""
+        """Read until nobody asked meanwhile; beside the loop, for YAML takes its time."""
         self._is_due = True
         while self._is_due:
             self._is_due = False
-            if self.settings.config is not None:
-                self._take(await asyncio.to_thread(_read, self.settings.config))
-            for read in self.on_hangup:
-                try:
-                    read()
-                except Exception:  # noqa: BLE001 - one must not keep the others from it
-                    _log.exception("reading a file again failed")
+            try:
+                await self._read_all()
+            except (ConfigError, SecurityFileUnusable, KeyFileUnusable) as error:
+                self.counts["sighup", "refused"] += 1
+                _log.error("everything stays as it is: %s", error)
+                if self._service.security is not None:
+                    self._service.security.reject(error)
 
-    def _take(self, file: Mapping[str, object] | ConfigError) -> None:
-        try:
-            if isinstance(file, ConfigError):
-                raise file
-            settings = self._layers.settings(file=file)
-            check_settings(settings)
-            check_settings(self._reloadable(settings))
-        except ConfigError as error:
-            self.counts["sighup", "refused"] += 1
-            _log.error("settings stay as they are: %s", error)
-            return
+    async def _read_all(self) -> None:
+        path, security = self.settings.config, self._service.security
+        file = None if path is None else await asyncio.to_thread(read_file, path)
+        guard = None if security is None else await asyncio.to_thread(security.prepare)
+        settings = None if file is None else self._judged(file)
+        # from here on nothing waits, and nothing can fail
+        if guard is not None:
+            guard()
+        if file is not None and settings is not None:
+            self._take(file, settings)
+
+    def _judged(self, file: Mapping[str, object]) -> Settings:
+        settings = self._layers.settings(file=file)
+        check_settings(settings)
+        check_settings(self._reloadable(settings))
+        return settings
+
+    def _take(self, file: Mapping[str, object], settings: Settings) -> None:
         self._layers.said["file"] = file
         reloadable = self._reloadable(settings)
         self._after_restart = {
@@ -239,13 +246,6 @@ class Reloading:
             follow(settings)
         said = {name: plain(getattr(settings, name)) for name in changed}
         _log.info("settings changed", extra={"by": source} | said)
-
-
-def _read(path: str) -> dict[str, object] | ConfigError:
-    try:
-        return read_file(path)
-    except ConfigError as error:
-        return error
 
 
 def check_settings(settings: Settings) -> list[str]:

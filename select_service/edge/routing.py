@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "CONSOLE",
     "OPEN",
     "Match",
     "Route",
@@ -35,10 +34,6 @@ H = TypeVar("H")
 
 OPEN: Final = "open"
 """The scope of routes that need no token."""
-
-CONSOLE: Final = "console"
-"""That of the console's: whoever may read may look. Browsers can show a token as a password there,
-and nowhere else: they show it again with whatever another page makes them send."""
 
 _NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
 

@@ -1,6 +1,7 @@
 """Tokens, certificates and keys of one process together: read at the start, and again on SIGHUP.
 
-All of them are read before one is put in force, so that a bad file changes nothing.
+All of them are read before one is put in force, so that a bad file changes nothing; `reloading.py`
+does it, together with the settings.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from indexer.edge.curve import is_exposed
-from indexer.errors import KeyFileUnusable
 from select_service.edge.authority import Authority
 from select_service.edge.credentials import Credentials
 from select_service.edge.tls import Certificates
-from select_service.errors import CertificatesUnusable, SecurityFileUnusable, TokenFileUnusable
+from select_service.errors import CertificatesUnusable, TokenFileUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,23 +57,16 @@ class Security:
         if self.certificates is not None:
             self.certificates.watch(now)
 
-    def reload(self) -> str:
-        """Read every file again; returns why nothing was changed, empty when all was."""
-        try:
-            put_in_force = self.prepare()
-        except (SecurityFileUnusable, KeyFileUnusable) as error:
-            self.reloads["refused"] += 1
-            _log.error("tokens, certificates and keys stay as they are: %s", error)
-            if isinstance(error, TokenFileUnusable) and self.authority is not None:
-                self.authority.reject(str(error))
-            elif isinstance(error, CertificatesUnusable) and self.certificates is not None:
-                self.certificates.reject(str(error))
-            return str(error)
-        put_in_force()
-        return ""
+    def reject(self, error: Exception) -> None:
+        """Note that nothing was taken over, and why; it may be the fault of another file."""
+        self.reloads["refused"] += 1
+        if isinstance(error, TokenFileUnusable) and self.authority is not None:
+            self.authority.reject(str(error))
+        elif isinstance(error, CertificatesUnusable) and self.certificates is not None:
+            self.certificates.reject(str(error))
 
     def prepare(self) -> Callable[[], None]:
-        """Read every file, and return what puts all of them in force.
+        """Read every file, and return what puts all of them in force; in any thread.
 
         Raises:
             SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.

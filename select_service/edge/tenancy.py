@@ -21,7 +21,9 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.core.catalog import worker_not_found
+from select_service.edge.tenant_teller import TenantTeller
 from select_service.errors import (
+    NameRefused,
     NoSchedulableWorker,
     ServiceError,
     TenantNotFound,
@@ -34,7 +36,6 @@ from select_service.types import (
     LeaseList,
     PairSelection,
     Ready,
-    TrustTable,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     from select_service.admission_types import WorkerMetrics, WorkerMetricsAnswer
     from select_service.core.leases import Lease
     from select_service.core.queue import Ticket
+    from select_service.core.trusting import TrustSeat
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
-    from select_service.edge.telling import Teller
     from select_service.types import (
         Answer,
         BatchRequest,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         OverlapScoresRequest,
         PotentialLoadsRequest,
         PromptFields,
+        RankTrustRow,
         ReservationAnswer,
         ReservationRequest,
         ScopeLoads,
@@ -72,6 +74,8 @@ __all__ = ["Outside", "TenantView"]
 
 _NOBODYS: Final = "\0"
 """Ends the name of no reservation: the driver says that there is none, and not why."""
+
+_IDS: Final = ("reservation_id", "selection_id", "lease_id")
 
 B = TypeVar("B", "SelectAndReserveRequest", "SelectPairRequest", "ReservationRequest")
 A = TypeVar("A")
@@ -116,9 +120,13 @@ class TenantView:
         raise TokenIsBound
 
     @property
-    def teller(self) -> Teller:
-        """Who tells the decision of one's own request; the routes of decisions are not for it."""
-        return self._service.teller
+    def teller(self) -> TenantTeller:
+        """Who tells one's own decisions."""
+        return TenantTeller(
+            *(self._service.teller, self._tenants, self._prefixes),
+            short=self._short,
+            note_foreign=self._note_foreign,
+        )
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -392,15 +400,19 @@ class TenantView:
         ]
         return sorted(found, key=lambda row: (row.model_name, row.tenant_id))
 
-    def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
-        """GET /trust."""
-        return TrustTable(
-            [
-                row
-                for tenant in self._asked(tenant_id)
-                for row in self._service.trust(model_name, tenant).ranks
-            ]
-        )
+    def trust_seats(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[TrustSeat]:
+        """GET /trust: whom to tell of."""
+        return [
+            seat
+            for tenant in self._asked(tenant_id)
+            for seat in self._service.trust_seats(model_name, tenant)
+        ]
+
+    def trust_row(self, seat: TrustSeat) -> RankTrustRow:
+        """GET /trust: one of them."""
+        return self._service.trust_row(seat)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
         """POST /potential_loads."""
@@ -436,6 +448,8 @@ class TenantView:
         return text.replace(_NOBODYS, "")
 
     def _in_words_of_client(self, error: ServiceError) -> ServiceError:
+        if isinstance(error, NameRefused) and error.field in _IDS:
+            return NameRefused(error.field, error.most - max(map(len, self._prefixes)))
         error.args = (self._without_prefix(str(error)),)
         return error
 

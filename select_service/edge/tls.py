@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import ssl
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from select_service.errors import CertificatesUnusable
 
@@ -24,6 +24,13 @@ LOOK_EVERY_S: Final = 2.0
 """How late an exchanged file may be noticed; a look costs some microseconds."""
 
 _Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
+
+
+class Prepared(NamedTuple):
+    """What the files said, and how they looked before they were read."""
+
+    context: ssl.SSLContext
+    stamp: _Stamp
 
 
 class Certificates:
@@ -42,24 +49,24 @@ class Certificates:
             CertificatesUnusable: they cannot be used.
         """
         self._cert, self._key, self._client_ca = cert, key, client_ca
-        self._stamp = self._look()
         self._looked_at = 0.0
         self.reloads = {"done": 0, "refused": 0}
         self.last_error = ""
-        self._newest = self.prepare()
-        self.context = self.prepare()
+        self._newest, self._stamp = self.prepare()
+        self.context = self.prepare().context
         self.context.sni_callback = self._greet
 
     def _greet(self, client: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext) -> None:
         """A client says hello, with or without a server's name: give it the newest context."""
         client.context = self._newest
 
-    def prepare(self) -> ssl.SSLContext:
+    def prepare(self) -> Prepared:
         """Make a context of what the files say now, for `adopt`.
 
         Raises:
             CertificatesUnusable: they cannot be used.
         """
+        stamp = self._look()  # first: a file that is exchanged meanwhile is read once more
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
@@ -77,12 +84,11 @@ class Certificates:
                 raise CertificatesUnusable(f"client CA {self._client_ca}: {_why(error)}") from None
             context.verify_mode = ssl.CERT_REQUIRED
             context.minimum_version = ssl.TLSVersion.TLSv1_3
-        return context
+        return Prepared(context, stamp)
 
-    def adopt(self, context: ssl.SSLContext) -> None:
+    def adopt(self, prepared: Prepared) -> None:
         """Use it for handshakes from now on."""
-        self._newest = context
-        self._stamp = self._look()
+        self._newest, self._stamp = prepared
         self.reloads["done"] += 1
         self.last_error = ""
         _log.info("certificates read again")

@@ -47,7 +47,7 @@ def test_a_token_taken_away_is_refused_on_the_connection_it_is_used_on(file: Tok
         file.drop("gateway")
         assert await selects(wire, gateway) == 200, "the file counts when it is read again"
         authority = authority_of(service)
-        assert authority.reload()
+        authority.adopt(authority.prepare())
         assert [await selects(wire, gateway) for _ in range(2)] == [401] * 2
         assert await selects(wire, file.line("ops")) == 200
         assert authority.reloads == {"done": 1, "refused": 0}
@@ -56,23 +56,21 @@ def test_a_token_taken_away_is_refused_on_the_connection_it_is_used_on(file: Tok
     on_a_port(use, token_file=str(file.path))
 
 
-def test_a_bad_file_changes_nothing_and_says_why(
-    file: TokenFile, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_file_changes_nothing_and_says_why(file: TokenFile) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service)
         authority = authority_of(service)
         file.path.write_text("nonsense " + file.tokens["ops"])
-        assert not authority.reload()
-        assert "line 1" in authority.last_error
-        assert file.tokens["ops"] not in caplog.text + authority.last_error
-        assert "tokens stay as they are" in caplog.text
+        with pytest.raises(TokenFileUnusable, match="line 1") as caught:
+            authority.prepare()
+        authority.reject(str(caught.value))
+        assert file.tokens["ops"] not in authority.last_error
         answer = await client.post("/select", json=PROMPT, headers=file.header("gateway"))
         assert answer.status_code == 200
         metrics = (await client.get("/metrics", headers=file.header("ops"))).text
         assert 'select_service_auth_reloads_total{outcome="refused"} 1.0' in metrics
         file.write()
-        assert authority.reload()
+        authority.adopt(authority.prepare())
         assert authority.last_error == ""
 
     in_process(use, token_file=str(file.path))
@@ -250,9 +248,10 @@ def test_tokens_are_shown_nowhere(
         seen += await wire.rest()
         authority = authority_of(service)
         file.path.write_text(file.tokens["ops"])
-        authority.reload()
+        with pytest.raises(TokenFileUnusable) as caught:
+            authority.prepare()
         written = [
-            seen.decode(), caplog.text, stream.getvalue(), *capsys.readouterr(),
+            seen.decode(), str(caught.value), caplog.text, stream.getvalue(), *capsys.readouterr(),
             repr(authority.__dict__), repr(list(authority.book)), repr(service.__dict__),
         ]  # fmt: skip
         for secret in (*file.tokens.values(), stray):

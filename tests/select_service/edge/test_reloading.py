@@ -21,6 +21,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.limits import limit_values
 from select_service.edge.reloading import ConfigChange, Reloading
 from select_service.errors import InvalidField, NeedsRestart
+from tests.select_service.edge.credentials import TokenFile
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker
 
 BY_FIELD = {flag.field: flag for flag in FLAGS}
@@ -244,8 +245,6 @@ def test_a_file_is_read_again_on_sighup(tmp_path: Path, caplog: pytest.LogCaptur
     file = tmp_path / "config.yaml"
     file.write_text("workers-max: 5\nleases_max: 6\nconnect-allow: [10.0.0.0/8, a.example]\n")
     service, reloading = started("--config", str(file), "--leases-max", "7")
-    read: list[str] = []
-    reloading.on_hangup.append(lambda: read.append("again"))
 
     def said(field: str) -> tuple[object, str]:
         one = reloading.describe().settings[field]
@@ -285,19 +284,48 @@ def test_a_file_is_read_again_on_sighup(tmp_path: Path, caplog: pytest.LogCaptur
         ("sighup", "applied"): 1,
         ("sighup", "unchanged"): 1,
     }
-    assert read == ["again"] * 4, "whatever becomes of our file"
 
 
-def test_sighup_without_a_file_is_for_the_others() -> None:
-    _, reloading = started()
-    read: list[str] = []
+def test_files_are_taken_over_together_or_not_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, tokens = tmp_path / "config.yaml", TokenFile(tmp_path / "tokens")
+    config.write_text("workers-max: 5\n")
+    tokens.add("a", "read")
+    service, reloading = started("--config", str(config), "--token-file", str(tokens.path))
+    assert service.security is not None
+    authority = service.security.authority
+    assert authority is not None
 
-    def broken() -> None:
-        raise RuntimeError("a bug")
+    def in_force() -> tuple[int, int]:
+        asyncio.run(reloading.read_again())
+        return reloading.settings.workers_max, len(authority.book)
 
-    reloading.on_hangup += [broken, lambda: read.append("again")]
+    tokens.add("b", "read")
+    config.write_text("workers-max: 0\n")
+    assert in_force() == (5, 1), "tokens were good, and wait for the settings"
+    assert authority.last_error == "", "which were at fault"
+    config.write_text("workers-max: 6\n")
+    good = tokens.path.read_text()
+    tokens.path.write_text("nonsense\n")
+    assert in_force() == (5, 1), "and the other way round"
+    assert "everything stays as it is" in caplog.text
+    assert "line 1: no JSON object" in authority.last_error
+    tokens.path.write_text(good)
+    assert in_force() == (6, 2)
+    assert authority.last_error == ""
+    assert reloading.counts == {("sighup", "refused"): 2, ("sighup", "applied"): 1}
+    assert service.security.reloads == {"done": 1, "refused": 2}
+
+
+def test_sighup_without_a_file_is_for_tokens_alone(tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path / "tokens")
+    tokens.add("a", "read")
+    service, reloading = started("--token-file", str(tokens.path))
+    tokens.add("b", "read")
     asyncio.run(reloading.read_again())
-    assert read == ["again"]
+    assert service.security is not None
+    assert service.security.reloads == {"done": 1, "refused": 0}
 
 
 def test_who_hangs_up_twice_is_heard_to_the_end(tmp_path: Path) -> None:

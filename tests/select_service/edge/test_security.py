@@ -16,12 +16,14 @@ import httpx
 import pytest
 
 from indexer.edge.curve import new_key_file, read_key_file
+from indexer.errors import KeyFileUnusable
 from select_service import cli
 from select_service.config import Settings
 from select_service.edge.driver import Driver
 from select_service.edge.openness import open_doors
 from select_service.edge.security import Security
 from select_service.edge.tokens import read_token_file
+from select_service.errors import CertificatesUnusable
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.credentials import Authority, TokenFile
@@ -114,18 +116,23 @@ def test_one_bad_file_and_nothing_is_changed(tmp_path: Path) -> None:
     assert certificates is not None
     file.add("b", "read")
     (tmp_path / "replicas").write_text("nonsense")
-    assert "no CURVE key" in security.reload()
+    with pytest.raises(KeyFileUnusable, match="no CURVE key"):
+        security.prepare()
     assert len(authority.book) == 1
     (tmp_path / "replicas").write_text("")
     content = cert.read_bytes()
     cert.write_text("nonsense")
-    assert "server.pem" in security.reload()
+    with pytest.raises(CertificatesUnusable, match=r"server\.pem") as caught:
+        security.prepare()
     assert len(authority.book) == 1
-    assert certificates.last_error
+    security.reject(caught.value)
+    assert "server.pem" in certificates.last_error
     cert.write_bytes(content)
-    assert security.reload() == ""
+    put_in_force = security.prepare()
+    assert len(authority.book) == 1, "not before it is said"
+    put_in_force()
     assert len(authority.book) == 2
-    assert security.reloads == {"done": 1, "refused": 2}
+    assert security.reloads == {"done": 1, "refused": 1}
     assert certificates.last_error == ""
 
 

@@ -210,7 +210,7 @@ def test_a_certificate_in_place_of_a_token(ca: Authority, tmp_path: Path) -> Non
         assert await select_and_list(wires[0], "authorization: Bearer " + "x" * 43) == (401, 401)
         file.drop("by name")
         assert service.security is not None
-        assert service.security.reload() == ""
+        service.security.prepare()()
         assert await select_and_list(wires[0]) == (401, 401)
 
     settings = settings_of(ca, tmp_path, tls_client_ca=str(ca.cert), token_file=str(file.path))
