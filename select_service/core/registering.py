@@ -59,12 +59,14 @@ class Registering:
 
         Raises:
             WorkerConflict: another source keeps this worker.
+            TooManyWorkers: as many are registered as may be.
         """
         self._check_source(spec.worker_id, source)
+        self._catalog.check_room(spec.worker_id)
         return self._replace(self._catalog.admit(spec, source), now)
 
     def restore(self, spec: WorkerSpec, now: float, source: str, drain: str | None) -> Effects:
-        """Register a worker of an earlier life again."""
+        """Register a worker of an earlier life again, also if fewer may be registered now."""
         self._check_source(spec.worker_id, source)
         worker = self._catalog.admit(spec, source)
         worker.drain = drain

@@ -267,14 +267,18 @@ class ServiceMachine(RuleBasedStateMachine):
         else:
             status, effects = self.core.drain(worker_id, DrainRequest(), now)
             drained.add(worker_id)
+        if not is_news:
+            assert not effects.answered
+        else:
+            self.heard_of_drain(effects)
         ranks = [rank for rank in self.twin.ranks() if rank[0] == worker_id]
         assert status.reservations == sum(len(self.twin.on_rank(rank)) for rank in ranks)
         assert status.prefill_tokens == sum(map(self.twin.prefill, ranks))
         assert status.decode_blocks == sum(map(self.twin.decode, ranks))
         assert status.safe_to_terminate is (not undone and not status.reservations)
-        if not is_news:
-            assert not effects.answered
-            return
+
+    def heard_of_drain(self, effects: Any) -> None:
+        """Those that nobody can serve leave, wherever they stand; then those go that may."""
         queue = self.twin.queue
         lost = [at for at, one in enumerate(queue) if not self.twin.eligible(one.wish)]
         told, effects.answered = effects.answered[: len(lost)], effects.answered[len(lost) :]

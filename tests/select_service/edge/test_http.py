@@ -73,7 +73,9 @@ def test_known_path_wrong_method(method: str, path: str, allow: str) -> None:
 
 
 NOT_200 = {
-    **{"/ready": 503, "/replica_sync/snapshot": 409, "/decisions/{id}": 404},
+    "/ready": 503,
+    "/replica_sync/snapshot": 409,
+    "/decisions/{id}": 404,
     "/workers/{worker_id}/drain": 400,
 }
 """Of an empty service without replicas; the pattern itself names nothing."""
