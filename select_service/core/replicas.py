@@ -515,8 +515,8 @@ class Replicas:
 
     def unsettled(self) -> list[str]:
         """Say in words what replicas have told, or tried to, that is not in the books yet."""
-        behind = sorted(one.router_id for one in self.views.values() if one.state == "behind")
-        told = [f"statements of replica {router_id}" for router_id in behind]
+        behind = sum(one.state == "behind" for one in self.views.values())
+        told = [f"statements of {behind} replica{'s' if behind > 1 else ''}"] if behind else []
         return [*told, "claims of replicas"] if self.resolver.again else told
 
     def status(self, now: float) -> list[ReplicaStatus]:
