@@ -44,7 +44,7 @@ def test_a_life_of_settings(tmp_path: Path) -> None:
         file.write_text("max-body-bytes: 2000\nworkers-max: nonsense\n")
         hang_up(server)
         deadline = time.monotonic() + DEADLINE_S
-        while "settings stay as they are" not in server.log_tail():
+        while "everything stays as it is" not in server.log_tail():
             assert time.monotonic() < deadline
             time.sleep(POLL_S)
         assert setting(server, "max_body_bytes")["value"] == 1000
