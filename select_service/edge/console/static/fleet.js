@@ -21,7 +21,19 @@ export function kvUse({ worker, rank }) {
 
 const PROGRESS_MS = 1000;
 
-export const ageOf = (rank, atMs) => (!rank || rank.event_at_ms === null ? null : (atMs - rank.event_at_ms) / 1000);
+const OLDEST_S = 365 * 86400; // an engine whose clock says more than that has none
+
+export function ageOf(rank, atMs) {
+  if (!rank || rank.event_at_ms === null) return null;
+  const age = (atMs - rank.event_at_ms) / 1000;
+  return Math.abs(age) < OLDEST_S ? age : null;
+}
+
+function age(rank, atMs) {
+  if (!rank || ["none", "silent"].includes(rank.kv_state)) return NONE;
+  const seconds = ageOf(rank, atMs);
+  return seconds === null ? "unknown" : duration(seconds);
+}
 
 export const scopeOf = (one) => (one.tenant_id === "default" ? one.model_name : `${one.model_name} · ${one.tenant_id}`);
 
@@ -61,7 +73,7 @@ export class Fleet {
       { id: "requests", title: "Requests", numeric: true, sort: ({ rank }) => rank?.requests, cell: ({ rank }) => count(rank?.requests) },
       { id: "cached", title: "Cached", numeric: true, hint: "Blocks the index knows it to hold, on all tiers", sort: ({ rank }) => rank?.cached_blocks, cell: ({ rank }) => count(rank?.cached_blocks) },
       { id: "events", title: "KV events", sort: ({ rank }) => rank?.kv_state ?? null, cell: ({ rank }) => this.events(rank) },
-      { id: "last", title: "Last event", numeric: true, hint: "How long ago, by the engine's clock", sort: ({ rank }) => ageOf(rank, this.store.atMs), cell: ({ rank }) => duration(ageOf(rank, this.store.atMs)) },
+      { id: "last", title: "Last event", numeric: true, hint: "How long ago, by the engine's clock", sort: ({ rank }) => ageOf(rank, this.store.atMs), cell: ({ rank }) => age(rank, this.store.atMs) },
       { id: "lag", title: "Lag", numeric: true, hint: "How late its events come, against the fastest of the last hours", sort: ({ rank }) => rank?.lag_s ?? null, cell: ({ rank }) => lag(rank) },
       { id: "gaps", title: "Gaps · lost", numeric: true, hint: "Gaps in the numbers of its batches · batches that will never come", sort: ({ rank }) => (rank ? rank.lost_batches * 1e6 + rank.gaps : null), cell: ({ rank }) => (rank ? `${count(rank.gaps)} · ${count(rank.lost_batches)}` : NONE) },
     ];
@@ -143,7 +155,7 @@ export class Fleet {
     if (!worker) return;
     const mine = this.store.rows().filter((row) => row.worker.worker_id === id && row.rank);
     const can = this.store.about.actions;
-    const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, percent(row.rank.trust)), h("td", { class: "num" }, duration(ageOf(row.rank, this.store.atMs))), h("td", { class: "num" }, lag(row.rank))));
+    const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, percent(row.rank.trust)), h("td", { class: "num" }, age(row.rank, this.store.atMs)), h("td", { class: "num" }, lag(row.rank))));
     const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Trust", "num"], ["Last event", "num"], ["Lag", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
     const button = (there, text, why, onclick, tone) => h("button", { type: "button", class: tone, disabled: !there, title: there ? null : why, onclick }, text);
     const lifecycle = h("span", {}, pill(worker.lifecycle, LIFECYCLE_TONES[worker.lifecycle]));
@@ -157,9 +169,10 @@ export class Fleet {
       switcher.textContent = drains ? "Put back …" : "Drain …";
       lifecycle.replaceChildren(pill(told.lifecycle, LIFECYCLE_TONES[told.lifecycle]));
       progress.hidden = !drains;
-      const text = drainText(told);
+      const text = drains ? drainText(told) : "";
       if (progress.textContent !== text) progress.textContent = text;
     }, trouble);
+    this.look = () => poll.once();
     const node = sheet(
       `Worker ${id}`,
       [
@@ -189,7 +202,7 @@ export class Fleet {
     confirmed({
       title: `Drain worker ${id}?`,
       text: [
-        `It is given no more work; ${plural(this.live(id), "live reservation")} on it go on to their end. Who waits for this worker alone is refused.`,
+        `It is given no more work. What it has goes on to its end (${plural(this.live(id), "live reservation")}); who waits for this worker alone is refused.`,
         ...(others ? [] : [`It is the last schedulable worker of ${scopeOf(worker)}: its requests will be refused.`]),
       ],
       fields: [h("div", { class: "field" }, h("label", { for: "drain-reason" }, "Why, for others to read (may be empty)"), input)],
@@ -197,6 +210,7 @@ export class Fleet {
       act: async (form) => {
         const reason = form.get("reason").trim();
         await change("POST", `workers/${encodeURIComponent(id)}/drain`, reason ? { reason } : {});
+        await this.look();
         this.changed(`Worker ${id} drains.`);
       },
     });
@@ -209,6 +223,7 @@ export class Fleet {
       verb: "Put back",
       act: async () => {
         await change("DELETE", `workers/${encodeURIComponent(id)}/drain`);
+        await this.look();
         this.changed(`Worker ${id} is back.`);
       },
     });
