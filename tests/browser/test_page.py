@@ -24,7 +24,7 @@ HOSTILE = (
     "<script>window.pwned=1</script>",
     '"><svg onload=window.pwned=1>',
     "javascript:window.pwned=1",
-    "\u202e\u2028\u2029 </td></tr></table> &lt;b&gt; ${window.pwned=1}",
+    "\u05e9\u05dc\u05d5\u05dd\u0301\u0301 </td></tr></table> &lt;b&gt; ${window.pwned=1}",
 )
 
 
