@@ -183,6 +183,26 @@ def test_who_waits_for_it_alone_is_told_and_others_go_on(*, gated: bool) -> None
     assert fleet.core.loads()[0].pending_count == 0
 
 
+def test_who_waits_at_the_gate_for_it_alone_is_told() -> None:
+    fleet = busy_fleet(2, admission=AdmissionSettings(max_inflight=1))
+    for worker_id in (1, 2):
+        fleet.book(f"load{worker_id}", worker_id, 1)
+    pinned = waits(fleet.take("a", 9, pinned_worker=PinnedWorker(1, 0)))
+    anybody = waits(fleet.take("b", 9))
+    keeper = fleet.core.partitions[DEFAULT].admission
+    assert keeper is not None
+    assert keeper.waiting_count == 2
+    fleet.drain(1)
+    assert isinstance(pinned.answer, WorkerDraining)
+    assert fleet.effects.answered == [pinned]
+    fleet.free("load1")
+    assert fleet.effects.answered == []
+    fleet.free("load2")
+    assert fleet.effects.answered == [anybody]
+    assert isinstance(anybody.answer, Selection)
+    assert anybody.answer.worker_id == 2
+
+
 def test_a_crowd_is_told_in_slices() -> None:
     fleet = busy_fleet(1, limits=CoreLimits(judged_per_turn_max=4, let_in_per_turn_max=4))
     fleet.worker(2, max_num_batched_tokens=16, taints=["spare"])
