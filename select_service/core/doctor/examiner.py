@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from indexer.types import LinkState
     from select_service.core.catalog import Catalog
     from select_service.core.counters import Counters, ReplicaCounters
+    from select_service.core.doctor.causes import Cause
     from select_service.core.doctor.suspicions import Change
     from select_service.core.membership import Membership
     from select_service.core.reading import Reader
@@ -132,9 +133,11 @@ class Examiner:
         stored: dict[Owner, int] = {}
         past_missing: set[Owner] = set()
         for stream, endpoint, replay in self._membership.sources():
-            if stream.closed or self._drains(stream.rank.worker_id):
-                continue  # nothing is asked of who drains, and it may end any time
+            if stream.closed:
+                continue
             rank, scope = stream.rank, stream.scope
+            drains = self._drains(rank.worker_id)  # it may end any time, and nobody need be told
+            suspect = _overlook if drains else self.suspicions.suspect
             for owner in (scope, (scope, rank)):
                 stored[owner] = stored.get(owner, 0) + stream.tallies.blocks_stored
             link = link_of(stream)
@@ -149,8 +152,9 @@ class Examiner:
                     past_missing |= {scope, (scope, rank)}
                 subject = _subject(scope, rank, endpoint)
                 for cause, what in watch.look(look):
-                    self.suspicions.suspect(cause, subject, what, now)
-            clash = endpoints.name(rank, self._server_of(rank), endpoint, replay)
+                    suspect(cause, subject, what, now)
+            server = self._server_of(rank)
+            clash = None if drains else endpoints.name(rank, server, endpoint, replay)
             if clash is not None:
                 subject = _subject(scope, rank, endpoint)
                 self.suspicions.suspect(causes.ENDPOINT_SHARED, subject, clash, now)
@@ -224,6 +228,10 @@ class Examiner:
                     what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
                     self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
             yield
+
+
+def _overlook(_: Cause, __: Subject, ___: str, ____: float) -> None:
+    """Suspect nobody."""
 
 
 def _subject(scope: Scope, rank: WorkerRank, endpoint: str | None = None) -> Subject:
