@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -49,3 +51,24 @@ def test_nothing_but_the_pins_is_fetched() -> None:
         hashed = "--require-hashes" in line and "--only-binary :all:" in line
         assert hashed or ("--no-index" in line and "--no-deps" in line), line
     assert not [line for line in lines if re.search(r"\b(curl|wget|git|easy_install)\b", line)]
+
+
+@pytest.mark.heavy
+def test_the_bill_of_materials_names_every_pin_and_its_hashes(tmp_path: Path) -> None:
+    file = tmp_path / "sbom.json"
+    done = subprocess.run(
+        ["make", "sbom", f"SBOM={file}"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    bill = json.loads(file.read_text("utf-8"))
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["name"] == "select-service"
+    assert {one["name"]: one["version"] for one in bill["components"]} == pins("requirements.txt")
+    hashes = {
+        said["content"]
+        for one in bill["components"]
+        for reference in one["externalReferences"]
+        for said in reference.get("hashes", ())
+    }
+    text = (ROOT / "deploy/requirements.txt").read_text("utf-8")
+    assert hashes == set(re.findall("sha256:([0-9a-f]{64})", text))
