@@ -189,7 +189,7 @@ class Driver:
             ValueError: the settings of admission, trust, or of where to connect, make no sense.
         """
         self.addresses = Addresses(reach, clock=clock)
-        rng = random.Random(seed)  # noqa: S311 - ties, not secrets
+        rng = random.Random(seed)  # noqa: S311  # nosec B311 - ties, not secrets
         registry = (
             Registry(on_event_loss=on_event_loss)
             if stream_limits is None
