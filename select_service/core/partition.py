@@ -34,7 +34,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 3):
+if not TYPE_CHECKING and usable("select_service.core._speed", 4):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -373,7 +373,10 @@ class Partition:
         seen: Seen | None = None
         if watched:
             believed = None if trust is None else trust.tobytes()
-            seen = ledger.packed or ledger.columns(), matched, shared, believed
+            packed = ledger.packed
+            if not packed:
+                packed = ledger.packed = pricer.packed()
+            seen = packed, matched, shared, believed
         return Placement(
             *(
                 worker,
