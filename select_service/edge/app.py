@@ -352,6 +352,8 @@ def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
 class Server(uvicorn.Server):
     """Uvicorn with our deadlines on connections and our way of leaving."""
 
+    _exit: asyncio.Event
+
     def __init__(
         self,
         settings: Settings,
@@ -430,7 +432,7 @@ class Server(uvicorn.Server):
         return make(self.config, self.server_state, self.lifespan.state)
 
     @property
-    def should_exit(self) -> bool:  # type: ignore[override] # uvicorn's is a plain attribute
+    def should_exit(self) -> bool:
         """Whether it is time to go; setting it is heard at once."""
         return self._exit.is_set()
 

@@ -201,6 +201,8 @@ class FastLane(GuardedProtocol):
                 # what its header lines mean is not what they mean from others
                 self._certificate, self.heads = names, self.peers.heads_of(names)
         super().connection_made(transport)
+        if self.door.is_leaving:  # accepted as the port was closed: nobody would end it
+            transport.close()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
