@@ -13,7 +13,9 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
+
+from msgspec import Struct
 
 from indexer.errors import IndexerError
 from select_service.edge.access_log import log_access, short
@@ -63,7 +65,7 @@ _SECOND: Final = 2
 _VERSION: Final = len(" HTTP/1.1")
 
 
-class Call(NamedTuple):
+class Call(Struct, frozen=True):
     """A request whose route is known and whose body may follow."""
 
     route: Route[Handler]
@@ -72,7 +74,7 @@ class Call(NamedTuple):
     path: bytes
 
 
-class Head(NamedTuple):
+class Head(Struct, frozen=True):
     """What matters of the header lines of a request."""
 
     api: Api  # that reads bodies and writes answers in the forms the client speaks
