@@ -6,7 +6,7 @@ here. A booking is refused only for its id (D14, D16): everything else was check
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
@@ -82,7 +82,7 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
     return xxhash.xxh3_128_digest(route + body + unknown)
 
 
-class Order(NamedTuple):
+class Order(msgspec.Struct, frozen=True):
     """What a caller wants booked, once a rank is known; what comes of it is a claim."""
 
     reservation_id: str

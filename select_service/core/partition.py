@@ -7,10 +7,10 @@ eligibility, projection, scoring and picking stand after it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from indexer.compiled import usable
 from select_service.core.cache_hits import HitTally
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _NEVER_BUSY = np.inf
 
 
-class Placement(NamedTuple):
+class Placement(Struct, frozen=True):
     """The chosen rank and the facts that chose it."""
 
     worker: Worker

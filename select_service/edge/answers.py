@@ -42,28 +42,17 @@ class Status(msgspec.Struct, frozen=True):
     status: str = "ok"
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """An answer: bytes at once, or a stream of them."""
 
-    __slots__ = ("body", "headers", "status", "stream")
-
-    def __init__(
-        self,
-        status: int,
-        body: bytes,
-        headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON,
-        stream: AsyncIterator[bytes] | None = None,
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.headers = headers
-        self.stream = stream
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON
+    stream: AsyncIterator[bytes] | None = None
 
 
-class Feed(Response):
+class Feed(Response, eq=False):
     """A stream that ends with who reads it: neither a request under way nor a slow one."""
-
-    __slots__ = ()
 
 
 class Settling:

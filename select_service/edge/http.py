@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -105,7 +105,7 @@ THRESHOLD_QUERY: Final = ("model", "tenant_id")
 LEASES_LISTED: Final = 100
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """What a handler may know of a request."""
 
     params: tuple[str, ...]  # decoded path segments, in the order of the pattern
