@@ -439,11 +439,12 @@ class BatchPrefillComplete(Struct, kw_only=True, tag_field="op", tag="prefill_co
 
 
 class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block"):
-    """As POST /reservations/{id}/output_block, `count` times."""
+    """As POST /reservations/{id}/output_block, `count` times, or until there are `total`."""
 
     reservation_id: str
     decay_fraction: float | None = None
     count: OutputBlocks = 1
+    total: OutputBlocks | None = None  # of the whole reservation: safe to repeat, `count` is not
 
 
 class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):
