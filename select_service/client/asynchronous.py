@@ -48,7 +48,7 @@ class AsyncClient(Face):
     first call and ends with `aclose`, which frees whatever is still booked.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         *selectors: str,
         token: str | Callable[[], str] | None = None,
@@ -100,7 +100,7 @@ class AsyncClient(Face):
             for transport in self._transports:
                 await transport.aclose()
 
-    def reserve(  # noqa: PLR0913 - the fields of a request
+    def reserve(
         self,
         *,
         token_ids: Sequence[int] | bytes | None = None,
@@ -111,7 +111,7 @@ class AsyncClient(Face):
         timeout_ms: float | None = None,
         **options: Unpack[verbs.SelectOptions],
     ) -> AsyncReserving:
-        """Choose a worker and book it: `async with client.reserve(…) as r:`, which frees at its end.
+        """Choose a worker and book it: `async with client.reserve(…) as r:`; its end frees.
 
         Awaited instead, it returns the reservation, and `r.free()` is yours to call.
 
@@ -140,7 +140,7 @@ class AsyncClient(Face):
         run = self._session.reserve(body, name, monotonic(), seconds(timeout_ms))
         return self._held(await self._drive(run))
 
-    async def select(  # noqa: PLR0913 - the fields of a request
+    async def select(
         self,
         *,
         token_ids: Sequence[int] | bytes | None = None,
@@ -168,7 +168,7 @@ class AsyncClient(Face):
         method: str,
         path: str,
         body: dict[str, object] | None = None,
-        kind: type[T] | Any = Any,
+        kind: type[T] = Any,  # type: ignore[assignment]
         *,
         timeout_ms: float | None = None,
     ) -> T:

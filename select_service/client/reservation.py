@@ -26,7 +26,7 @@ class Reservation:
         self,
         booking: Booking,
         session: Session,
-        lock: threading.RLock,  # type: ignore[valid-type]
+        lock: threading.RLock,
         clock: Callable[[], float],
     ) -> None:
         self._booking = booking

@@ -50,7 +50,7 @@ class Client(Face):
     which frees whatever is still booked.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         *selectors: str,
         token: str | Callable[[], str] | None = None,
@@ -90,7 +90,7 @@ class Client(Face):
             for transport in self._transports:
                 transport.close()
 
-    def reserve(  # noqa: PLR0913 - the fields of a request
+    def reserve(
         self,
         *,
         token_ids: Sequence[int] | bytes | None = None,
@@ -111,7 +111,7 @@ class Client(Face):
         run = self._session.reserve(body, name, monotonic(), seconds(timeout_ms))
         return Reserved(self._drive(run), self._session, self._lock, monotonic)
 
-    def select(  # noqa: PLR0913 - the fields of a request
+    def select(
         self,
         *,
         token_ids: Sequence[int] | bytes | None = None,
@@ -136,7 +136,7 @@ class Client(Face):
         method: str,
         path: str,
         body: dict[str, object] | None = None,
-        kind: type[T] | Any = Any,
+        kind: type[T] = Any,  # type: ignore[assignment]
         *,
         timeout_ms: float | None = None,
     ) -> T:

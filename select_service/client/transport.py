@@ -28,9 +28,8 @@ __all__ = ["DEFAULT_SELECTOR", "Address", "Doors", "failed", "read_address"]
 DEFAULT_SELECTOR: Final = "http://127.0.0.1:8092"
 _UNIX: Final = "unix:"
 _PATHS_REMEMBERED: Final = 64
+_WITH_IDS: Final = ("/leases/", "/decisions/", "/workers/")
 _KEEPALIVE_S: Final = 30.0  # below the service's own, so that we are the first to close
-
-Token = "str | Callable[[], str] | None"
 
 
 class Address(NamedTuple):
@@ -117,17 +116,10 @@ class Doors:
             "write": wait,
             "pool": wait,
         }
-        path = send.path
-        url = (
-            self._url(send.selector, path)
-            if path.count("/") < 3
-            else self._make_url(  # noqa: PLR2004 - with an id
-                send.selector, path
-            )
-        )
+        make = self._make_url if send.path.startswith(_WITH_IDS) else self._url
         return httpx.Request(
             send.method,
-            url,
+            make(send.selector, send.path),
             headers=headers,
             content=send.body or None,
             extensions={"timeout": timeout},

@@ -15,6 +15,7 @@ from select_service.client.core.wire import MSGPACK, encode
 
 if TYPE_CHECKING:
     import random
+
     from select_service.client.core.exchange import Run
     from select_service.client.core.options import Options
     from select_service.client.core.selectors import Selectors
@@ -107,7 +108,7 @@ class Attempts:
         self._rng = rng
         self.stats = Stats()
 
-    def anywhere(  # noqa: PLR0913 - of one call
+    def anywhere(
         self,
         prepare: Prepare,
         now: float,
@@ -153,7 +154,7 @@ class Attempts:
             selectors.is_down = True
         return outcome
 
-    def at(  # noqa: PLR0913 - of one call
+    def at(
         self,
         selector: int,
         ask: Ask,
@@ -205,7 +206,9 @@ class Attempts:
 
     def _backoff(self, tries: int) -> float:
         """Return a random part of a wait that doubles; never nothing, so that others get on."""
-        longest = min(self._options.backoff_ms * 2 ** min(tries, 16), self._options.backoff_max_ms)
+        longest = min(
+            self._options.backoff_ms * 2.0 ** min(tries, 16), self._options.backoff_max_ms
+        )
         return longest * (0.1 + 0.9 * self._rng.random()) / 1e3
 
 
@@ -213,7 +216,7 @@ def always(ask: Ask) -> Prepare:
     """Return a preparation for what is the same at every selector."""
 
     def prepare(_selector: int, _now: float, /) -> Run[Ask | Outcome]:
+        yield from ()  # a run without a step
         return ask
-        yield  # a run without a step
 
     return prepare

@@ -1,8 +1,9 @@
-"""The leases a client's bookings live under: which is current, which only wait for their last one.
+"""The leases a client's bookings live under: the current one, and those that wait for their last.
 
-A request whose reply was lost may arrive late and book what nobody frees. It does so under the lease
-it names; once the lease is closed it is refused. So a lease under which a reply was lost is given up
-soon: new bookings go under another, and when its own are over it is closed with whatever is left.
+A request whose reply was lost may arrive late and book what nobody frees. It does so under the
+lease it names; once the lease is closed it is refused. So a lease under which a reply was lost is
+given up soon: new bookings go under another, and when its own are over it is closed with whatever
+is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every limit and wait of a client, with its default. A client does not read environment variables."""
+"""Every limit and wait of a client, with its default; the environment says nothing here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Lifecycle calls on their way: joined per reservation, sent together, safe to send again.
 
-What is kept is not a list of calls but what a reservation has come to: how many output blocks it has
-altogether, whether its prompt is computed, whether it is over. So however many calls were made there
-is one entry, and an entry may be sent twice: `total` counts from the start, the rest is idempotent.
+What is kept is not a list of calls but what a reservation has come to: how many output blocks it
+has altogether, whether its prompt is computed, whether it is over. So however many calls were made
+there is one entry, and it may be sent twice: `total` counts from the start, the rest is idempotent.
 """
 
 from __future__ import annotations

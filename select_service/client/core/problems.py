@@ -29,8 +29,8 @@ __all__ = [
     "NotCached",
     "TimedOut",
     "Unreachable",
-    "refusal",
     "raise_unless_answered",
+    "refusal",
 ]
 
 _REFUSED: Final = 400

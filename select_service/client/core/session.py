@@ -142,11 +142,10 @@ class Session:
         try:
             prompt = yield from self._hashed(prompt, now, until - now)
             outcome = yield from self._book(prompt, draft, now, until, trail)
-            if outcome.failure is not None and self.options.degraded:
-                if not trail.was_slow or self.selectors.is_down:
-                    booking = self._degrade(prompt, Draft(reservation_id))
-                    if booking is not None:
-                        return booking
+            if self._is_nobody_there(outcome, trail):
+                booking = self._degrade(prompt, Draft(reservation_id))
+                if booking is not None:
+                    return booking
             raise_unless_answered(outcome, self.names)
             is_owed = True
             chosen = _chosen(outcome)
@@ -164,6 +163,12 @@ class Session:
         self.bookings[booking.reservation_id] = booking
         self.catalog.begin(chosen.worker_id, chosen.dp_rank)
         return booking
+
+    def _is_nobody_there(self, outcome: Outcome, trail: Trail) -> bool:
+        """Whether to choose here. A selector that is only slow may have a queue before it."""
+        if outcome.failure is None or not self.options.degraded:
+            return False
+        return self.selectors.is_down or not trail.was_slow
 
     def _book(
         self, prompt: dict[str, Any], draft: Draft, now: float, until: float, trail: Trail

@@ -1,5 +1,7 @@
-"""What a client does while nobody waits: tells what happened, renews leases, books again what was
-lost, looks for selectors that were gone, reads the catalog. One run at a time, in the background.
+"""What a client does while nobody waits for it.
+
+It tells what happened, renews leases, books again what was lost, looks for selectors that were
+gone, and reads the catalog: one run at a time, in the background.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ class Upkeep:
             now = outcome.now
             if is_told:
                 self._read_results(operations, decode(outcome, BatchAnswer).results, now)
-            elif _REFUSED <= outcome.status and outcome.status not in _TRY_AGAIN:
+            elif outcome.status >= _REFUSED and outcome.status not in _TRY_AGAIN:
                 session.stats.operations_dropped += len(operations)
                 is_told = True
         finally:  # also when the run is dropped half-way

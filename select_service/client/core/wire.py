@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -97,7 +97,7 @@ def to_jsonable(body: Mapping[str, object]) -> dict[str, object]:
 
 
 @cache
-def _decoders(kind: Any) -> tuple[Any, Any]:
+def _decoders(kind: Any) -> tuple[Any, Any]:  # noqa: ANN401 - also `list[int]`
     return (
         msgspec.msgpack.Decoder(_packed_form(kind)).decode,
         msgspec.json.Decoder(kind).decode,
@@ -110,20 +110,20 @@ def decode(outcome: Outcome, kind: type[T]) -> T:
     Raises:
         NotAnAnswer: whoever answers is no such service.
     """
-    from_msgpack, from_json = _decoders(kind)
+    from_msgpack, from_json = _decoders(cast("Any", kind))
     try:
         if outcome.content_type.startswith(MSGPACK):
-            found: T = from_msgpack(outcome.body)
+            found: Any = from_msgpack(outcome.body)
         else:
             found = from_json(outcome.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotAnAnswer(f"status {outcome.status} with a body that is none: {error}") from None
-    if isinstance(found, Selection) and isinstance(found.sequence_hashes, bytes):
+    if kind is Selection and isinstance(found.sequence_hashes, bytes):
         found.sequence_hashes = unpack_i64(found.sequence_hashes)
-    return found
+    return cast("T", found)
 
 
-def _packed_form(kind: Any) -> Any:
+def _packed_form(kind: Any) -> Any:  # noqa: ANN401 - as above
     """Return the type whose long list of hashes may be a binary, where there is one."""
     if kind is not Selection:
         return kind
