@@ -444,7 +444,8 @@ class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block")
     reservation_id: str
     decay_fraction: float | None = None
     count: OutputBlocks = 1
-    total: OutputBlocks | None = None  # of the whole reservation: safe to repeat, `count` is not
+    total: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
+    """Of the whole reservation: safe to repeat, as `count` is not."""
 
 
 class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):

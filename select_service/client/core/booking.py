@@ -52,6 +52,7 @@ class Booking:
         "is_degraded",
         "is_over",
         "is_prefilled",
+        "is_unsure",
         "output_tokens",
         "selection",
     )
@@ -63,6 +64,7 @@ class Booking:
         self.is_booked = not is_degraded
         self.is_over = False
         self.is_prefilled = False
+        self.is_unsure = False  # an attempt to book it may still be under way
         self.output_tokens = 0
 
     @property

@@ -3,7 +3,7 @@
 A request whose reply was lost may arrive late and book what nobody frees. It does so under the
 lease it names; once the lease is closed it is refused. So a lease under which a reply was lost is
 given up soon: new bookings go under another, and when its own are over it is closed with whatever
-is left.
+is left. Until then what may come late (`ghosts`) is freed again with every renewal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "LeaseBook"]
 
+_GHOSTS_MAX = 1024  # of one lease
+
 
 class Lease:
     """One lease as its owner sees it. Written by `LeaseBook` and the runs that open and renew."""
 
-    __slots__ = ("heard_at", "is_doubtful", "lease_id", "selector", "since", "users")
+    __slots__ = ("ghosts", "heard_at", "is_doubtful", "lease_id", "selector", "since", "users")
 
     def __init__(self, lease_id: str, now: float) -> None:
         self.lease_id = lease_id
@@ -30,6 +32,14 @@ class Lease:
         self.heard_at = now  # when it was opened or renewed
         self.users = 0  # live bookings, and those being made
         self.is_doubtful = False
+        self.ghosts: dict[str, None] = {}  # ids that a late request may still book
+
+    def doubt(self, reservation_id: str) -> None:
+        """A request that would book this id may still be under way, and nobody will use it."""
+        self.is_doubtful = True
+        self.ghosts[reservation_id] = None
+        if len(self.ghosts) > _GHOSTS_MAX:
+            del self.ghosts[next(iter(self.ghosts))]  # the oldest has had its time
 
 
 class LeaseBook:
@@ -58,7 +68,7 @@ class LeaseBook:
         lease = self.current
         if lease is None or not lease.is_doubtful or len(self.old) >= self._options.leases_max:
             return
-        if lease.users and now - lease.since < self._options.lease_rotate_s:
+        if lease.users and now < lease.since + self._options.lease_rotate_s:
             return
         self.current = None
         self.old.append(lease)
@@ -69,6 +79,12 @@ class LeaseBook:
             self.current = None
         elif lease in self.old:
             self.old.remove(lease)
+
+    def forget_ghost(self, reservation_id: str) -> None:
+        """Its user has come back for another life of it."""
+        for lease in (self.current, *self.old):
+            if lease is not None and lease.ghosts:
+                lease.ghosts.pop(reservation_id, None)
 
     def knows(self, lease: Lease) -> bool:
         """Whether it has not been lost or closed."""

@@ -18,7 +18,14 @@ __all__ = ["Entry", "Outbox"]
 class Entry:
     """What is to be told of one reservation."""
 
-    __slots__ = ("blocks", "cached_tokens", "decay_fraction", "is_freed", "is_prefilled")
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "decay_fraction",
+        "is_freed",
+        "is_prefilled",
+        "is_question",
+    )
 
     def __init__(self) -> None:
         self.is_prefilled = False
@@ -26,6 +33,7 @@ class Entry:
         self.blocks = 0  # output blocks altogether; 0: nothing to tell
         self.decay_fraction: float | None = None
         self.is_freed = False
+        self.is_question = False  # is it known at all? told by blocks it has already, none perhaps
 
     def merge(self, later: Entry) -> None:
         """Take in what came after it."""
@@ -36,6 +44,7 @@ class Entry:
         if later.blocks:
             self.decay_fraction = later.decay_fraction
         self.is_freed |= later.is_freed
+        self.is_question |= later.is_question
 
     def operations(self, reservation_id: str) -> list[dict[str, object]]:
         """Return the calls it takes, in order; who is over needs no blocks."""
@@ -47,7 +56,7 @@ class Entry:
             found.append(done)
         if self.is_freed:
             found.append({"op": "free", "reservation_id": reservation_id})
-        elif self.blocks:
+        elif self.blocks or self.is_question:
             filled: dict[str, object] = {
                 "op": "output_block",
                 "reservation_id": reservation_id,
@@ -88,6 +97,10 @@ class Outbox:
             elif len(self._waiting) == self._batch_max:
                 self._on_work()
         return entry
+
+    def has(self, reservation_id: str) -> bool:
+        """Whether something of it is still to be told."""
+        return reservation_id in self._waiting or reservation_id in self._sent
 
     def take(self, held: Container[str]) -> list[dict[str, object]]:
         """Return the operations of a batch; those of `held` reservations wait.
@@ -151,4 +164,4 @@ class Outbox:
         """State every promise."""
         assert (self.since is None) <= (not self._waiting)
         for name, entry in (*self._waiting.items(), *self._sent.items()):
-            assert entry.is_freed or entry.is_prefilled or entry.blocks, name
+            assert entry.is_freed or entry.is_prefilled or entry.blocks or entry.is_question, name

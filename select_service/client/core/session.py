@@ -134,6 +134,9 @@ class Session:
         self._check_open()
         until = now + (self.options.timeout_ms / 1e3 if timeout_s is None else timeout_s)
         draft, trail = Draft(reservation_id), Trail()
+        if self.outbox.has(reservation_id):  # its last life is being ended
+            draft.number = 1
+        self.leases.forget_ghost(reservation_id)
         if self.selectors.is_down and self.options.degraded:
             booking = self._degrade(prompt, draft)
             if booking is not None:
@@ -160,6 +163,7 @@ class Session:
             if not is_booked:
                 self._abandon(draft, now, is_owed=is_owed or trail.is_unsure)
         booking = Booking(draft, chosen, is_degraded=False)
+        booking.is_unsure = trail.is_unsure
         self.bookings[booking.reservation_id] = booking
         self.catalog.begin(chosen.worker_id, chosen.dp_rank)
         return booking
@@ -258,7 +262,7 @@ class Session:
         """Nobody will use what was asked for under this id; free it if it may have been booked."""
         if is_owed:
             if draft.lease is not None:
-                draft.lease.is_doubtful = True
+                draft.lease.doubt(draft.reservation_id)
             self.outbox.entry(draft.reservation_id, now).is_freed = True
         draft.use(None)
 
@@ -310,6 +314,9 @@ class Session:
             if self.lost.pop(name, None) is not None:
                 self.outbox.drop(name)
             self.outbox.entry(name, now).is_freed = True
+        lease = booking.draft.lease
+        if booking.is_unsure and lease is not None:
+            lease.doubt(name)
         booking.draft.use(None)
         self.on_work_if_idle_lease()
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from select_service.client.core.attempts import always
 from select_service.client.core.exchange import Ask, Outcome, Sleep, Trail
 from select_service.client.core.problems import ClientError
@@ -32,6 +34,12 @@ _NOT_FOUND: Final = 404
 _TRY_AGAIN: Final = frozenset((429, 500, 502, 503, 504, 507))
 _PAUSE_S: Final = 0.2  # after something that nobody could be told
 _NEVER: Final = float("inf")
+
+
+class _Renewed(Struct, frozen=True):
+    """Of the answer to a renewal."""
+
+    reservations: int
 
 
 class Upkeep:
@@ -167,18 +175,36 @@ class Upkeep:
         session = self._session
         while (lease := session.leases.to_renew(session.selectors.current, now)) is not None:
             trail = Trail()
+            under = self._under(lease)
             outcome = yield from session.attempts.anywhere(
                 always(renewing(lease)), now, now + self._short, trail
             )
             now = outcome.now
             if outcome.status == _OK:
+                self._compare(under, lease, outcome)
                 lease.selector, lease.heard_at = trail.selector, now
+                for name in lease.ghosts:
+                    session.outbox.entry(name, now).is_freed = True
             elif outcome.status == _NOT_FOUND:
                 session.lose(lease)
             else:
                 self._paused_until = now + _PAUSE_S
                 break
         return now
+
+    def _under(self, lease: Lease) -> list[Booking]:
+        bookings = self._session.bookings.values()
+        return [booking for booking in bookings if booking.draft.lease is lease]
+
+    def _compare(self, before: list[Booking], lease: Lease, outcome: Outcome) -> None:
+        """With fewer bookings under the lease than we had before, ask after each of them."""
+        under = [one for one in before if not one.is_over and one.draft.lease is lease]
+        if decode(outcome, _Renewed).reservations >= len(under):
+            return
+        for booking in under:
+            entry = self._session.outbox.entry(booking.reservation_id, outcome.now)
+            entry.is_question = True
+            entry.blocks = booking.output_blocks
 
     def _close_leases(self, now: float) -> Run[float]:
         leases = self._session.leases
@@ -225,8 +251,10 @@ class Upkeep:
         try:
             outcome = yield from session.attempts.anywhere(always(ask), now, until, trail)
         finally:
-            if trail.is_unsure and lease is not None:
-                lease.is_doubtful = True
+            if trail.is_unsure:
+                booking.is_unsure = True
+                if lease is not None:
+                    lease.is_doubtful = True
         name = draft.reservation_id
         if booking.is_over:  # while it was being booked: it is freed by what waits
             return outcome
@@ -252,6 +280,8 @@ class Upkeep:
 
     def _rename(self, name: str, booking: Booking, lease: Lease | None, now: float) -> None:
         session, draft = self._session, booking.draft
+        if booking.is_unsure and draft.lease is not None:
+            draft.lease.doubt(name)
         del session.bookings[name], session.lost[name]
         draft.number += 1
         draft.use(lease)

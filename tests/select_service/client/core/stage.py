@@ -120,7 +120,8 @@ class FakeService:
             self.book.end_lease(lease_id)
         else:
             leases[lease_id] = now + self.ttl_s
-        return 200, {}
+        live = self.book.live.values()
+        return 200, {"reservations": sum(one.lease_id == lease_id for one in live)}
 
     def _book(self, body: Any, now: float) -> tuple[int, object]:
         book, name, lease_id = self.book, body["reservation_id"], body.get("lease_id")

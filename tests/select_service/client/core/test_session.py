@@ -206,7 +206,7 @@ def test_a_booking_that_is_dropped_half_way_is_freed() -> None:
         max_size=40,
     ),
 )
-@settings(max_examples=150)
+@settings(max_examples=4000)
 def test_nothing_leaks_and_nothing_is_lost(
     data: st.DataObject, count: int, shared: bool, actions: list[str]
 ) -> None:
