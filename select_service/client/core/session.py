@@ -165,6 +165,9 @@ class Session:
         booking = Booking(draft, chosen, is_degraded=False)
         booking.is_unsure = trail.is_unsure
         self.bookings[booking.reservation_id] = booking
+        if draft.lease is not None and not self.leases.knows(draft.lease):
+            self.lost[booking.reservation_id] = booking  # the others have moved on meanwhile
+            self.on_work()
         self.catalog.begin(chosen.worker_id, chosen.dp_rank)
         return booking
 

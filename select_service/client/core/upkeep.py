@@ -259,7 +259,8 @@ class Upkeep:
         if booking.is_over:  # while it was being booked: it is freed by what waits
             return outcome
         if outcome.status in (_OK, _CREATED):
-            session.lost.pop(name, None)
+            if lease is None or session.leases.knows(lease):
+                session.lost.pop(name, None)
             session.stats.replays += 1
             self._tell_again(booking, outcome.now)
         elif outcome.failure is None and outcome.status not in _TRY_AGAIN:

@@ -168,8 +168,18 @@ class Network:
         self.fates: Iterator[str] = itertools.repeat("ok")
         self.is_dead = [False] * len(services)
         self.late: list[tuple[FakeService, Send]] = []
+        self.tell: Callable[[str], object] = lambda _: None
 
     def carry(self, send: Send, now: float) -> Outcome:
+        outcome = self._carry(send, now)
+        body = msgspec.msgpack.decode(send.body) if b"msgpack" in send.content_type.encode() else ""
+        self.tell(
+            f"{now:.2f} s{send.selector} {send.method} {send.path} {body!s:.90} "
+            f"-> {outcome.status} {outcome.failure} at {outcome.now:.2f}"
+        )
+        return outcome
+
+    def _carry(self, send: Send, now: float) -> Outcome:
         service = self.services[send.selector]
         if self.is_dead[send.selector]:
             return Outcome(now, failure=Failure.REFUSED, reason="dead")

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from select_service.client.core.booking import Booking
@@ -197,20 +197,31 @@ def test_a_booking_that_is_dropped_half_way_is_freed() -> None:
     on.session.check()
 
 
-@given(
-    st.data(),
-    st.integers(1, 3),
-    st.booleans(),
-    st.lists(
-        st.sampled_from(["reserve", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe"]),
-        max_size=40,
-    ),
-)
-@settings(max_examples=4000)
+ACTIONS = ("reserve", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe")
+CASE = (st.data(), st.integers(1, 3), st.booleans(), st.lists(st.sampled_from(ACTIONS), max_size=40))
+
+
+@given(*CASE)
+@settings(max_examples=40)
 def test_nothing_leaks_and_nothing_is_lost(
     data: st.DataObject, count: int, shared: bool, actions: list[str]
 ) -> None:
+    live_through(data, count, shared, actions)
+
+
+@pytest.mark.slow
+@given(*CASE)
+@settings(max_examples=4000)
+def test_nothing_leaks_and_nothing_is_lost_in_many_lives(
+    data: st.DataObject, count: int, shared: bool, actions: list[str]
+) -> None:
+    live_through(data, count, shared, actions)
+
+
+def live_through(data: st.DataObject, count: int, shared: bool, actions: list[str]) -> None:
     on = stage(count, shared=shared, lease_ttl_s=30.0)
+    on.network.tell = note
+    note(f"{count} {shared} {actions}")
     fates = st.sampled_from(("ok", "ok", *FATES))
     on.network.fates = iter(lambda: data.draw(fates), None)
     held: list[Booking] = []
