@@ -64,12 +64,11 @@ async def live(client: AsyncClient, count: int, side_by_side: int) -> set[str]:
     return ids
 
 
-def booked_and_live(server: Server) -> tuple[int, int]:
-    """Bookings of /select_and_reserve since the start, and reservations now, as the service says."""
+def events(server: Server) -> dict[str, float]:
+    """What became of reservations since the start, as the service says."""
     text = httpx.get(url(server.port) + "/metrics").text
-    booked = re.findall(r"^select_service_reservations_booked_total\S* (\S+)$", text, re.MULTILINE)
-    alive = re.findall(r"^select_service_reservations(?:_live)?(?:\{.*\})? (\S+)$", text, re.MULTILINE)
-    return int(sum(map(float, booked))), int(sum(map(float, alive)))
+    found = re.findall(r'^select_service_reservation_events_total{event="(.*)"} (.*)$', text, re.M)
+    return {name: float(count) for name, count in found}
 
 
 def lose_a_fifth(server: Server, count: int) -> None:
@@ -85,7 +84,10 @@ def lose_a_fifth(server: Server, count: int) -> None:
     with Client(url(server.port)) as client:
         assert total(client) == (0, 0, 0)
         assert client.call("GET", "/leases", kind=dict[str, Any])["total"] == 0
-    assert booked_and_live(server) == (count, 0)
+    told = events(server)
+    assert told["booked"] == told["freed"] == count
+    assert told["repeated"] > 0
+    assert told["conflicting"] == told["expired"] == told["lease_ended"] == 0
 
 
 def test_every_fifth_reply_is_lost(server: Server) -> None:
