@@ -158,7 +158,7 @@ class AsyncClient(Face):
     async def flush(self) -> None:
         """Return when everything said so far has been told, however long that takes."""
         self._begin()
-        if len(self._session.outbox):
+        if not self._session.is_settled:
             told = asyncio.get_running_loop().create_future()
             self._waiting.append(told)
             await told
@@ -267,7 +267,7 @@ class AsyncClient(Face):
             delay = self._upkeep.due() - monotonic()
             if delay <= 0:
                 await self._drive(self._upkeep.turn(monotonic()))
-                if not len(self._session.outbox):
+                if self._session.is_settled:
                     self._release_waiting()
                 await asyncio.sleep(0)  # whatever is due, others get on
                 continue

@@ -129,7 +129,7 @@ class Client(Face):
         """Return when everything said so far has been told, however long that takes."""
         self._begin()
         with self._told:
-            self._told.wait_for(lambda: not len(self._session.outbox) or self._session.is_closed)
+            self._told.wait_for(lambda: self._session.is_settled or self._session.is_closed)
 
     def call(
         self,
@@ -241,7 +241,7 @@ class Client(Face):
                 continue
             self._drive(self._upkeep.turn(monotonic()), in_background=True)
             with self._told:
-                if not len(self._session.outbox):
+                if self._session.is_settled:
                     self._told.notify_all()
 
     def _drive(self, run: Run[T], *, in_background: bool = False) -> T:

@@ -89,6 +89,11 @@ class Session:
         self._hash_prompt = hash_prompt
         self.on_work = on_work
 
+    @property
+    def is_settled(self) -> bool:
+        """Everything said so far has been told, and everything live is booked."""
+        return not len(self.outbox) and not self.lost
+
     # -- any call ------------------------------------------------------------------------------
 
     def ask(self, ask: Ask, now: float, timeout_s: float | None = None) -> Run[Outcome]:
