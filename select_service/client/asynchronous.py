@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         CacheThreshold,
         LoadRow,
         OverlapScores,
-        Ready,
         ScopeLoads,
         Selection,
         WorkerPatch,
@@ -175,7 +174,7 @@ class AsyncClient(Face):
         """Ask for any route, and read the answer as `kind`. The path is taken as it is."""
         return await self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
 
-    async def ready(self) -> Ready:
+    async def ready(self) -> verbs.Readiness:
         """GET /ready: whether anything can be scheduled."""
         return await self._do(verbs.ready())
 
@@ -197,9 +196,13 @@ class AsyncClient(Face):
         """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
         return await self._do(verbs.delete_worker(worker_id))
 
-    async def drain_worker(self, worker_id: int, **body: object) -> dict[str, Any]:
+    async def drain_worker(self, worker_id: int, reason: str | None = None) -> dict[str, Any]:
         """POST /workers/{id}/drain: nothing new goes there. Raises WorkerNotFound."""
-        return await self._do(verbs.drain_worker(worker_id, body))
+        return await self._do(verbs.drain_worker(worker_id, reason))
+
+    async def drain_status(self, worker_id: int) -> dict[str, Any]:
+        """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
+        return await self._do(verbs.drain_status(worker_id))
 
     async def undrain_worker(self, worker_id: int) -> dict[str, Any]:
         """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         CacheThreshold,
         LoadRow,
         OverlapScores,
-        Ready,
         ScopeLoads,
         Selection,
         WorkerPatch,
@@ -143,7 +142,7 @@ class Client(Face):
         """Ask for any route, and read the answer as `kind`. The path is taken as it is."""
         return self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
 
-    def ready(self) -> Ready:
+    def ready(self) -> verbs.Readiness:
         """GET /ready: whether anything can be scheduled."""
         return self._do(verbs.ready())
 
@@ -165,9 +164,13 @@ class Client(Face):
         """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
         return self._do(verbs.delete_worker(worker_id))
 
-    def drain_worker(self, worker_id: int, **body: object) -> dict[str, Any]:
+    def drain_worker(self, worker_id: int, reason: str | None = None) -> dict[str, Any]:
         """POST /workers/{id}/drain: nothing new goes there. Raises WorkerNotFound."""
-        return self._do(verbs.drain_worker(worker_id, body))
+        return self._do(verbs.drain_worker(worker_id, reason))
+
+    def drain_status(self, worker_id: int) -> dict[str, Any]:
+        """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
+        return self._do(verbs.drain_status(worker_id))
 
     def undrain_worker(self, worker_id: int) -> dict[str, Any]:
         """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""

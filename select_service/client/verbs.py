@@ -14,7 +14,6 @@ from select_service.decision_types import Decision
 from select_service.types import (
     LoadRow,
     OverlapScores,
-    Ready,
     ScopeLoads,
     WorkerPatch,
     WorkerRecord,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from select_service.types import PinnedWorker, RouterConfigOverride, RoutingConstraints
 
-__all__ = ["SelectOptions", "Verb"]
+__all__ = ["Readiness", "SelectOptions", "Verb"]
 
 T = TypeVar("T")
 
@@ -69,6 +68,15 @@ class Verb(NamedTuple, Generic[T]):
     kind: type[T]
 
 
+class Readiness(msgspec.Struct, frozen=True):
+    """GET /ready, as far as the token may read it."""
+
+    ready: bool
+    schedulable_workers: int | None = None
+    workers: list[WorkerRecord] = []
+    waiting_for: list[str] = []
+
+
 class _Decisions(msgspec.Struct):
     decisions: list[Decision]
 
@@ -97,9 +105,9 @@ def prompt_body(
     return body
 
 
-def ready() -> Verb[Ready]:
+def ready() -> Verb[Readiness]:
     """GET /ready; 503 is an answer too."""
-    return Verb(Ask("GET", "/ready", accepts=(503,)), Ready)
+    return Verb(Ask("GET", "/ready", accepts=(503,)), Readiness)
 
 
 def workers(model_name: str | None, tenant_id: str | None) -> Verb[list[WorkerRecord]]:
@@ -122,9 +130,15 @@ def delete_worker(worker_id: int) -> Verb[WorkerRecord]:
     return Verb(Ask("DELETE", f"/workers/{worker_id}"), WorkerRecord)
 
 
-def drain_worker(worker_id: int, body: dict[str, object]) -> Verb[dict[str, Any]]:
+def drain_worker(worker_id: int, reason: str | None) -> Verb[dict[str, Any]]:
     """POST /workers/{id}/drain."""
+    body: dict[str, object] | None = None if reason is None else {"reason": reason}
     return Verb(Ask("POST", f"/workers/{worker_id}/drain", body), dict[str, Any])
+
+
+def drain_status(worker_id: int) -> Verb[dict[str, Any]]:
+    """GET /workers/{id}/drain."""
+    return Verb(Ask("GET", f"/workers/{worker_id}/drain"), dict[str, Any])
 
 
 def undrain_worker(worker_id: int) -> Verb[dict[str, Any]]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,7 +189,7 @@ def test_refusals(server: Server) -> None:
 
 def test_a_gate_says_why(server: Server) -> None:
     with Client(url(server), options=Options(timeout_ms=300)) as client:
-        policy = {"policy": "reject-all"}
+        policy: dict[str, object] = {"policy": "reject-all"}
         client.call("PUT", "/admission", policy)
         try:
             with pytest.raises(AdmissionRefused) as refused:
@@ -231,16 +230,13 @@ def test_looking_inside(server: Server) -> None:
         assert client.overlap_scores(token_ids=TOKENS).num_blocks == 4
 
 
-def test_no_workers_is_an_answer(tmp_path: Path) -> None:
-    with Server(tmp_path / "log") as empty, Client(url(empty)) as client:
-        assert not client.ready().ready
-
-
 def test_output_blocks_by_their_total(server: Server) -> None:
     with Client(url(server)) as client, client.reserve(token_ids=TOKENS) as r:
         name = r.reservation_id
         for count, blocks in ((0, 4), (2, 6), (2, 6), (1, 6), (3, 7)):
             operation = {"op": "output_block", "reservation_id": name, "total": count}
-            answer = client.call("POST", "/reservations/batch", {"operations": [operation]})
-            assert answer == {"results": [{"status": 200}]}
+            body: dict[str, object] = {"operations": [operation]}
+            assert client.call("POST", "/reservations/batch", body) == {
+                "results": [{"status": 200}]
+            }
             assert total(client)[2] == blocks

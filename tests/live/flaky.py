@@ -31,6 +31,7 @@ class FlakyProxy:
     port: int = 0
     seen: int = 0
     lost: int = 0
+    held: int = 0  # requests to be carried out later
     _loop: asyncio.AbstractEventLoop | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -86,9 +87,11 @@ class FlakyProxy:
                     dice -= share
                 if fate == "late":
                     writer.close()
+                    self.held += 1
                     await asyncio.sleep(self.delay_s)
                 up_writer.write(request)
                 reply = await _message(up_reader)
+                self.held -= fate == "late"
                 self.lost += fate in {"drop", "swallow", "late"}
                 if fate in {"drop", "late"}:
                     return

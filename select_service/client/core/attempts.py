@@ -197,6 +197,12 @@ class Attempts:
             self.stats.retries += 1
             now = (yield Sleep(pause)).now
 
+    def pause_before(self, tries: int, outcome: Outcome) -> float | None:
+        """Return how long to wait after so many tries at a selector; None: it is not worth it."""
+        if verdict_on(outcome, in_msgpack=False) is not Verdict.AGAIN:
+            return None
+        return None if tries >= self._options.attempts_max else self._backoff(tries)
+
     def _send(self, selector: int, ask: Ask, left_s: float) -> Send:
         body, content_type = encode(ask.body, json_only=self._selectors.json_only[selector])
         options = self._options

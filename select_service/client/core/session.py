@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from select_service.client.core.attempts import Attempts, always
 from select_service.client.core.booking import Booking, Draft
-from select_service.client.core.exchange import Ask, Outcome, Trail
+from select_service.client.core.exchange import Ask, Outcome, Sleep, Trail
 from select_service.client.core.fallback import Catalog, scope_of
 from select_service.client.core.leases import LeaseBook
 from select_service.client.core.outbox import Outbox
@@ -216,30 +216,28 @@ class Session:
 
         Many may do this at once: they open the same lease, which is the same as once.
         """
-        trail = Trail()
+        trail, tries = Trail(), 0
         while not self.leases.is_off:
             lease = self.leases.take(now)
             if lease.selector == selector:
                 return lease
-            if lease.selector is None:
-                outcome = yield from self.attempts.at(
-                    selector, self._opening(lease), now, until, trail
-                )
-                if outcome.status == _NOT_FOUND:  # a service without leases
-                    self.leases.is_off, self.leases.current = True, None
-                    return None
-                if outcome.status not in (_OK, _CREATED):
-                    return outcome
-                self._heard(lease, selector, outcome.now)
-            else:  # if that one and this one share their books, it is known here too
-                outcome = yield from self.attempts.at(selector, renewing(lease), now, until, trail)
-                if outcome.status == _OK:
-                    self._heard(lease, selector, outcome.now)
-                elif outcome.status == _NOT_FOUND:
-                    self.lose(lease)
-                else:
-                    return outcome
+            is_new = lease.selector is None
+            # if this selector and the last one share their books, it is known here too
+            ask = self._opening(lease) if is_new else renewing(lease)
+            outcome = yield from self.attempts.at(selector, ask, now, until, trail, attempts=1)
             now = outcome.now
+            if outcome.status in (_OK, _CREATED):
+                self._heard(lease, selector, now)
+            elif outcome.status == _NOT_FOUND and is_new:  # a service without leases
+                self.leases.is_off, self.leases.current = True, None
+            elif outcome.status == _NOT_FOUND:
+                self.lose(lease)
+            else:  # opening is not repeated blindly: it may be open by now, or closed again
+                tries += 1
+                pause = self.attempts.pause_before(tries, outcome)
+                if pause is None or now + pause >= until:
+                    return outcome
+                now = (yield Sleep(pause)).now
         return None
 
     def _opening(self, lease: Lease) -> Ask:

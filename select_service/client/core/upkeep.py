@@ -88,7 +88,9 @@ class Upkeep:
             self._read_at = now + self._options.catalog_refresh_s
             try:
                 yield from session.refresh_catalog(now, self._short)
-            except (ClientError, ServiceError):
+            except ServiceError:  # a token that may not read, perhaps
+                pass
+            except ClientError:
                 self._read_at = now + self._options.probe_s  # the last one stays
 
     def farewell(self, now: float) -> Run[None]:

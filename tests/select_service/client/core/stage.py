@@ -17,8 +17,10 @@ import msgspec
 
 from select_service.client.core.exchange import Failure, Outcome, Run, Send
 from select_service.client.core.options import Options
+from select_service.client.core.problems import ClientError
 from select_service.client.core.session import Session
 from select_service.client.core.upkeep import Upkeep
+from select_service.errors import ServiceError
 
 BLOCK_SIZE = 16
 REPLY_S = 0.01
@@ -266,7 +268,7 @@ class Stage:
             command = next(task.run) if outcome is None else task.run.send(outcome)
         except StopIteration as end:
             task.done(end.value)
-        except Exception as error:
+        except (ClientError, ServiceError) as error:
             task.failed(error)
         else:
             if isinstance(command, Send):
