@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import httpx
 
 from select_service.client import verbs
-from select_service.client.core.exchange import Ask, Outcome, Send
+from select_service.client.core.exchange import Ask, Failure, Outcome, Send
 from select_service.client.face import Face, seconds
 from select_service.client.reservation import Reservation
 from select_service.client.transport import answered, failed
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
+    from select_service.client.transport import Doors
     from select_service.decision_types import Decision
     from select_service.types import (
         CacheThreshold,
@@ -71,7 +72,7 @@ class AsyncClient(Face):
             ValueError: an address that is none.
         """
         super().__init__(selectors, token, ca, cert, owner, options)
-        self._transports = self._doors.asynchronous()
+        self._pools = [_Pool(self._doors, at) for at, _ in enumerate(self._doors.addresses)]
         self._wake = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # for everything to be told
@@ -96,8 +97,8 @@ class AsyncClient(Face):
             await self._drive(self._upkeep.farewell(monotonic()))
         finally:
             self._release_waiting()
-            for transport in self._transports:
-                await transport.aclose()
+            for pool in self._pools:
+                await pool.aclose()
 
     def reserve(
         self,
@@ -303,13 +304,40 @@ class AsyncClient(Face):
         if not isinstance(command, Send):
             await asyncio.sleep(command.seconds)
             return Outcome(monotonic())
-        transport = self._transports[command.selector]
+        return await self._pools[command.selector].ask(command)
+
+
+class _Pool:
+    """Connections to one selector: the one used last is used next."""
+
+    def __init__(self, doors: Doors, selector: int) -> None:
+        self._doors = doors
+        self._selector = selector
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+        self._slots = asyncio.Semaphore(doors.connections_max)
+
+    async def ask(self, send: Send) -> Outcome:
         try:
-            response = await transport.handle_async_request(self._doors.request(command))
+            async with asyncio.timeout(send.timeout_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            reason = "every connection is in use"
+            return Outcome(monotonic(), failure=Failure.SLOW, reason=reason)
+        connection = self._idle.pop() if self._idle else self._doors.asynchronous(self._selector)
+        try:
+            response = await connection.handle_async_request(self._doors.request(send))
             body = await response.aread()
         except httpx.TransportError as error:
             return failed(error, monotonic())
+        finally:  # one that broke connects anew when it is used
+            self._idle.append(connection)
+            self._slots.release()
         return answered(response, body, monotonic())
+
+    async def aclose(self) -> None:
+        """Close what is not in use; nothing is, when a client closes."""
+        while self._idle:
+            await self._idle.pop().aclose()
 
 
 class AsyncReserving:

@@ -73,11 +73,7 @@ class Doors:
         self.addresses = [read_address(one) for one in selectors or (DEFAULT_SELECTOR,)]
         self._token = token
         self._connect_s = options.connect_timeout_ms / 1e3
-        self._limits = httpx.Limits(
-            max_connections=options.connections_max,
-            max_keepalive_connections=options.connections_max,
-            keepalive_expiry=_KEEPALIVE_S,
-        )
+        self.connections_max = options.connections_max
         is_secure = any(one.url.startswith("https") for one in self.addresses)
         self._tls: ssl.SSLContext | bool = _tls_context(ca, cert) if is_secure else False
         self._url = lru_cache(_PATHS_REMEMBERED)(self._make_url)
@@ -87,17 +83,19 @@ class Doors:
         """How they are called in messages."""
         return [one.name for one in self.addresses]
 
-    def asynchronous(self) -> list[httpx.AsyncHTTPTransport]:
-        """Return a transport for each selector."""
-        return [
-            httpx.AsyncHTTPTransport(verify=self._tls, uds=one.uds, limits=self._limits)
-            for one in self.addresses
-        ]
+    def asynchronous(self, selector: int) -> httpx.AsyncHTTPTransport:
+        """Return one connection to a selector.
+
+        httpx's own pool looks at all connections for each request, which costs more than the
+        request from some twenty on.
+        """
+        one = self.addresses[selector]
+        return httpx.AsyncHTTPTransport(verify=self._tls, uds=one.uds, limits=_limits(1))
 
     def synchronous(self) -> list[httpx.HTTPTransport]:
         """Return a transport for each selector."""
         return [
-            httpx.HTTPTransport(verify=self._tls, uds=one.uds, limits=self._limits)
+            httpx.HTTPTransport(verify=self._tls, uds=one.uds, limits=_limits(self.connections_max))
             for one in self.addresses
         ]
 
@@ -127,6 +125,12 @@ class Doors:
 
     def _make_url(self, selector: int, path: str) -> httpx.URL:
         return httpx.URL(self.addresses[selector].url + path)
+
+
+def _limits(most: int) -> httpx.Limits:
+    return httpx.Limits(
+        max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEEPALIVE_S
+    )
 
 
 def answered(response: httpx.Response, body: bytes, now: float) -> Outcome:
