@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from select_service.client.core.options import Options
     from select_service.client.transport import Doors
     from select_service.decision_types import Decision
+    from select_service.drain_types import DrainStatus
     from select_service.types import (
         CacheThreshold,
         LoadRow,
@@ -197,15 +198,15 @@ class AsyncClient(Face):
         """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
         return await self._do(verbs.delete_worker(worker_id))
 
-    async def drain_worker(self, worker_id: int, reason: str | None = None) -> dict[str, Any]:
+    async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """POST /workers/{id}/drain: nothing new goes there. Raises WorkerNotFound."""
         return await self._do(verbs.drain_worker(worker_id, reason))
 
-    async def drain_status(self, worker_id: int) -> dict[str, Any]:
+    async def drain_status(self, worker_id: int) -> DrainStatus:
         """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
         return await self._do(verbs.drain_status(worker_id))
 
-    async def undrain_worker(self, worker_id: int) -> dict[str, Any]:
+    async def undrain_worker(self, worker_id: int) -> DrainStatus:
         """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
         return await self._do(verbs.undrain_worker(worker_id))
 

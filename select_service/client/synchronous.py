@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
     from select_service.decision_types import Decision
+    from select_service.drain_types import DrainStatus
     from select_service.types import (
         CacheThreshold,
         LoadRow,
@@ -164,15 +165,15 @@ class Client(Face):
         """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
         return self._do(verbs.delete_worker(worker_id))
 
-    def drain_worker(self, worker_id: int, reason: str | None = None) -> dict[str, Any]:
+    def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """POST /workers/{id}/drain: nothing new goes there. Raises WorkerNotFound."""
         return self._do(verbs.drain_worker(worker_id, reason))
 
-    def drain_status(self, worker_id: int) -> dict[str, Any]:
+    def drain_status(self, worker_id: int) -> DrainStatus:
         """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
         return self._do(verbs.drain_status(worker_id))
 
-    def undrain_worker(self, worker_id: int) -> dict[str, Any]:
+    def undrain_worker(self, worker_id: int) -> DrainStatus:
         """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
         return self._do(verbs.undrain_worker(worker_id))
 

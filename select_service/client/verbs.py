@@ -11,6 +11,7 @@ from select_service.client.core.exchange import Ask
 from select_service.client.core.wire import packed
 from select_service.client.hashing import chain
 from select_service.decision_types import Decision
+from select_service.drain_types import DrainStatus
 from select_service.types import (
     LoadRow,
     OverlapScores,
@@ -130,20 +131,20 @@ def delete_worker(worker_id: int) -> Verb[WorkerRecord]:
     return Verb(Ask("DELETE", f"/workers/{worker_id}"), WorkerRecord)
 
 
-def drain_worker(worker_id: int, reason: str | None) -> Verb[dict[str, Any]]:
+def drain_worker(worker_id: int, reason: str | None) -> Verb[DrainStatus]:
     """POST /workers/{id}/drain."""
     body: dict[str, object] | None = None if reason is None else {"reason": reason}
-    return Verb(Ask("POST", f"/workers/{worker_id}/drain", body), dict[str, Any])
+    return Verb(Ask("POST", f"/workers/{worker_id}/drain", body), DrainStatus)
 
 
-def drain_status(worker_id: int) -> Verb[dict[str, Any]]:
+def drain_status(worker_id: int) -> Verb[DrainStatus]:
     """GET /workers/{id}/drain."""
-    return Verb(Ask("GET", f"/workers/{worker_id}/drain"), dict[str, Any])
+    return Verb(Ask("GET", f"/workers/{worker_id}/drain"), DrainStatus)
 
 
-def undrain_worker(worker_id: int) -> Verb[dict[str, Any]]:
+def undrain_worker(worker_id: int) -> Verb[DrainStatus]:
     """DELETE /workers/{id}/drain."""
-    return Verb(Ask("DELETE", f"/workers/{worker_id}/drain"), dict[str, Any])
+    return Verb(Ask("DELETE", f"/workers/{worker_id}/drain"), DrainStatus)
 
 
 def loads(model_name: str | None, tenant_id: str | None) -> Verb[list[ScopeLoads]]:

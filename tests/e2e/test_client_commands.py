@@ -90,6 +90,18 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     assert (code, json.loads(out)) == (0, {"status": "ok"})
 
 
+def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:
+    at = ("--url", url(server))
+    code, out, _ = ask("drain", "1", "--reason", "upgrade", *at)
+    told = json.loads(out)
+    assert (code, told["drains"], told["reason"]) == (0, True, "upgrade")
+    assert "draining" in ask("workers", *at)[1]
+    assert json.loads(ask("drain", "1", "--status", *at)[1])["safe_to_terminate"]
+    assert json.loads(ask("drain", "1", "--undo", *at)[1])["drains"] is False
+    code, _, err = ask("drain", "9", *at)
+    assert (code, json.loads(err)["code"]) == (1, "worker_not_found")
+
+
 def test_nobody_there(ask: Terminal) -> None:
     code, _, err = ask("workers", "--url", "http://127.0.0.1:1")
     assert code == 2
