@@ -457,11 +457,13 @@ class BatchPrefillComplete(Struct, kw_only=True, tag_field="op", tag="prefill_co
 
 
 class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block"):
-    """As POST /reservations/{id}/output_block, `count` times."""
+    """As POST /reservations/{id}/output_block, `count` times, or until there are `total`."""
 
     reservation_id: str
     decay_fraction: float | None = None
     count: OutputBlocks = 1
+    total: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
+    """Of the whole reservation: safe to repeat, as `count` is not."""
 
 
 class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):

@@ -333,6 +333,14 @@ class Desk:
             name = booking.reservation.reservation_id
             self.announcer.claims.output(name, decay_fraction, count)
 
+    def outputs(self, name: str) -> int:
+        """Return how many output blocks it has, those that other replicas were told of included.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        return self.bookings.get(name).reservation.output_blocks
+
     def _cared_for(self, booking: Booking, now: float) -> None:
         """A lifecycle call came: it lives, and is ours if its owner is gone."""
         self._renew_lease(booking, now)
