@@ -58,6 +58,7 @@ __all__ = [
     "ShownHashes",
     "check_values",
     "encode",
+    "encode_capped",
     "encode_msgpack",
     "judge_unknown",
     "pack",
@@ -91,6 +92,25 @@ def _packed_in(shown: object) -> PackedHashes:
 
 encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
 encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
+
+
+
+def encode_capped(answer: object) -> bytes:
+    """Write in MessagePack what has numbers it cannot say: as the nearest it can.
+
+    Only sums are like that (two prompts of 2^64-1 tokens each), so this need not be quick.
+    """
+    plain = msgspec.to_builtins(answer, enc_hook=_packed_in, builtin_types=(bytes,))
+    return encode_msgpack(_capped(plain))
+
+
+def _capped(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _capped(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_capped(one) for one in value]
+    return min(max(value, -(1 << 63)), U64_MASK) if isinstance(value, int) else value
+
 
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -272,7 +292,7 @@ _CHECKS: Final = {WorkerSpec: _check_ranks, WorkerPatch: _check_ranks}
 
 # -- what is wrong, and where ------------------------------------------------------------------
 
-_AT: Final = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`")
+_AT: Final = re.compile(r"(?s)(.*) - at `(?:key`? in `?)?\$\.?(.*)`")
 MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 _NAMED: Final = re.compile(r"(\w+) (?:must be at most|and \w+ name)")  # `__post_init__` of types.py
@@ -306,10 +326,18 @@ def _printable(names: list[str]) -> str:
 def _canonical(body: bytes, unknown: list[str]) -> bytes:
     """Return the unknown members so that equal JSON values give equal bytes."""
     raw = _RAW_MEMBERS.decode(body)
+    members = {}
+    for name in unknown:
+        try:
+            members[name] = msgspec.json.decode(raw[name])
+        except (ValueError, RecursionError) as error:
+            refusal = refusal_of(error)
+            inside = refusal.field or ""
+            refusal.field = f"{name}{inside}" if inside[:1] in {"", "["} else f"{name}.{inside}"
+            raise refusal from None
     try:
-        members = {name: msgspec.json.decode(raw[name]) for name in unknown}
         return msgspec.json.encode(members, order="deterministic")
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
         raise refusal_of(error) from None
 
 

@@ -551,6 +551,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
     *refusals: int,  # besides those every route may answer
     takes: type[msgspec.Struct] | None = None,
     status: int = 200,
+    status_again: int | None = None,
     query: tuple[str, ...] = (),
     body_optional: bool = False,
     body_lenient: bool = False,
@@ -562,6 +563,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
         changes=method != "GET" if changes is None else changes,
         body_optional=body_optional,
         body_lenient=body_lenient,
+        status_again=status_again,
     )
 
 
@@ -651,6 +653,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         *("/replica_sync/register_peer", Api.register_peer, Status, 409),
         takes=PeerRequest,
         status=201,
+        status_again=200,
     ),
     _post(
         "/replica_sync/deregister_peer", Api.deregister_peer, Status, 404, 409, takes=PeerRequest

@@ -48,6 +48,7 @@ class Route(Struct, Generic[H], frozen=True):
     summary: str = ""
     changes: bool = False  # something that outlives the answer
     body_optional: bool = False  # without one, no Content-Type either
+    status_again: int | None = None  # where nothing is new
     body_lenient: bool = False  # whatever its Content-Type; the handler ignores what says nothing
 
 
