@@ -29,7 +29,7 @@ from tests.fuzz.openapi_hooks import LEASE, RESERVATION, WORKERS  # noqa: E402 -
 ROOT: Final = Path(__file__).parents[2]
 CONFIG: Final = Path(__file__).with_name("schemathesis.toml")
 COMMAND: Final = "from schemathesis.cli import schemathesis; schemathesis()"
-EXAMPLES: Final = 12  # for each operation and phase; half a minute altogether
+EXAMPLES: Final = 10  # for each operation and phase; half a minute altogether
 SHOWN: Final = 20_000
 FLAGS: Final = (
     *OURS_EXTRA,
