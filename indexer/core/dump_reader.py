@@ -53,6 +53,9 @@ class _ScopeHead(Struct, frozen=True):
     events: list[int] | UnsetType = UNSET  # always empty: a skeleton holds none
 
 
+UNREADABLE: Final = (ValueError, RecursionError)
+"""What msgspec raises: of what is no JSON, no UTF-8, or nested without end."""
+
 _decode_head: Final = msgspec.json.Decoder(_ScopeHead).decode
 _decode_skeleton: Final = msgspec.json.Decoder(dict[str, _ScopeHead]).decode
 _decode_name: Final = msgspec.json.Decoder(str).decode
@@ -109,7 +112,7 @@ class DumpReader:
         self._keep(len(self._rest))
         try:
             scopes = _decode_skeleton(self._skeleton)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadDump(f"not a dump: {error}") from None
         for name, head in scopes.items():
             _read_scope(name)
@@ -152,7 +155,7 @@ class DumpReader:
         try:
             head = _decode_head(bytes(self._skeleton[self._scope_start :]) + b"]}")
             name = _decode_name(self._scope_name)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadDump(f"not a dump: {error}") from None
         return ScopeOpened(_read_scope(name), _read_block_size(head))
 

@@ -94,7 +94,6 @@ encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
 encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
 
-
 def encode_capped(answer: object) -> bytes:
     """Write in MessagePack what has numbers it cannot say: as the nearest it can.
 

@@ -27,14 +27,14 @@ __all__ = ["Problem", "describe"]
 _PARAM: Final = re.compile(r"\{(\w+)\}")
 _REF: Final = "#/components/schemas/{name}"
 _U64_MAX: Final = (1 << 64) - 1
-_U64: Final = {"type": "integer", "minimum": 0, "maximum": _U64_MAX}
+_U64: Final[dict[str, object]] = {"type": "integer", "minimum": 0, "maximum": _U64_MAX}
 _QUERY: Final[dict[str, dict[str, object]]] = {  # those that are no text
     "worker_id": _U64,
     "limit": {"type": "integer", "minimum": 1},
     "candidates": {"type": "boolean"},
 }
-_RANKS: Final = {"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}}
-_FRACTION: Final = {"minimum": 0, "maximum": 1}
+_RANKS: Final[dict[str, object]] = {"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}}
+_FRACTION: Final[dict[str, object]] = {"minimum": 0, "maximum": 1}
 _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
     # what is checked behind the types, because it has a text or a status of its own
     ("WorkerSpec", "kv_events_endpoints"): _RANKS,

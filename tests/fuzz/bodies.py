@@ -37,9 +37,8 @@ def to_json(value: Any) -> bytes | None:
         value = Object(value.items())
     if isinstance(value, Object):
         members = [(json.dumps(name).encode(), to_json(one)) for name, one in value]
-        if any(text is None for _, text in members):
-            return None
-        return b"{" + b",".join(b"%b:%b" % member for member in members) + b"}"
+        parts = [b"%b:%b" % (name, text) for name, text in members if text is not None]
+        return b"{" + b",".join(parts) + b"}" if len(parts) == len(members) else None
     if isinstance(value, list):
         items = [to_json(one) for one in value]
         return None if None in items else b"[" + b",".join(i for i in items if i is not None) + b"]"
@@ -107,7 +106,7 @@ TEXTS: Final = [
     *("", "1", "true", "default", "NaN", "\x00", "a\nb\x1b[31m", "\x7f", "é", "\N{GRINNING FACE}"),
     *("../../etc/passwd", "x" * 257, "x" * 70_000, "AQAAAAAAAAA=", "tcp://127.0.0.1:9", "\uffff"),
 ]
-OTHERS: Final = [
+OTHERS: Final[list[Any]] = [
     *(True, False, None, [], {}, [None], [[]], [{}], [1, "1"], [[0, 1]], {"": 0}, {"0": "tcp://x"}),
     *({"a": None}, {"1": 1}, [0] * 3, [U64_END], [-1], {"worker_id": 1, "dp_rank": 0}),
 ]
@@ -225,7 +224,9 @@ def each_spoilt(route: Route[Any]) -> list[Body]:
             found += [Body(route, template | {name: value}) for value in VALUES]
             found.append(Body(route, Object([*template.items(), (name, template.get(name))] * 2)))
         found.append(Body(route, Object([*template.items(), *template.items()])))
-        found += [Body(route, {k: v for k, v in template.items() if k != gone}) for gone in template]
+        found += [
+            Body(route, {k: v for k, v in template.items() if k != gone}) for gone in template
+        ]
     return found
 
 

@@ -13,15 +13,14 @@ import msgspec
 import schemathesis
 from schemathesis.transport.requests import REQUESTS_TRANSPORT
 
+from tests.fuzz.known import LEASE, RESERVATION, WORKERS
+
 if TYPE_CHECKING:
     from schemathesis import Case
 
 MSGPACK: Final = "application/msgpack"
 SCOPE: Final = ("model_name", "tenant_id", "routing_group", "model")
 HASH_BYTES: Final = 8
-WORKERS: Final = (1 << 52, (1 << 52) + 1, (1 << 52) + 2)  # the last one may be patched to pieces
-RESERVATION: Final = "booked"
-LEASE: Final = "open"
 KNOWN: Final = {"worker_id": WORKERS[2], "reservation_id": RESERVATION, "lease_id": LEASE}
 PROMPTED: Final = frozenset(
     {

@@ -17,14 +17,11 @@ from typing import Final
 import pytest
 
 from tests.fuzz.budget import SECONDS, SEED
+from tests.fuzz.known import LEASE, RESERVATION, WORKERS
 from tests.live.http import exchange
 from tests.live.server import OURS_EXTRA, Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
-
-pytest.importorskip("schemathesis", reason="not installed: pip install '.[fuzz]'")
-
-from tests.fuzz.openapi_hooks import LEASE, RESERVATION, WORKERS  # noqa: E402 - see above
 
 ROOT: Final = Path(__file__).parents[2]
 CONFIG: Final = Path(__file__).with_name("schemathesis.toml")
@@ -41,6 +38,7 @@ FLAGS: Final = (
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Server]:
     """A service with what `openapi_hooks.py` names."""
+    pytest.importorskip("schemathesis", reason="not installed: pip install '.[fuzz]'")
     with Server(tmp_path / "log", args=FLAGS, env={"DYN_USE_KV_EVENTS": "false"}) as server:
         for worker_id in WORKERS:
             record = {"worker_id": worker_id, "endpoint": "http://w", "block_size": 16}

@@ -295,7 +295,10 @@ def test_a_key_that_is_no_text_is_where_its_object_is() -> None:
     for body, path in (
         ({1: 2}, None),
         ({"routing_constraints": {1: 2}}, "routing_constraints"),
-        ({"routing_constraints": {"preferred_taints": {1: 2}}}, "routing_constraints.preferred_taints"),
+        (
+            {"routing_constraints": {"preferred_taints": {1: 2}}},
+            "routing_constraints.preferred_taints",
+        ),
     ):
         with pytest.raises(InvalidField) as refused:
             PACKED.decode(msgspec.msgpack.encode(body))
@@ -350,7 +353,10 @@ def test_numbers_nobody_can_hold_are_found_in_unknown_fields() -> None:
     for body, path in (
         (b'{"bogus":1e400}', "bogus"),
         (b'{"bogus":[%s]}' % (b"9" * 5000), "bogus[0]"),
-        (b'{"bogus":{"a":[1,1e400]}}', "bogus[...][1]"),  # names are not kept where nobody knows them
+        (
+            b'{"bogus":{"a":[1,1e400]}}',
+            "bogus[...][1]",
+        ),  # names are not kept where nobody knows them
     ):
         with pytest.raises(ServiceError) as refused:
             select(body)
