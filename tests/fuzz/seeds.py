@@ -92,6 +92,7 @@ def _loads() -> Iterator[bytes]:
     for told in (rank, {"ranks": [rank, {"num_requests_running": 3}]}):
         yield json.dumps(told).encode()
         yield msgspec.msgpack.encode(told)
+    yield msgspec.msgpack.encode({"kv_used_blocks": float("inf")})
 
 
 def _files() -> Iterator[bytes]:
@@ -124,9 +125,21 @@ _SOURCES: Final = {
 }
 
 
+_DEEP: Final = 1200  # more than msgspec follows
+_BOMBS: Final = [
+    *(b"[" * _DEEP + b"]" * _DEEP, b'{"":' * 900 + b"1" + b"}" * 900, b"\x91" * 3 * _DEEP),
+    *(b"\x81\xa0" * _DEEP + b"\xc0", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"),
+    *(b"\xc6\xff\xff\xff\xff", b"\x93\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff"),
+    b'{"m:t":{"block_size":16,"x":' + b"[" * _DEEP + b"]" * _DEEP + b',"events":[]}}',
+    b'{"m:t":{"block_size":16,"events":[{"x":' + b"[" * _DEEP + b"]" * _DEEP + b"}]}}",
+    b'{"\xff:t":{"block_size":16,"events":[]}}',
+]
+
+
 def seeds(target: str) -> list[bytes]:
     """What a target begins with, without repeats."""
     found = [data for data in _SOURCES[target]() if len(data) <= _VECTORS_MAX_BYTES]
     faults = sorted((GOLDEN / "fuzz" / target).glob("*.hex"))
     found += [bytes.fromhex(path.read_text("ascii")) for path in faults]
-    return list(dict.fromkeys(found))
+    bombs = [lead + bomb for bomb in _BOMBS for lead in (b"", b"t", b"o", b"p", b"\x03")]
+    return list(dict.fromkeys(found + bombs))
