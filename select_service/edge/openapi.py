@@ -15,6 +15,7 @@ import msgspec
 from select_service.decision_types import Decision
 from select_service.edge.codec import encode
 from select_service.edge.http import ROUTES
+from select_service.edge.routing import OPEN
 from select_service.types import PromptFields, SelectAndReserveRequest
 from select_service.version import __version__
 
@@ -61,8 +62,12 @@ _WITH_CHANGES: Final = {
     503: "Nothing can serve this now, or the state cannot be written.",
     507: "The disk of the state directory is full.",
 }
+_WITH_TOKENS: Final = {
+    401: "A token is needed, or the one shown is not known.",
+    403: "The token does not allow this.",
+}
 _TEXTS: Final = {
-    404: "No such worker, rank, reservation, lease or decision.",
+    404: "No such worker, rank, reservation, lease, decision or tenant.",
     409: "The id is live with another body or in another scope; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
@@ -132,7 +137,16 @@ def describe() -> bytes:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "paths": paths,
-            "components": {"schemas": components},
+            "components": {
+                "schemas": components,
+                "securitySchemes": {
+                    "token": {
+                        "type": "http",
+                        "scheme": "bearer",
+                        "description": "With `--token-file`; `x-scope` says what it must allow.",
+                    }
+                },
+            },
         }
     )
 
@@ -174,6 +188,8 @@ def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     ]
     if parameters:
         operation["parameters"] = parameters
+    if route.scope != OPEN:
+        operation |= {"security": [{}, {"token": []}], "x-scope": route.scope}
     if route.takes is not None:
         note = _PACKED if issubclass(route.takes, PromptFields) else ""
         operation["requestBody"] = {
@@ -230,6 +246,10 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     texts |= {status: _TEXTS[status] for status in route.refusals}
     if route.changes:
         texts |= _WITH_CHANGES
+    if route.scope != OPEN:
+        texts |= _WITH_TOKENS
+        if not route.of_process:  # to a token that is bound to others
+            texts.setdefault(404, _TEXTS[404])
     responses: dict[str, object] = {
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())
@@ -243,10 +263,16 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
         }
     if route.pattern == "/ready":  # its 503 has the ordinary body
         responses["503"] = {"description": "No worker is schedulable.", "content": content}
-    done = {"description": "Done."} | {"content": content}
+    return _done(route, content) | responses
+
+
+def _done(route: Route[Handler], content: dict[str, object]) -> dict[str, object]:
+    """Describe the answers to who got what was asked for."""
+    done: dict[str, object] = {"description": "Done.", "content": content}
     if route.takes is not None:
         text = '`299 - "unknown field: ..."` when the body has fields nobody knows.'
         done["headers"] = {"Warning": {"description": text, "schema": {"type": "string"}}}
-    if route.status_again is not None:
-        responses[str(route.status_again)] = done | {"description": "So it is already."}
-    return {str(route.status): done} | responses
+    if route.status_again is None:
+        return {str(route.status): done}
+    again = done | {"description": "So it is already."}
+    return {str(route.status): done, str(route.status_again): again}

@@ -25,7 +25,7 @@ from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.edge.recovery import read_event
 from indexer.edge.snapshot_file import BadSnapshot, SnapshotReader
 from indexer.errors import BadDump
-from indexer.types import U64_MASK
+from indexer.types import U64_MASK, StreamLimits
 from select_service.config import FieldValidation
 from select_service.core.replica_events import TOPIC
 from select_service.core.replica_messages import OWN_TOPIC
@@ -124,7 +124,7 @@ def dumps(data: bytes) -> None:
     index: KvIndex | None = None
     for one in whole[0]:
         if isinstance(one, ScopeOpened):
-            index = KvIndex(one.block_size, orphan_blocks_max=1000)
+            index = KvIndex(one.block_size, limits=StreamLimits(orphan_blocks_max=1000))
             continue
         assert index is not None
         try:
