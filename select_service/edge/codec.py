@@ -289,7 +289,7 @@ _CHECKS: Final = {WorkerSpec: _check_ranks, WorkerPatch: _check_ranks}
 _AT: Final = re.compile(r"(?s)(.*) - at `(?:key`? in `?)?\$\.?(.*)`")
 MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
-_NAMED: Final = re.compile(r"(\w+) (?:must be at most|and \w+ name)")  # `__post_init__` of types.py
+_NAMED: Final = re.compile(r"(\w+) (?:must be |and \w+ name)")  # `__post_init__` of types.py
 
 
 def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> ServiceError:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from hypothesis import strategies as st
 
+from select_service.config.flags import FLAGS
 from select_service.edge.http import ROUTES
 from select_service.edge.routing import Route
 
@@ -110,6 +111,7 @@ OTHERS: Final[list[Any]] = [
     *(True, False, None, [], {}, [None], [[]], [{}], [1, "1"], [[0, 1]], {"": 0}, {"0": "tcp://x"}),
     *({"a": None}, {"1": 1}, [0] * 3, [U64_END], [-1], {"worker_id": 1, "dp_rank": 0}),
 ]
+RELOADED: Final = {flag.field for flag in FLAGS if flag.reloads}
 VALUES: Final[list[Any]] = [*NUMBERS, *ODDITIES, *TEXTS, *OTHERS]
 
 _PROMPT: Final = {"token_ids": [1, 2, 3], "model_name": "default", "tenant_id": "default"}
@@ -163,6 +165,7 @@ TEMPLATES: Final[dict[str, list[dict[str, Any]]]] = {
     "LeaseRenewal": [{"ttl_s": 60.0}, {}],
     "PeerRequest": [{"endpoint": "tcp://127.0.0.1:9"}],
     "WorkerMetrics": [{"ranks": [{"kv_used_blocks": 1.0, "kv_total_blocks": 9}]}],
+    "ConfigChange": [{"settings": {name: 1}} for name in sorted(RELOADED)],
     "AdmissionChange": [{"policy": "always-admit"}, {"policy": "token-bucket", "config": {}}],
     "BusyThresholdChange": [{"model": "default", "active_prefill_tokens_threshold": 1 << 20}],
 }

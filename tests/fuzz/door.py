@@ -18,6 +18,7 @@ import msgspec
 
 from select_service.config.environment import RouterSettings
 from select_service.edge.openapi import describe
+from select_service.edge.reloading import ConfigChange
 from select_service.edge.routing import Route
 from select_service.types import RouterConfig
 from tests.fuzz.bodies import PATHS, Body, path_of, templates, to_json, to_msgpack
@@ -68,7 +69,7 @@ class House:
 
     async def _open(self) -> None:
         door = await self._stack.enter_async_context(listening(**self._settings))
-        self._port, self._service, _ = door
+        self._port, self._service, self._server = door
         for name in ("fast", "slow"):
             self._wires[name] = await Wire.to(self._port)
         await self._restore(None, JSON)
@@ -228,6 +229,10 @@ class House:
 
     async def _restore(self, answer: Answer | None, kind: str) -> None:
         """Look at everything that can be read, then put back what every template builds on."""
+        reloading = self._server._door.reloading
+        put = {name: None for name, one in reloading.describe().settings.items() if one.source == "put"}
+        if put:
+            reloading.put(ConfigChange(settings=put))
         for path in _READS:
             for accept in (JSON, MSGPACK):
                 status, _, raw = await self._get(path, accept)
@@ -277,9 +282,12 @@ def _decode(raw: bytes, kind: str) -> Any:
     return json.loads(raw) if kind == JSON else msgspec.msgpack.decode(raw)
 
 
-def _alike(answer: Answer) -> tuple[int, bytes, str | None]:
+def _alike(answer: Answer) -> tuple[int, Any, str | None]:
     status, headers, raw = answer
-    return status, raw, headers.get("content-type")
+    kind = headers.get("content-type", "")
+    told = _decode(raw, MSGPACK if "msgpack" in kind else JSON)
+    told.pop("decision", None)  # of this very request
+    return status, told, kind
 
 
 def _is_object(content: bytes, kind: str) -> bool:

@@ -287,6 +287,9 @@ def test_workers() -> None:
         WORKER.decode(b'{"worker_id":18446744073709551616}')
     assert refused.value.field == "worker_id"
     with pytest.raises(InvalidField) as refused:
+        WORKER.decode(b'{"worker_id":1,"curve_public_key":"short"}')
+    assert refused.value.field == "curve_public_key"
+    with pytest.raises(InvalidField) as refused:
         WORKER.decode(b'{"worker_id":1,"kv_events_endpoints":{"0":"a","0":"b"}}')
     assert refused.value.field == "kv_events_endpoints.0"
 
