@@ -230,7 +230,9 @@ class House:
     async def _restore(self, answer: Answer | None, kind: str) -> None:
         """Look at everything that can be read, then put back what every template builds on."""
         reloading = self._server._door.reloading
-        put = {name: None for name, one in reloading.describe().settings.items() if one.source == "put"}
+        put = {
+            name: None for name, one in reloading.describe().settings.items() if one.source == "put"
+        }
         if put:
             reloading.put(ConfigChange(settings=put))
         for path in _READS:
