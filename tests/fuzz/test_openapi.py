@@ -74,7 +74,8 @@ def serve(tmp_path: Path) -> Iterator[Any]:
     servers: list[Server] = []
 
     def start(who: str) -> Service:
-        flags, admin, guest = FLAGS, None, None
+        flags: tuple[str, ...] = FLAGS
+        admin = guest = None
         if who == "a tenant":
             file = TokenFile(tmp_path / "tokens")
             admin = file.add("admin", "admin")
