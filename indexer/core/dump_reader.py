@@ -25,6 +25,9 @@ EVENT_BYTES_MAX: Final = 16 << 20
 SKELETON_BYTES_MAX: Final = 4 << 20
 """Longest document without its events: 40,000 scopes."""
 
+DEPTH_MAX: Final = 64
+"""Deepest document: blocks lie nine deep, and each step into something costs a microsecond."""
+
 _NAME_BYTES_MAX: Final = 64 << 10  # a name may be cut by the end of a piece and is scanned again
 _STRING: Final = rb'"(?:[^"\\]|\\.)*+"'
 _PLAIN: Final = rb'[^"{}\[\]]++'
@@ -121,6 +124,8 @@ class DumpReader:
     def _step(self, token: bytes, start: int, end: int) -> ScopeOpened | bytes | None:
         if token in (b"{", b"["):
             self._depth += 1
+            if self._depth > DEPTH_MAX:
+                raise BadDump("nested too deeply")
             return self._open(token, start, end)
         if token in (b"}", b"]"):
             self._depth -= 1

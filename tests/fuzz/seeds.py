@@ -135,11 +135,14 @@ _BOMBS: Final = [
     b'{"\xff:t":{"block_size":16,"events":[]}}',
 ]
 
+_LEADS: Final = {"replicas": (b"t", b"o", b"p"), "bodies": (b"\x03", b"\x06")}
+"""First bytes of a target's input that say what the rest is."""
+
 
 def seeds(target: str) -> list[bytes]:
     """What a target begins with, without repeats."""
     found = [data for data in _SOURCES[target]() if len(data) <= _VECTORS_MAX_BYTES]
     faults = sorted((GOLDEN / "fuzz" / target).glob("*.hex"))
     found += [bytes.fromhex(path.read_text("ascii")) for path in faults]
-    bombs = [lead + bomb for bomb in _BOMBS for lead in (b"", b"t", b"o", b"p", b"\x03")]
+    bombs = [lead + bomb for bomb in _BOMBS for lead in _LEADS.get(target, (b"",))]
     return list(dict.fromkeys(found + bombs))
