@@ -241,9 +241,9 @@ class House:
                 assert status < 500 or status == 503, (path, accept, status, raw)
         told = _decode(answer[2], kind) if answer and kind in (JSON, MSGPACK) else None
         told = told if isinstance(told, dict) else {}
-        if told.get("reservation_id", PATHS["reservation_id"]) != PATHS["reservation_id"]:
+        if told.get("reservation_id") not in (None, PATHS["reservation_id"]):
             self._service.free(told["reservation_id"])
-        if told.get("lease_id", PATHS["lease_id"]) != PATHS["lease_id"]:
+        if told.get("lease_id") not in (None, PATHS["lease_id"]):
             self._service.close_lease_now(told["lease_id"])
         for record in self._service.workers():
             if record.worker_id not in WORKERS:
