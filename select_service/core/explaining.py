@@ -155,7 +155,7 @@ class Told:
             ],
         ]
         whole = (terms.prefill, terms.decode, terms.shared, *terms.overlap, terms.cached)
-        columns += [column[some].astype(np.int64).tolist() for column in whole]
+        columns += [list(map(int, column[some].tolist())) for column in whole]
         columns += [column[some].tolist() for column in (terms.raw, terms.credit, terms.bare)]
         columns.append([None] * count if terms.factors is None else terms.factors[some].tolist())
         columns.append(terms.cost[some].tolist())

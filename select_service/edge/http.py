@@ -618,6 +618,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
     of_process: bool = False,  # not for tokens that are bound to tenants
     takes: type[msgspec.Struct] | None = None,
     status: int = 200,
+    status_again: int | None = None,
     query: tuple[str, ...] = (),
     body_optional: bool = False,
     body_lenient: bool = False,
@@ -631,6 +632,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
         scope=scope,
         of_process=of_process,
         body_lenient=body_lenient,
+        status_again=status_again,
     )
 
 
@@ -783,6 +785,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         of_process=True,
         takes=PeerRequest,
         status=201,
+        status_again=200,
     ),
     _post(
         *("/replica_sync/deregister_peer", Api.deregister_peer, Status, 404, 409),
