@@ -55,6 +55,7 @@ class Client(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(self.pause_s):
             self._step()
+        self.close()
 
     def end(self) -> None:
         """After the call that is under way."""
@@ -208,6 +209,7 @@ class Traffic:
                 while client.free(name) not in (200, 404):
                     assert time.monotonic() < until, f"{name} cannot be ended"
                     time.sleep(0.05)
+            client.close()
 
     def free_all(self) -> None:
         """End every reservation."""

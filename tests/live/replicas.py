@@ -105,14 +105,15 @@ class Replica(Server):
         return self.loads()["default", "default", worker_id, 0]
 
     def metric(self, name: str, **labels: str) -> float:
-        """One value of /metrics; 0 where the series does not exist."""
-        wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        series = f"select_service_{name}" + (f"{{{wanted}}}" if wanted else "")
-        text = self.request("GET", "/metrics").raw.decode()
-        found = [
-            line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(series + " ")
-        ]
-        return float(found[0]) if found else 0.0
+        """The sum of all series of this name that have these labels; 0 where there is none."""
+        head = f"select_service_{name}"
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        total = 0.0
+        for line in self.request("GET", "/metrics").raw.decode().splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] == head and all(one in series for one in wanted):
+                total += float(value)
+        return total
 
 
 def ours(folder: Path, name: str, *args: str, port: int | None = None, **fields: Any) -> Replica:
