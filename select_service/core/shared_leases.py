@@ -193,8 +193,12 @@ class SharedLeases:
             self._copies.look_again(copy, now)
             if not copy.claims.keys() <= self._claims.gone:
                 continue  # an owner watches it, and would say so
-            if self._leases.find(copy.lease_id) is not None:
-                self._adopt(copy)
+            lease = self._leases.find(copy.lease_id)
+            if lease is not None:
+                # what is said of an adoption keeps the lease alive elsewhere: one that is about to
+                # be missed here, too, would live twice as long as its owner
+                if lease.deadline - now > self._limits.replica_heartbeat_s:
+                    self._adopt(copy)
             elif not copy.ageing:
                 copy.ageing = True
                 self._claims.counters.leases_missed += 1
