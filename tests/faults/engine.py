@@ -255,7 +255,9 @@ class _Life:
                 return
             case "garbage":
                 for _ in range(50):
-                    self.router.send_multipart([identity, b"", self.dice.randbytes(40)], zmq.NOBLOCK)
+                    self.router.send_multipart(
+                        [identity, b"", self.dice.randbytes(40)], zmq.NOBLOCK
+                    )
                 return
             case "endless":
                 self.endless.add(identity)

@@ -148,9 +148,7 @@ class Patient:
             found = {row["worker_id"]: row for row in body["workers"]}
             for engine, mine in zip(self.engines, rows, strict=True):
                 row = found[engine.worker_id]
-                mine.append(
-                    [row["device_blocks"], row["host_pinned_blocks"], row["disk_blocks"]]
-                )
+                mine.append([row["device_blocks"], row["host_pinned_blocks"], row["disk_blocks"]])
         return rows
 
     def conserves(self) -> None:

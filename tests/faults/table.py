@@ -43,7 +43,9 @@ class Line:
             text += f" {health.asked:5} {health.failed:4} {health.p50_ms:5.1f} {health.p99_ms:5.1f}"
             text += f" {health.max_ms:6.0f} {health.overslept_p99_ms:5.1f} "
         if self.before is not None and self.after is not None:
-            text += f"  {self.before.rss_mb:9.0f} {self.after.peak_mb:6.0f} {self.after.rss_mb:6.0f}"
+            text += (
+                f"  {self.before.rss_mb:9.0f} {self.after.peak_mb:6.0f} {self.after.rss_mb:6.0f}"
+            )
             text += f" {self.before.fds}-{self.after.fds} "
         counts = " ".join(f"{status}:{count}" for status, count in sorted(self.statuses.items()))
         return f"{text} {counts} {self.note}".rstrip()

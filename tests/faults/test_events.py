@@ -38,9 +38,7 @@ def liar(patient: Patient) -> Engine:
 
 
 @pytest.mark.parametrize("how", [one for one in get_args(Replay) if one != "honest"])
-def test_replays_that_are_no_answer(
-    patient: Patient, how: Replay, record_property: Record
-) -> None:
+def test_replays_that_are_no_answer(patient: Patient, how: Replay, record_property: Record) -> None:
     """Live events go on being indexed, and the truth is there when replays are."""
     with patient.suffering(f"replay {how}", record_property):
         liar(patient).replay(how)
