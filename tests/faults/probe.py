@@ -34,9 +34,11 @@ class Health:
 
 
 class Probe:
-    """Asks from its start to its end. Use as a context manager; `health` is there afterwards."""
+    """Asks from its start to its end. Use as a context manager; `health` and `seen` are there after."""
 
     health: Health
+    seen: list[tuple[float, float]]
+    """When (`time.monotonic`), and how many milliseconds."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         context = multiprocessing.get_context("spawn")
@@ -52,8 +54,9 @@ class Probe:
     def __exit__(self, *_: object) -> None:
         self._ours.send(None)
         assert self._ours.poll(JOIN_S), "the probe does not end"
-        waits, overslept, failed = self._ours.recv()
+        self.seen, overslept, failed = self._ours.recv()
         self._process.join(JOIN_S)
+        waits = [ms for _, ms in self.seen]
         self.health = Health(
             len(waits) + failed,
             failed,
@@ -72,7 +75,7 @@ def share(values: list[float], part: float) -> float:
 
 
 def _ask(pipe: multiprocessing.connection.Connection, host: str, port: int) -> None:
-    waits: list[float] = []
+    seen: list[tuple[float, float]] = []
     overslept: list[float] = []
     failed = 0
     connection: socket.socket | None = None
@@ -85,7 +88,7 @@ def _ask(pipe: multiprocessing.connection.Connection, host: str, port: int) -> N
             connection.sendall(_REQUEST)
             if not connection.recv(4096).startswith(b"HTTP/1.1 200"):
                 raise OSError("no answer")  # noqa: TRY301 - like any other
-            waits.append((time.perf_counter() - began) * 1e3)
+            seen.append((time.monotonic(), (time.perf_counter() - began) * 1e3))
         except OSError:
             failed += 1
             if connection is not None:
@@ -94,4 +97,4 @@ def _ask(pipe: multiprocessing.connection.Connection, host: str, port: int) -> N
         began = time.perf_counter()
         time.sleep(PAUSE_S)
         overslept.append((time.perf_counter() - began - PAUSE_S) * 1e3)
-    pipe.send((waits, overslept, failed))
+    pipe.send((seen, overslept, failed))
