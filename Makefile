@@ -7,8 +7,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8092
 # Tests side by side: half of what they take is waiting.
 JOBS ?= 3
-# Under Python 3.11 it is half of the processor time; `make test COVERAGE=` goes without.
-COVERAGE ?= --cov --cov-report=term
+# `make coverage` sets it; under Python 3.11 it doubles the processor time.
+COVERAGE :=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-quick bench-plot test lint test-light test-pure test-full test-floors test-heavy test-long test-browser chromium peer promtool readme dashboard clean
+.PHONY: run demo bench bench-quick bench-plot test lint test-light coverage test-pure test-full test-floors test-heavy test-long test-browser chromium peer promtool readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -54,6 +54,10 @@ lint: $(VENV)/.installed-test
 test-light: $(VENV)/.installed-test
 	KERNELS_EXPECTED=$(COMPILER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(COVERAGE)
 
+# The same with the lines and branches they miss.
+coverage: COVERAGE := --cov --cov-report=term
+coverage: test-light
+
 # Once more without the compiled kernels, as on a machine without a compiler: what they take part in.
 PURE := tests/contract tests/indexer tests/properties \
 	tests/select_service/core/test_prompt.py tests/select_service/core/test_service.py \
@@ -73,9 +77,9 @@ test-heavy: $(VENV)/.installed-browser chromium
 	$(BIN)/python -m tests.e2e.engines
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600
 
-# More seeds of what make test-full runs already; too many for every submission.
+# More seeds and examples of what make test-full runs already; too many for every submission.
 test-long: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long"
+	TEST_EFFORT=long $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long or slow" --timeout=3600
 
 # Only the console, in a headless browser.
 test-browser: $(VENV)/.installed-browser chromium

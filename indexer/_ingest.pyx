@@ -34,7 +34,7 @@ from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import APPLIED, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Tier
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
@@ -250,7 +250,7 @@ cdef class Feeder:
     cdef uint64_t expected, dp_rank
     cdef bint is_named, is_map, has_many_orphans
     cdef int group0  # 0: does not count, 1: counts, 2: nothing was said
-    cdef long turn
+    cdef long turn, room
     cdef public bint is_torn  # a message was taken and, by an error, not written to its end
     # since the last flush
     cdef long messages, stored_events, removed_events, stored_blocks, removed_blocks
@@ -334,6 +334,7 @@ cdef class Feeder:
         # a store makes none, but drops some where there are too many
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
         holder = self.holder
+        self.room = self.index.budget.room(len(holder.where))
         self.bit = holder.bit
         if type(holder.where) is not NameMap:
             return False
@@ -483,6 +484,7 @@ cdef class Feeder:
             or e.tokens != count * self.block_size
             or self.holder.waiting
             or self.has_many_orphans
+            or <long>count > self.room  # what then is Python's to say
         ):
             return False
         if e.has_parent:
@@ -552,6 +554,7 @@ cdef class Feeder:
             slot_put(<PyObject *>leaf, N_MEMBERS, <PyObject *>self.bit)
             self.runs[leaf] = PyBytes_FromStringAndSize(<char *>names, count * HASH)
         self.more_held += count
+        self.room -= <long>count
         self.stored_events += 1
         self.stored_blocks += count
         return True

@@ -40,6 +40,20 @@ class EndpointRefused(IndexerError):
         self.reason = reason
 
 
+class SchemeRefused(EndpointRefused):
+    """A well-written endpoint of a scheme that is switched off."""
+
+
+class HostNotFound(IndexerError):
+    """A name that leads nowhere, as far as anybody could tell in time."""
+
+    status = 502
+    code = "host_not_found"
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"cannot resolve `{host}`: {reason}")
+
+
 class ScopeConflict(IndexerError):
     """An index is asked for with another block size, or another kind of blocks, than it has."""
 
@@ -52,3 +66,7 @@ class BadDump(IndexerError):
 
     status = 502
     code = "bad_dump"
+
+
+class KeyFileUnusable(IndexerError):
+    """A file of CURVE keys cannot be used; the text says where and why, and shows no key."""

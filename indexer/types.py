@@ -73,8 +73,11 @@ class EventLossPolicy(Enum):
     DROP = "drop"  # strict truth: forget the rank's blocks
 
 
-class StreamLimits(Struct, frozen=True, kw_only=True):
-    """Budgets of the event streams; the defaults suit engines with their own default settings."""
+class StreamLimits(Struct, kw_only=True):
+    """Budgets of the event streams; the defaults suit engines with their own default settings.
+
+    One object that everybody reads each time; its owner may change it while it is in use.
+    """
 
     replay_silence_s: float = 1.0
     """Longest wait for the next useful reply. The publishing thread answers between two messages,
@@ -106,6 +109,13 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
     orphan_blocks_max: int = 65_536
     """Blocks of a partition that wait for a parent nobody has announced yet."""
 
+    source_blocks_max: int = 16 << 20
+    """Blocks held of one rank; what it stores beyond is left out until it has removed some."""
+
+    index_bytes_max: int = 8 << 30
+    """Estimate for all indexes together. Who has more than its share stores no more then, and of
+    those the largest is forgotten if it does not help."""
+
     poll_after_s: float = 10.0
     """Silence after which a replay is asked for, in case the last batches got lost; 0: never."""
 
@@ -126,8 +136,9 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
     """Live messages libzmq holds for us (R39); its own default of 1,000 loses bursts. A message of
     one block takes 0.3 KB, so a full queue is some 60 MB, and only of a worker that floods."""
 
-    message_bytes_max: int = 64 << 20
-    """Longest message; a million tokens make 5 MB. libzmq drops the connection of a longer one."""
+    message_bytes_max: int = 8 << 20
+    """Longest message; a million tokens make 5 MB, and a step of an engine has some ten thousand.
+    It is read in one go, 2 ms a megabyte. libzmq drops the connection of a longer one."""
 
     recall_wait_s: float = 600.0
     """Blocks of an earlier life wait that long for the next batch of an engine that cannot be
@@ -138,6 +149,39 @@ class StreamLimits(Struct, frozen=True, kw_only=True):
 
     tick_s: float = 0.1
     """How often silence is looked for: the grain of every wait above."""
+
+
+DENIED: Final = (
+    *("169.254.0.0/16", "fe80::/10"),  # link-local, and with it most clouds' metadata
+    *("fd00:ec2::254", "100.100.100.200", "192.0.0.192"),  # metadata of the others
+    *("0.0.0.0/8", "::", "224.0.0.0/4", "255.255.255.255", "ff00::/8"),  # nobody in particular
+)
+"""Denied unless another list is given."""
+
+
+class ReachSettings(Struct, frozen=True, kw_only=True):
+    """Where connections may lead."""
+
+    schemes: tuple[str, ...] = ("tcp",)
+    """Of ZMQ endpoints. `ipc` opens files of this machine, `inproc` sockets of this process."""
+
+    allow: tuple[str, ...] = ()
+    """Hosts and networks; empty: all that are not denied."""
+
+    deny: tuple[str, ...] = DENIED
+    """Hosts and networks; whatever is in here is denied, allowed or not."""
+
+    loopback: bool = True
+    """Whether this machine itself may be reached."""
+
+    lookup_timeout_s: float = 5.0
+    """Longest wait for the addresses of a name."""
+
+    lookup_cache_s: float = 5.0
+    """So long an answer is good for; also how often a name that leads nowhere is asked for."""
+
+    lookups_max: int = 1024
+    """Names being resolved, or remembered."""
 
 
 class RecoveryLimits(Struct, frozen=True, kw_only=True):

@@ -29,8 +29,8 @@ Mode = Literal["token-capacity", "none"]
 Count = Annotated[float, Meta(ge=0.0)]
 
 
-class AdmissionSettings(Struct, frozen=True, kw_only=True):
-    """What the process is told at its start; everything off."""
+class AdmissionSettings(Struct, kw_only=True):
+    """What the process is told at its start, and by PUT /config; everything off."""
 
     mode: Mode = "none"  # whether busy thresholds are in force at all
     active_decode_blocks_threshold: float | None = None

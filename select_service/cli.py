@@ -13,13 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from select_service.config import FLAGS, Flag, Settings, read_environment
+from select_service.config import (
+    FLAGS,
+    ConfigError,
+    Flag,
+    Layers,
+    Settings,
+    read_environment,
+)
+from select_service.config.layers import read_file
 from select_service.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["main", "parse"]
+
+
+_NEEDS = {
+    "tls_key": "tls_cert",
+    "tls_client_ca": "tls_cert",
+    "curve_replica_keys": "curve_key",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from select_service.demo import cli as demo  # noqa: PLC0415 - the service needs none of it
 
         return demo.main(arguments[1:])
+    if arguments[:1] in (["token"], ["keys"]):
+        from select_service.edge import credentials_cli  # noqa: PLC0415 - as above
+
+        return credentials_cli.main(arguments)
     if arguments[:1] == ["doctor"]:
         from select_service.doctor import cli as doctor  # noqa: PLC0415 - as above
 
@@ -37,93 +56,104 @@ def main(argv: Sequence[str] | None = None) -> int:
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    settings = parse(arguments, os.environ)
+    settings, layers = read(arguments, os.environ)
     from select_service.edge.app import serve  # noqa: PLC0415 - --help need not load a server
 
-    return serve(settings)
+    return serve(settings, layers)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Turn flags and environment into Settings; SystemExit(2) with a usage message otherwise."""
+    return read(argv, environ)[0]
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Layers]:
+    """The same, with who said what."""
+    parser = _parser()
+    given = vars(parser.parse_args(argv))
     warnings: list[str] = []
-    parser = _parser(environ, warnings)
-    values = vars(parser.parse_args(argv))
-    if values["replica_sync_peers"] and values["replica_sync_port"] is None:
-        parser.error("--replica-sync-peers needs --replica-sync-port")
-    _check_entrances(parser, argv, values)
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        values["tracing"] = "none"
-    router = read_environment(environ)
-    settings = Settings(router=router, **values)
-    from select_service.core.admitting import check_admission  # noqa: PLC0415 - numpy; see `main`
+        given["tracing"] = "none"
+    env = _said_by(environ, warnings)
+    from select_service.edge.reloading import check_settings  # noqa: PLC0415 - numpy; see `main`
 
     try:
-        has_idle_thresholds = check_admission(settings.admission)
-        settings.trust.check()
-    except ValueError as error:
+        file = {} if given.get("config") is None else read_file(given["config"])
+        layers = Layers(read_environment(environ), env=env, file=file, flags=given)
+        settings = layers.settings()
+        warnings += check_settings(settings)
+    except ConfigError as error:
         parser.error(str(error))
-    if has_idle_thresholds:
-        warnings.append("busy thresholds have no effect while --admission-control is none")
-    if not warnings:
-        return settings
-    return replace(settings, router=replace(router, warnings=(*router.warnings, *warnings)))
+    _check_entrances(parser, layers, settings)
+    if warnings:
+        router = layers.router
+        layers.router = replace(router, warnings=(*router.warnings, *warnings))
+        settings = replace(settings, router=layers.router)
+    return settings, layers
 
 
-def _check_entrances(
-    parser: argparse.ArgumentParser, argv: Sequence[str], values: dict[str, Any]
-) -> None:
-    """With a Unix socket there is TCP only if it is asked for."""
-    if values["uds"] is None or _has(argv, "--port"):
+def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, object]:
+    """Return what variables say in the place of flags; one that cannot be read leaves a warning."""
+    said: dict[str, object] = {}
+    for flag in FLAGS:
+        text = environ.get(flag.env) if flag.env else None
+        if not text or flag.parse is None:
+            continue
+        try:
+            said[flag.field] = flag.parse(text)
+        except ValueError as error:
+            warnings.append(f"{flag.env}: {error}; ignored")
+    return said
+
+
+def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: Settings) -> None:
+    """With a Unix socket there is TCP only if it is asked for; what needs TCP asks for it."""
+    if settings.replica_sync_peers and settings.replica_sync_port is None:
+        parser.error("--replica-sync-peers needs --replica-sync-port")
+    for field, needed in _NEEDS.items():
+        if getattr(settings, field) is not None and getattr(settings, needed) is None:
+            parser.error(f"--{field} needs --{needed}".replace("_", "-"))
+    if settings.port is not None:
         return
-    values["port"] = None
-    if _has(argv, "--host"):
+    if layers.source_of("host") != "default":
         parser.error("--host with --uds needs --port")
-    if values["replica_sync_port"] is not None and values["advertise_url"] is None:
+    if settings.replica_sync_port is not None and settings.advertise_url is None:
         parser.error("--replica-sync-port with --uds needs --port: replicas fetch over TCP")
 
 
-def _has(argv: Sequence[str], flag: str) -> bool:
-    return any(word == flag or word.startswith(f"{flag}=") for word in argv)
-
-
-def _parser(environ: Mapping[str, str], warnings: list[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="select-service",
         description="Decides which LLM inference worker serves a request. "
         "Weights and switches come from DYN_* environment variables (README).",
         epilog="subcommands: demo (simulated engines and traffic), doctor (what is wired wrong "
-        "with a running service); see select-service demo --help, select-service doctor --help",
+        "with a running service), token new, keys new (credentials); see select-service demo "
+        "--help and so on",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")
     for flag in FLAGS:
-        _add(parser, flag, _default(flag, environ, warnings))
+        _add(parser, flag)
     return parser
 
 
-def _default(flag: Flag, environ: Mapping[str, str], warnings: list[str]) -> object:
-    """Return what holds without the flag; a variable that cannot be read leaves a warning."""
-    text = environ.get(flag.env) if flag.env else None
-    if not text or flag.parse is None:
-        return flag.default
-    try:
-        return flag.parse(text)
-    except ValueError as error:
-        warnings.append(f"{flag.env}: {error}; ignored")
-        return flag.default
-
-
-def _add(parser: argparse.ArgumentParser, flag: Flag, default: object) -> None:
+def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
     if flag.parse is None:
-        parser.add_argument(flag.name, action="store_true", help=flag.help)
+        parser.add_argument(
+            flag.name, action="store_true", default=argparse.SUPPRESS, help=_help(flag.help)
+        )
         return
     parser.add_argument(
         flag.name,
         type=_type(flag.parse),
-        default=default,
+        default=argparse.SUPPRESS,  # what is not there was not given
         metavar=flag.metavar,
-        help=f"{flag.help} (default: {flag.default_text})",
+        help=_help(f"{flag.help} (default: {flag.default_text})"),
     )
+
+
+def _help(text: str) -> str:
+    return text.replace("%", "%%")
 
 
 def _type(parse: Callable[[str], object]) -> Callable[[str], Any]:

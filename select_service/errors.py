@@ -96,6 +96,15 @@ class InvalidField(ServiceError):
     code = "invalid_field"
 
 
+class TooManyBlocks(InvalidField):
+    """A prompt of more blocks than `--blocks-per-request-max`."""
+
+    code = "too_many_blocks"
+
+    def __init__(self, field: str, most: int) -> None:
+        super().__init__(f"{field}: a prompt may have at most {most} blocks", field=field)
+
+
 class UnknownField(ServiceError):
     """A field nobody knows, under `--field-validation strict`."""
 
@@ -164,6 +173,58 @@ class MethodNotAllowed(ServiceError):
 
     status = 405
     code = "method_not_allowed"
+
+
+# -- who may -------------------------------------------------------------------------------------
+
+
+class Unauthenticated(ServiceError):
+    """Nobody is known by what the request shows."""
+
+    status = 401
+    code = "unauthenticated"
+    _TEXTS: ClassVar = {
+        "missing": "a token is needed: Authorization: Bearer <token>",
+        "unknown": "the token is not known",
+        "expired": "the token has expired",
+    }
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(self._TEXTS[reason], details={"reason": reason})
+        self.challenge = b"Bearer" if reason == "missing" else b'Bearer error="invalid_token"'
+
+
+class MissingScope(ServiceError):
+    """Somebody is known, and may not do this."""
+
+    status = 403
+    code = "missing_scope"
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"the token has not the scope {scope}", details={"scope": scope})
+        self.challenge = b'Bearer error="insufficient_scope", scope="%b"' % scope.encode()
+
+
+class TokenIsBound(ServiceError):
+    """What concerns the whole process is not for a token that is bound to tenants."""
+
+    status = 403
+    code = "token_bound"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this concerns the whole process, and the token is bound to some of its tenants"
+        )
+
+
+class TenantNotFound(ServiceError):
+    """A tenant that does not exist, as far as the bearer of a bound token may know."""
+
+    status = 404
+    code = "tenant_not_found"
+
+    def __init__(self, tenant_id: str) -> None:
+        super().__init__(f"tenant {tenant_id} not found", field="tenant_id")
 
 
 # -- semantics -----------------------------------------------------------------------------------
@@ -301,6 +362,18 @@ class AdmissionControlOff(ServiceError):
         )
 
 
+class NeedsRestart(ServiceError):
+    """A setting that PUT /config cannot change."""
+
+    status = 409
+    code = "needs_restart"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(
+            f"{field} cannot change while the process runs: restart it", field=f"settings.{field}"
+        )
+
+
 class ModelNotFound(ServiceError):
     """Busy thresholds for a model nobody serves."""
 
@@ -330,6 +403,26 @@ class WorkerConflict(ServiceError):
 
     def __init__(self, worker_id: int, source: str) -> None:
         super().__init__(f"worker {worker_id} comes from source {source}, which keeps it")
+
+
+class WorkerIdTaken(ServiceError):
+    """The number is in use, and not by a worker of the token's tenants."""
+
+    status = 409
+    code = "worker_conflict"
+
+    def __init__(self, worker_id: int) -> None:
+        super().__init__(f"worker id {worker_id} is not free", field="worker_id")
+
+
+class NameRefused(InvalidField):
+    """An id or a name that is too long, or that cannot be printed."""
+
+    def __init__(self, field: str, most: int) -> None:
+        self.most = most
+        super().__init__(
+            f"{field} must have at most {most} characters, and only printable ones", field=field
+        )
 
 
 class RankNotFound(ServiceError):
@@ -401,6 +494,26 @@ class TooManyLeases(ServiceError):
         super().__init__(f"{most} leases are open, no more may be")
 
 
+class TooManyReservations(ServiceError):
+    """More live reservations, and requests that wait to become some, than `--reservations-max`."""
+
+    status = 503
+    code = "too_many_reservations"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} reservations are live, no more may be")
+
+
+class TooManyWorkers(ServiceError):
+    """As many workers as `--workers-max` allows; time alone does not help."""
+
+    status = 409
+    code = "too_many_workers"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"no more than {most} workers may be registered", field="worker_id")
+
+
 class ReplicaSyncDisabled(ServiceError):
     """The process runs without `--replica-sync-port`."""
 
@@ -412,13 +525,17 @@ class ReplicaSyncDisabled(ServiceError):
 
 
 class PeerRefused(ServiceError):
-    """A replica's endpoint that ZMQ will not connect to."""
+    """A replica's endpoint that ZMQ will not connect to, or must not."""
 
     status = 400
     code = "replica_peer_refused"
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(f"failed to register replica peer `{endpoint}`", field="endpoint")
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(
+            f"failed to register replica peer `{endpoint}`",
+            field="endpoint",
+            details={"reason": reason},
+        )
 
 
 class InvalidReplicaPeer(ServiceError):
@@ -512,6 +629,21 @@ class StateDiskFull(ServiceError):
 
     def __init__(self) -> None:
         super().__init__("the disk of the state directory is full, ask again when it has room")
+
+
+class SecurityFileUnusable(Exception):
+    """A file of tokens, certificates or keys cannot be used; the text says where and why.
+
+    It never shows what stands there.
+    """
+
+
+class TokenFileUnusable(SecurityFileUnusable):
+    """`--token-file`."""
+
+
+class CertificatesUnusable(SecurityFileUnusable):
+    """`--tls-cert`, `--tls-key` or `--tls-client-ca`."""
 
 
 class StateDirUnusable(Exception):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from indexer.core.curve_key import is_curve_key
 from indexer.types import U64_MASK, Scope, WorkerRank
 from select_service.decision_types import Decision
 from select_service.doctor_types import Finding
@@ -23,6 +24,7 @@ __all__ = [
     "BatchRequest",
     "BestWorker",
     "BlockMmInfo",
+    "BriefReady",
     "CacheBasis",
     "CacheHit",
     "CacheScope",
@@ -98,6 +100,11 @@ def _u64(name: str, value: int | None) -> None:
         raise ValueError(f"{name} must be {bound}")
 
 
+def _curve_key(key: str | None) -> None:
+    if key is not None and not is_curve_key(key):
+        raise ValueError("curve_public_key must be 40 characters of Z85")
+
+
 # -- workers -----------------------------------------------------------------------------------
 
 
@@ -128,9 +135,11 @@ class WorkerSpec(Struct, kw_only=True):
     max_inflight: Inflight | None = None  # N: requests it is given at a time
     max_queued: U32 | None = None  # Q: requests that may wait for it
     role: Role | None = None
+    curve_public_key: str | None = None  # of its event and replay sockets, where they encrypt
 
     def __post_init__(self) -> None:
         _u64("worker_id", self.worker_id)
+        _curve_key(self.curve_public_key)
         _u64("max_num_batched_tokens", self.max_num_batched_tokens)
         _u64("total_kv_blocks", self.total_kv_blocks)
         _one_scope_name(self.tenant_id, self.routing_group)
@@ -158,6 +167,7 @@ class WorkerPatch(Struct, kw_only=True):
     max_inflight: Inflight | None = None
     max_queued: U32 | None = None
     role: Role | None = None
+    curve_public_key: str | None = None
 
     # named in a PATCH, and ignored whatever they are (contract 1.3)
     worker_id: Any = None
@@ -166,6 +176,7 @@ class WorkerPatch(Struct, kw_only=True):
     routing_group: Any = None
 
     def __post_init__(self) -> None:
+        _curve_key(self.curve_public_key)
         _u64("max_num_batched_tokens", self.max_num_batched_tokens)
         _u64("total_kv_blocks", self.total_kv_blocks)
 
@@ -209,6 +220,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     max_inflight: int | UnsetType = UNSET
     max_queued: int | UnsetType = UNSET
     role: Role | UnsetType = UNSET
+    curve_public_key: str | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):
@@ -235,6 +247,12 @@ class Ready(Struct, frozen=True):
     state: StateStatus | UnsetType = UNSET  # with --state-dir
     findings: list[Finding] | UnsetType = UNSET  # with ?verbose=true; the gravest first
     findings_left_out: int | UnsetType = UNSET  # beyond `--doctor-findings-max`
+
+
+class BriefReady(Struct, frozen=True):
+    """GET /ready to those who have no token, where tokens are asked for."""
+
+    ready: bool
 
 
 # -- prompts and requests ----------------------------------------------------------------------
@@ -754,10 +772,21 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
 
 
-class CoreLimits(Struct, frozen=True, kw_only=True):
-    """Bounds of the core's own memory and of one turn of housekeeping."""
+class CoreLimits(Struct, kw_only=True):
+    """Bounds of the core's own memory and of one turn of housekeeping.
+
+    One object that everybody reads each time: `edge/reloading.py` writes it.
+    """
 
     data_parallel_size_max: int = 1024
+    workers_max: int = 10_000
+    worker_bytes_max: int = 256 << 10  # of a record; a thousand ranks with an endpoint each: 50 KB
+    scopes_max: int = 4_096  # some 20 KB each while empty
+    scope_linger_s: float = 600.0  # without workers, before a scope is given up
+    reservations_max: int = 1_000_000  # 2 to 3 KB each
+    blocks_per_request_max: int = 131_072  # two million tokens in blocks of 16
+    id_length_max: int = 256  # characters of reservation_id, selection_id
+    name_length_max: int = 256  # characters of a model, tenant, adapter, who shares fairly
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never (D15)
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
@@ -770,6 +799,7 @@ class CoreLimits(Struct, frozen=True, kw_only=True):
     batch_operations_max: int = 1_000  # their member names are read in one go, 5 µs each
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
+    sources_weighed_per_turn_max: int = 256  # ranks; a µs each
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     let_in_per_turn_max: int = 16  # who waits, when load goes; some 30 µs each
     judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
@@ -819,8 +849,11 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
             raise ValueError("trust: samples, reread_s and lag_half_s must be above 0")
 
 
-class ReplicaLimits(Struct, frozen=True, kw_only=True):
-    """Bounds of the replica plane's edge: what peers may cost, and how long they may take."""
+class ReplicaLimits(Struct, kw_only=True):
+    """Bounds of the replica plane's edge: what peers may cost, and how long they may take.
+
+    Written as `CoreLimits` is.
+    """
 
     peers_max: int = 256  # a SUB socket and two file descriptors each
     message_bytes_max: int = 4 << 20  # a million-token prompt makes 0.6 MB

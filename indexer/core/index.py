@@ -16,13 +16,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.core import holdings, removal
 from indexer.core.audit import audit
+from indexer.core.budget import Budget
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
 from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.node import OrphanRoot
 from indexer.core.radix_tree import RadixTree
 from indexer.core.tiers import Matches, SlotTable, continue_below
-from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, Tier, WorkerRank
+from indexer.types import (
+    BASE_NAMESPACE,
+    HASH_BYTES,
+    U64_MASK,
+    Namespace,
+    StreamLimits,
+    Tier,
+    WorkerRank,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -30,9 +39,8 @@ if TYPE_CHECKING:
     from indexer.core.node import Node
     from indexer.types import PackedHashes
 
-ORPHAN_BLOCKS_MAX: Final = 65_536
-"""Blocks of all ranks that may wait for a parent: orphans need a lost batch or a rare tier order,
-so a few thousand are many; at some 400 bytes each in the worst shape this stays below 30 MB."""
+_ORPHANS_SCANNED: Final = 64
+"""Of the oldest that wait for a parent, so many are looked at for one whose rank has many."""
 
 _NAMES_PER_VISIT: Final = 64
 """Names a sweep forgets for the price of one node: about as long as one node visit takes."""
@@ -72,11 +80,13 @@ class KvIndex:
         block_size: int,
         *,
         is_eagle: bool = False,
-        orphan_blocks_max: int = ORPHAN_BLOCKS_MAX,
+        limits: StreamLimits | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.block_size = block_size
         self.is_eagle = is_eagle
-        self.orphan_blocks_max = orphan_blocks_max
+        self._limits = limits or StreamLimits()
+        self.budget = budget or Budget(self._limits)
         self.capacity = 0
         """Slots ever given out: the length that columns by slot must have."""
         self.tree = RadixTree()
@@ -93,6 +103,28 @@ class KvIndex:
         self._dumps = 0  # dumps in progress; they want ids and nodes to keep their identity
         self._orphan_blocks_dropped = 0
         self._events_refused = 0
+
+    @property
+    def orphan_blocks_max(self) -> int:
+        """Blocks of all ranks that may wait for a parent."""
+        return self._limits.orphan_blocks_max
+
+    # ---- room
+
+    def room(self, rank: WorkerRank) -> int:
+        """Return how many more blocks a rank may hold; may be below 0."""
+        holder = self._ranks.get(rank)
+        return 0 if holder is None else self.budget.room(len(holder.where))
+
+    def weights(self) -> Iterator[tuple[WorkerRank, int, int]]:
+        """Yield every rank with its blocks and an estimate of the bytes they take."""
+        tree = self.tree
+        names = sum(len(holder.where) for holder in self._ranks.values())
+        shared = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
+        for holder in list(self._ranks.values()):
+            held = len(holder.where)
+            size = _bytes_of(holder) + (shared * held // names if names else 0)
+            yield holder.rank, held, size
 
     # ---- ranks
 
@@ -201,7 +233,7 @@ class KvIndex:
         if accepted and holder.waiting:
             self._graft_behind(holder, engine_hashes)
         if live and self.tree.orphan_blocks > self.orphan_blocks_max:
-            self._drop_old_orphans()
+            self._drop_old_orphans(holder)
         return accepted
 
     def _store_any(self, holder: Holder, tier: Tier, group: int, event: _Stored) -> int:
@@ -279,10 +311,25 @@ class KvIndex:
             if root is not None:
                 holdings.graft(self.tree, holder, root)
 
-    def _drop_old_orphans(self) -> None:
+    def _drop_old_orphans(self, holder: Holder) -> None:
         while self.tree.orphan_blocks > self.orphan_blocks_max:
-            oldest = next(iter(self.tree.orphan_roots))
-            self._orphan_blocks_dropped += self.tree.drop_orphans(oldest)
+            root = self._least_missed_orphan(holder)
+            self._orphan_blocks_dropped += self.tree.drop_orphans(root)
+
+    def _least_missed_orphan(self, holder: Holder) -> OrphanRoot:
+        """Return the oldest of a rank that has gone, or that has more of them than most.
+
+        Whoever announces many must not push out the few of others.
+        """
+        tree = self.tree
+        here = tree.live | self._unproven
+        for root in islice(tree.orphan_roots, _ORPHANS_SCANNED):
+            owner = tree.holders[root.holder_id]
+            if owner is None or not here & owner.bit:
+                return root
+            if len(owner.waiting) * len(self._ranks) >= len(tree.orphan_roots):
+                return root
+        return next(iter(holder.waiting.values()), None) or next(iter(tree.orphan_roots))
 
     def remove(
         self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
@@ -507,9 +554,7 @@ class KvIndex:
             sum(holder.blocks[tier] for holder in self._ranks.values()) for tier in Tier
         )
         size = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
-        for holder in (*self._ranks.values(), *self._retired):
-            size += holder.where.nbytes + len(holder.where) * HASH_BYTES
-            size += getsizeof(holder.runs) + len(holder.runs) * _RUN_BYTES
+        size += sum(map(_bytes_of, (*self._ranks.values(), *self._retired)))
         return IndexStats(
             nodes=tree.nodes,
             blocks=tree.blocks,
@@ -536,3 +581,9 @@ class KvIndex:
             assert not any(holder.blocks[1:]) or below, (
                 "whoever holds something below the device is asked there"
             )
+
+
+def _bytes_of(holder: Holder) -> int:
+    """Estimate what a rank takes beside its part of the tree."""
+    size = holder.where.nbytes + len(holder.where) * HASH_BYTES
+    return size + getsizeof(holder.runs) + len(holder.runs) * _RUN_BYTES

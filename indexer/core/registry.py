@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from indexer.core.budget import Budget
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.core.tallies import Tallies
@@ -16,6 +17,8 @@ from indexer.types import EventLossPolicy, Scope, StreamLimits, WorkerRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from indexer.core.budget import Source
 
 
 class Registry:
@@ -29,11 +32,14 @@ class Registry:
     ) -> None:
         self.on_event_loss = on_event_loss
         self.limits = limits or StreamLimits()
+        self.budget = Budget(self.limits)
+        self._weights: Iterator[tuple[Source, int, int]] | None = None
         self._indexes: dict[Scope, KvIndex] = {}
         self._streams: dict[
             int, EventStream
         ] = {}  # by identity: two may serve one rank for a while
         self._retired: dict[Scope, Tallies] = {}
+        self._orphans_dropped = 0  # by indexes that are gone
 
     # -- partitions ------------------------------------------------------------------------------
 
@@ -46,7 +52,7 @@ class Registry:
         index = self._indexes.get(scope)
         if index is None:
             index = self._indexes[scope] = KvIndex(
-                block_size, is_eagle=is_eagle, orphan_blocks_max=self.limits.orphan_blocks_max
+                block_size, is_eagle=is_eagle, limits=self.limits, budget=self.budget
             )
         elif (index.block_size, index.is_eagle) != (block_size, is_eagle):
             msg = f"{scope} has blocks of {index.block_size} tokens, is_eagle={index.is_eagle}"
@@ -70,7 +76,9 @@ class Registry:
         """Forget a partition: its streams are closed, its counters go. O(streams)."""
         for stream in [s for s in self._streams.values() if s.scope == scope]:
             self.close_stream(stream)
-        self._indexes.pop(scope, None)
+        index = self._indexes.pop(scope, None)
+        if index is not None:
+            self._orphans_dropped += index.stats.orphan_blocks_dropped
         self._retired.pop(scope, None)
 
     # -- streams -----------------------------------------------------------------------------------
@@ -101,6 +109,26 @@ class Registry:
         """Every open stream, oldest first."""
         return list(self._streams.values())
 
+    def weigh(self, steps: int) -> None:
+        """Go on weighing sources, so many of them; at the end of a round the budget is set anew."""
+        if self._weights is None:
+            self._weights = self._weigh()
+        if not self.budget.weigh(self._weights, steps):
+            return
+        self._weights = None
+        heaviest = self.budget.conclude()
+        if heaviest is None:
+            return
+        scope, rank = heaviest
+        index = self._indexes.get(scope)
+        if index is not None and index.slot_of(rank) is not None:
+            index.clear(rank)
+
+    def _weigh(self) -> Iterator[tuple[Source, int, int]]:
+        for scope, index in list(self._indexes.items()):
+            for rank, blocks, size in index.weights():
+                yield (scope, rank), blocks, size
+
     # -- upkeep and counters -----------------------------------------------------------------------
 
     def sweep(self, budget: int) -> int:
@@ -113,6 +141,12 @@ class Registry:
         for index in self._indexes.values():
             left += index.sweep(max(1, budget // len(self._indexes)))
         return left
+
+    @property
+    def orphan_blocks_dropped(self) -> int:
+        """Blocks that gave way because too many waited, in all indexes there ever were."""
+        here = sum(index.stats.orphan_blocks_dropped for index in self._indexes.values())
+        return self._orphans_dropped + here
 
     def tallies_by_scope(self) -> dict[Scope, Tallies]:
         """What every partition's streams have counted, closed ones included. O(streams)."""

@@ -46,7 +46,7 @@ from indexer.core.events import (
 )
 from indexer.types import U64_MASK, Tier
 
-if usable("indexer._ingest", 2):
+if usable("indexer._ingest", 3):
     from indexer._ingest import decode_plain
 else:
 

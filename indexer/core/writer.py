@@ -284,7 +284,7 @@ class IndexWriter:
         return is_main
 
     def _why_not_whole(self, event: BlockStored) -> str | None:
-        """Why the event does not describe blocks of this scope; None if it does."""
+        """Why the event describes no blocks to keep in this scope; None if it does."""
         blocks = len(event.block_hashes)
         if event.has_nameless_adapter:
             return "nameless_adapter"
@@ -295,7 +295,12 @@ class IndexWriter:
             return "token_count"
         # the index refuses names that repeat, but sees a long event in slices only
         is_long = blocks > SLICE_BLOCKS
-        return "duplicate_hash" if is_long and _repeats(event) else None
+        if is_long and _repeats(event):
+            return "duplicate_hash"
+        if blocks <= self._index.room(self._rank):
+            return None
+        self._index.budget.refused += 1
+        return "no_room"
 
     def _namespace(self, event: BlockStored) -> Namespace:
         """Adapter and salt of the blocks; later events leave it to their parent to say."""

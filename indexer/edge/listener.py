@@ -12,6 +12,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from indexer.edge.addresses import Addresses
+from indexer.edge.guide import Guide
 from indexer.edge.sockets import Link, Receiver, Sockets, Subscriber
 from indexer.errors import EndpointRefused
 from indexer.types import LinkState, StreamLimits
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from indexer.core.registry import Registry
     from indexer.core.replay import ReplayRequest
     from indexer.core.stream import EventStream
+    from indexer.edge.addresses import Answer
+    from indexer.edge.curve import KeyPair
 
 
 LOAD_TOPIC: Final = b"kv_metrics"
@@ -42,6 +46,7 @@ class _Feed:
         "connected_at",
         "connections",
         "dealer",
+        "guide",
         "inbox",
         "is_connected",
         "is_faulty",
@@ -53,6 +58,7 @@ class _Feed:
         "reconnect_at",
         "replay_endpoint",
         "request",
+        "server_key",
         "stream",
         "subscriber",
         "vain_looks",
@@ -65,11 +71,14 @@ class _Feed:
         subscriber: Subscriber,
         replay_endpoint: str | None,
         now: float,
+        server_key: str | None = None,
     ) -> None:
         self.stream = stream
         self.subscriber = subscriber
         self.replay_endpoint = replay_endpoint
+        self.server_key = server_key
         self.inbox: deque[list[bytes]] = deque()  # read and not yet taken
+        self.guide: Guide | None = None  # where the endpoint has a name in it
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
@@ -95,18 +104,39 @@ class Listeners:
             goes on.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it stands on, keyword only
         self,
         registry: Registry,
         *,
         clock: Callable[[], float] = time.monotonic,
         limits: StreamLimits | None = None,
         on_load: Callable[[EventStream, Sequence[bytes]], None] | None = None,
+        keys: KeyPair | None = None,
+        worker_key: str | None = None,
+        addresses: Addresses | None = None,
+        on_refused: Callable[[EventStream, EndpointRefused], None] | None = None,
     ) -> None:
+        """Open nothing yet.
+
+        Args:
+            registry: of the streams.
+            clock: monotonic seconds.
+            limits: budgets; those of the registry.
+            on_load: told what workers say of their load.
+            keys: who we are to workers that ask; None: somebody new with every start.
+            worker_key: the CURVE key of all workers whose records have none; None: they speak
+                plainly.
+            addresses: where sockets may connect to.
+            on_refused: told of a stream whose endpoint has a name that leads where it must not.
+        """
         self._clock = clock
         self._on_load = on_load
+        self._on_refused = on_refused
+        self._addresses = addresses or Addresses(clock=clock)
+        self._owns_addresses = addresses is None
         self._limits = limits or registry.limits
-        self._sockets = Sockets(self._limits)
+        self._worker_key = worker_key
+        self._sockets = Sockets(self._limits, keys)
         self._feeds: dict[int, _Feed] = {}  # by identity of the stream
         self._ready: deque[_Feed] = deque()
         self._turn_handle: asyncio.Handle | None = None
@@ -145,6 +175,7 @@ class Listeners:
         replay_endpoint: str | None,
         *,
         is_held: bool = False,
+        server_key: str | None = None,
     ) -> None:
         """Follow a stream's endpoint from now on.
 
@@ -153,17 +184,33 @@ class Listeners:
             endpoint: of its publisher.
             replay_endpoint: where replays are asked for, if anywhere.
             is_held: subscribe, but let messages wait until `release`.
+            server_key: the CURVE key of both; None: that of all workers, if there is one.
 
         Raises:
-            EndpointRefused: libzmq will not connect to one of the two.
+            EndpointRefused: libzmq will not connect to one of the two, or must not.
         """
         assert id(stream) not in self._feeds
         if replay_endpoint is not None:
-            self._sockets.try_connect(replay_endpoint)
-        subscriber = self._sockets.subscribe(endpoint)
-        feed = _Feed(stream, subscriber, replay_endpoint, self._clock())
+            replay_place = self._addresses.place(replay_endpoint)
+            if replay_place is not None:
+                self._sockets.try_connect(replay_place)
+        place = self._addresses.place(endpoint)
+        key = server_key or self._worker_key
+        subscriber = self._sockets.subscribe(place, server_key=key)
+        feed = _Feed(stream, subscriber, replay_endpoint, self._clock(), key)
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
+        if self._addresses.is_named(endpoint):
+            feed.guide = Guide(
+                self._addresses,
+                endpoint,
+                feed.subscriber,
+                place,
+                moved=lambda: self._queue(feed),
+                refused=lambda error: self._refuse(feed, error),
+            )
+        if replay_endpoint is not None and self._addresses.is_named(replay_endpoint):
+            self._addresses.find(replay_endpoint, lambda found: self._judge_replay(feed, found))
         loop = asyncio.get_running_loop()
         self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
@@ -195,6 +242,9 @@ class Listeners:
         feed = self._feeds.pop(id(stream), None)
         if feed is not None:
             self._close_dealer(feed)
+            if feed.guide is not None:
+                feed.guide.close()
+                feed.guide = None  # no ring
             loop = asyncio.get_running_loop()
             loop.remove_reader(feed.subscriber.fd)
             loop.remove_reader(feed.subscriber.news_fd)
@@ -211,6 +261,8 @@ class Listeners:
         self._ready.clear()
         self._put_off.clear()
         self._round.clear()
+        if self._owns_addresses:
+            self._addresses.close()
         self._sockets.close()
 
     # -- sockets -----------------------------------------------------------------------------------
@@ -397,6 +449,8 @@ class Listeners:
             if feed.is_connected is not (link is Link.CONNECTED):
                 feed.is_connected, feed.changed_at = not feed.is_connected, now
                 feed.connections += feed.is_connected
+            if feed.guide is not None:
+                (feed.guide.connected if feed.is_connected else feed.guide.lost)()
             if link is Link.BROKEN:
                 if now - feed.connected_at > RECONNECT_AFTER_MAX_S:
                     feed.reconnect_after_s = RECONNECT_AFTER_S
@@ -417,6 +471,15 @@ class Listeners:
         feed.subscriber.connect_again()
         self._queue(feed)  # connecting may have swallowed what the descriptor had to tell
 
+    def _refuse(self, feed: _Feed, error: EndpointRefused) -> None:
+        if self._on_refused is not None and self._feeds.get(id(feed.stream)) is feed:
+            self._on_refused(feed.stream, error)
+
+    def _judge_replay(self, feed: _Feed, answer: Answer) -> None:
+        """The name of a new replay endpoint leads somewhere; one that leads nowhere is mute."""
+        if isinstance(answer, EndpointRefused):
+            self._refuse(feed, answer)
+
     # -- replays -----------------------------------------------------------------------------------
 
     def _sync(self, feed: _Feed) -> None:
@@ -426,8 +489,24 @@ class Listeners:
         if request is None or feed.replay_endpoint is None:
             return
         try:
-            feed.dealer = self._sockets.ask_replay(feed.replay_endpoint, request.start)
-        except EndpointRefused:  # no descriptors left: the stream takes it for a mute endpoint
+            place = self._addresses.place(feed.replay_endpoint)
+        except EndpointRefused:  # its name leads elsewhere by now: taken for a mute endpoint
+            return
+        if place is None:
+            self._addresses.find(
+                feed.replay_endpoint, lambda found: self._ask_there(feed, request, found)
+            )
+        else:
+            self._ask_there(feed, request, place)
+
+    def _ask_there(self, feed: _Feed, request: ReplayRequest, place: Answer) -> None:
+        if not isinstance(place, str) or feed.request is not request:
+            return  # it leads nowhere, as above, or nobody wants to know any more
+        if self._feeds.get(id(feed.stream)) is not feed or feed.dealer is not None:
+            return
+        try:
+            feed.dealer = self._sockets.ask_replay(place, request.start, feed.server_key)
+        except EndpointRefused:  # no descriptors left: the same
             return
         self._dealers += 1
         self._watch_replay(feed)

@@ -18,11 +18,13 @@ import msgspec
 from indexer.core.dump import DumpChange, DumpEvent, DumpKvEvent, DumpStored
 from indexer.core.dump_reader import DumpReader, ScopeOpened
 from indexer.core.index import KvIndex
-from indexer.errors import BadDump
+from indexer.edge.addresses import Addresses
+from indexer.errors import BadDump, EndpointRefused, HostNotFound
 from indexer.types import U64_MASK, RecoveryLimits, Scope, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    import ssl
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     import httpx
 
@@ -71,7 +73,7 @@ class Recovery:
         conflicts: scopes left out because they exist here with another block size.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it stands on
         self,
         registry: Registry,
         peers: Sequence[str],
@@ -79,6 +81,9 @@ class Recovery:
         *,
         limits: RecoveryLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        headers: Callable[[str], Mapping[str, str]] = lambda _: {},
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        addresses: Addresses | None = None,
     ) -> None:
         """Fetch nothing yet.
 
@@ -88,7 +93,13 @@ class Recovery:
             make_room: told when ranks were attached to an index that others use already.
             limits: budgets.
             clock: monotonic seconds.
+            headers: what to show to whom, by URL.
+            tls: how peers are verified; None: by the system's certificates.
+            addresses: where connections may lead.
         """
+        self._headers = headers
+        self._tls = tls
+        self._addresses = addresses or Addresses(clock=clock)
         self.outcome: Outcome = "running"
         self.recovered: dict[Scope, list[WorkerRank]] = {}
         self.failures: dict[str, int] = {}
@@ -159,19 +170,33 @@ class Recovery:
 
         timeout = httpx.Timeout(self._limits.silence_s)
         headers = {"accept": "application/json", "accept-encoding": "identity"}
+        headers |= self._headers(f"{peer}/dump")
         try:
+            verify: ssl.SSLContext | bool = True
+            if self._tls is not None and peer.startswith("https:"):
+                verify = await asyncio.to_thread(self._tls)
+            there, host, extensions = await self._addresses.route(f"{peer}/dump")
             # neither proxies from the environment nor redirects: a peer is who we were told it is
             async with (
-                httpx.AsyncClient(timeout=timeout, trust_env=False) as client,
-                client.stream("GET", f"{peer}/dump", headers=headers) as answer,
+                httpx.AsyncClient(
+                    timeout=timeout, trust_env=False, follow_redirects=False, verify=verify
+                ) as client,
+                client.stream(
+                    "GET", there, headers=headers | host, extensions=extensions
+                ) as answer,
             ):
                 if answer.status_code != httpx.codes.OK:
                     kind = "redirect" if answer.is_redirect else "status"
                     raise PeerFailed(kind, f"status {answer.status_code}")
                 await self._read(_pieces(answer, self._limits.bytes_max), staged)
+        except EndpointRefused as error:
+            raise PeerFailed("denied", error.reason) from None
         except httpx.TimeoutException as error:
             raise PeerFailed("timeout", type(error).__name__) from None
-        except (httpx.HTTPError, httpx.InvalidURL, zlib.error, OSError, ValueError) as error:
+        except (
+            *(httpx.HTTPError, httpx.InvalidURL, zlib.error, OSError, ValueError),
+            HostNotFound,
+        ) as error:
             kind = "garbage" if isinstance(error, zlib.error) else "connection"
             raise PeerFailed(kind, f"{type(error).__name__}: {error}") from None
 
@@ -187,7 +212,8 @@ class Recovery:
                         raise BadDump("a scope comes twice")
                     index = staged[found.scope] = KvIndex(
                         found.block_size,
-                        orphan_blocks_max=self._registry.limits.orphan_blocks_max,
+                        limits=self._registry.limits,
+                        budget=self._registry.budget,
                     )
                     continue
                 assert index is not None, "events belong to a scope"

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from indexer.compiled import usable
+from indexer.edge.curve import KeyPair
 from indexer.errors import EndpointRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from indexer.edge.curve import ReplicaKeys
     from indexer.types import StreamLimits
 
 SOCKETS_MAX: Final = 65_535
@@ -48,6 +50,11 @@ SUBSCRIPTION_BYTES_MAX: Final = 4_096
 
 READ_BYTES_MAX: Final = 256 << 10
 """Bytes taken off a socket at once beyond its first message; copying them takes some 30 µs."""
+
+_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"  # where libzmq looks for who answers it
+_ZAP_VERSION: Final = b"1.0"
+_ZAP_DOMAIN: Final = b"replicas"  # without a name libzmq would not ask
+_ZAP_FRAMES: Final = 7
 
 _DELIMITER: Final = b""
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -147,9 +154,9 @@ class Subscriber(Receiver):
 
     __slots__ = ("_endpoint", "_monitor", "news_fd")
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str | None) -> None:
         super().__init__(socket)
-        self._endpoint = endpoint
+        self._endpoint = endpoint  # None: not connected yet
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_WATCHED)
         self.news_fd: int = self._monitor.getsockopt(zmq.FD)  # type: ignore[assignment]
 
@@ -168,10 +175,18 @@ class Subscriber(Receiver):
 
     def connect_again(self) -> None:
         """Give up the old connection for a new one."""
-        with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
-            self._socket.disconnect(self._endpoint)
-        with contextlib.suppress(zmq.ZMQError):  # out of file descriptors: the next time then
-            self._socket.connect(self._endpoint)
+        self.move_to(self._endpoint)
+
+    def move_to(self, endpoint: str | None) -> None:
+        """Give up the connection for one to another endpoint, or for none."""
+        if self._endpoint is not None:
+            with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
+                self._socket.disconnect(self._endpoint)
+        self._endpoint = endpoint
+        if endpoint is not None:
+            with contextlib.suppress(zmq.ZMQError):  # out of file descriptors: the next time then
+                self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+                self._socket.connect(endpoint)
 
     def close(self) -> None:
         """Close both and drop what was not read."""
@@ -180,12 +195,68 @@ class Subscriber(Receiver):
         super().close()
 
 
+class KeyCheck:
+    """Answers libzmq's questions about clients of an encrypted socket (ZAP): is this key listed?
+
+    libzmq asks from its own thread and waits, with the handshake alone, until the loop has read.
+
+    Attributes:
+        accepted: Handshakes of clients with a listed key.
+        refused: Those of others.
+    """
+
+    __slots__ = ("_keys", "_socket", "accepted", "fd", "refused")
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ReplicaKeys) -> None:
+        """Answer for all sockets of a context; there before the first is bound."""
+        self._keys = keys
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(_ZAP_ENDPOINT)
+        self.fd: int = self._socket.getsockopt(zmq.FD)  # type: ignore[assignment]
+        self.accepted = 0
+        self.refused = 0
+
+    def answer(self, limit: int) -> bool:
+        """Answer some of the questions; True: there may be more."""
+        for _ in range(limit):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return False
+            self._socket.send_multipart(self._verdict(frames), zmq.NOBLOCK)
+        return True
+
+    def _verdict(self, frames: list[bytes]) -> list[bytes]:
+        number = frames[1] if len(frames) > 1 else b""
+        # version, number, domain, address, identity, mechanism, and for CURVE the public key
+        listed = (
+            len(frames) == _ZAP_FRAMES and frames[5] == b"CURVE" and frames[6] in self._keys.allowed
+        )
+        if listed:
+            self.accepted += 1
+            return [_ZAP_VERSION, number, b"200", b"OK", b"", b""]
+        self.refused += 1
+        return [_ZAP_VERSION, number, b"400", b"not listed", b"", b""]
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._socket.close(linger=0)
+
+
 class Publisher:
     """A bound socket whose subscribers lose messages rather than slow us down."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        socket: zmq.Socket[bytes],
+        key_check: KeyCheck | None = None,
+    ) -> None:
         self._context = context
         self._socket = socket
+        self.key_check = key_check
+        """Of an encrypted one; somebody must have it answer."""
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Send one message; False if it could not even be queued."""
@@ -198,35 +269,53 @@ class Publisher:
     def close(self) -> None:
         """Close; what is queued is dropped."""
         self._socket.close(linger=0)
+        if self.key_check is not None:
+            self.key_check.close()
         self._context.term()
 
 
 class Sockets:
     """The receiving sockets of one process, behind one libzmq context."""
 
-    def __init__(self, limits: StreamLimits) -> None:
+    def __init__(self, limits: StreamLimits, keys: KeyPair | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            limits: of queues and messages.
+            keys: who we are to servers that ask; None: somebody new with every start.
+        """
         self._limits = limits
+        self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
 
-    def subscribe(self, endpoint: str, topics: Sequence[bytes] = (b"",)) -> Subscriber:
+    def subscribe(
+        self,
+        endpoint: str | None,
+        topics: Sequence[bytes] = (b"",),
+        server_key: str | None = None,
+    ) -> Subscriber:
         """Connect to a publisher and subscribe to everything it says, or to some topics.
 
         Args:
-            endpoint: where it publishes.
+            endpoint: where it publishes; an address, for libzmq would resolve a name itself. None:
+                that is not known yet, and `Subscriber.move_to` connects.
             topics: what its messages' first frame begins with.
+            server_key: the CURVE key it must have; None: it speaks plainly.
 
         Raises:
             EndpointRefused: libzmq will not connect there.
         """
-        socket = self._open(zmq.SUB, endpoint, self._limits.receive_messages_max)
+        socket = self._open(zmq.SUB, endpoint, self._limits.receive_messages_max, server_key)
         for topic in topics:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
             subscriber = Subscriber(socket, endpoint)  # before connecting, or early news is missed
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            raise EndpointRefused(endpoint, str(error)) from error
+            raise EndpointRefused(endpoint or "", str(error)) from error
+        if endpoint is None:
+            return subscriber
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -234,13 +323,18 @@ class Sockets:
             raise EndpointRefused(endpoint, str(error)) from error
         return subscriber
 
-    def ask_replay(self, endpoint: str, start: int) -> Receiver:
+    def ask_replay(self, endpoint: str, start: int, server_key: str | None = None) -> Receiver:
         """Connect a fresh socket and ask for every batch from `start` on.
+
+        Args:
+            endpoint: whom.
+            start: the first sequence number wanted.
+            server_key: as for `subscribe`.
 
         Raises:
             EndpointRefused: libzmq will not connect there.
         """
-        socket = self._open(zmq.DEALER, endpoint, REPLAY_MESSAGES_MAX)
+        socket = self._open(zmq.DEALER, endpoint, REPLAY_MESSAGES_MAX, server_key)
         try:
             socket.connect(endpoint)
             # the empty frame first: without it engines do not answer
@@ -268,7 +362,10 @@ class Sockets:
         """Close the context; every socket must be closed before."""
         self._context.term()
 
-    def _open(self, kind: int, endpoint: str, messages_max: int) -> zmq.Socket[bytes]:
+    def _open(
+        self, kind: int, endpoint: str | None, messages_max: int, server_key: str | None = None
+    ) -> zmq.Socket[bytes]:
+        endpoint = endpoint or ""
         try:
             socket = self._context.socket(kind)
         except zmq.ZMQError as error:  # out of sockets or file descriptors
@@ -287,21 +384,32 @@ class Sockets:
         }
         for option, value in options.items():
             socket.setsockopt(option, value)
+        if server_key is not None:
+            keys = self._keys = self._keys or KeyPair.new()
+            socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
         return socket
 
 
-def open_publisher(endpoint: str, messages_max: int = PUBLISHED_MESSAGES_MAX) -> Publisher:
+def open_publisher(
+    endpoint: str,
+    messages_max: int = PUBLISHED_MESSAGES_MAX,
+    keys: ReplicaKeys | None = None,
+) -> Publisher:
     """Bind a publisher.
 
     Args:
         endpoint: where.
         messages_max: held per slow subscriber before it loses some.
+        keys: encrypt with our own of them, and let only those listen that are listed.
 
     Raises:
         EndpointRefused: The address is taken, or is none.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUB)
+    key_check: KeyCheck | None = None
     try:
         options = {
             zmq.LINGER: 0,
@@ -312,9 +420,16 @@ def open_publisher(endpoint: str, messages_max: int = PUBLISHED_MESSAGES_MAX) ->
         }
         for option, value in options.items():
             socket.setsockopt(option, value)
+        if keys is not None:
+            key_check = KeyCheck(context, keys)  # without one libzmq lets any key in
+            socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
+        if key_check is not None:
+            key_check.close()
         context.term()
         raise EndpointRefused(endpoint, str(error)) from error
-    return Publisher(context, socket)
+    return Publisher(context, socket, key_check)

@@ -13,14 +13,17 @@ from select_service.config.environment import (
     read_environment,
 )
 from select_service.config.flags import FLAGS, Flag
+from select_service.config.layers import ConfigError, Layers
 from select_service.config.settings import Durability, FieldValidation, LogFormat, Settings
 
 __all__ = [
     "ENVIRONMENT",
     "FLAGS",
+    "ConfigError",
     "Durability",
     "FieldValidation",
     "Flag",
+    "Layers",
     "LogFormat",
     "PolicyFile",
     "RouterSettings",

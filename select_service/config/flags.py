@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from indexer.config import EventLossPolicy
+from indexer.config import EventLossPolicy, ReachSettings
+from indexer.core.curve_key import is_curve_key
+from indexer.core.endpoint import SCHEMES
+from indexer.core.reach import Reach
 from select_service.config.environment import parse_float
 from select_service.config.settings import SAMPLERS, Durability, FieldValidation, Settings
 
@@ -49,6 +52,7 @@ class Flag(Struct, frozen=True):
     help: str
     watch: str = ""  # the metric that tells how near it is, or how often it was reached
     env: str = ""  # the variable that sets it where the flag does not
+    reloads: bool = False  # whether it may change while the process runs: see `edge/reloading.py`
 
     @property
     def is_limit(self) -> bool:
@@ -73,6 +77,8 @@ class Flag(Struct, frozen=True):
             return str(value.value)
         if value is None or value is False or value in ((), {}):
             return "off"
+        if isinstance(value, tuple):
+            return ",".join(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -156,6 +162,21 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
+def _schemes(text: str) -> tuple[str, ...]:
+    schemes = _list(text)
+    for scheme in schemes:
+        _choice(*sorted(SCHEMES))(scheme)
+    if not schemes:
+        raise ValueError("no scheme at all")
+    return schemes
+
+
+def _reach_list(text: str) -> tuple[str, ...]:
+    entries = _list(text)
+    Reach(ReachSettings(deny=entries))  # reads them
+    return entries
+
+
 def _path(text: str) -> str:
     if not text:
         raise ValueError("an empty path")
@@ -165,6 +186,12 @@ def _path(text: str) -> str:
 def _file_mode(text: str) -> str:
     if not _FILE_MODE.fullmatch(text):
         raise ValueError(f"{text!r} is not an octal file mode")
+    return text
+
+
+def _curve_key(text: str) -> str:
+    if not is_curve_key(text):
+        raise ValueError(f"{text[:8]!r}... is not a CURVE key: 40 characters of Z85")
     return text
 
 
@@ -188,6 +215,7 @@ def _member(kind: type[Enum]) -> Callable[[str], Enum]:
 
 _COUNT: Final = (1 << 31) - 1
 _BYTES: Final = (1 << 62) - 1
+_LENGTH: Final = 4096  # of ids and names: replicas take no much longer ones from each other
 FLAGS: Final = (
     Flag("--host", str, "ADDRESS", "address to listen on"),
     Flag("--port", _whole(0, PORT_MAX), "N", "port to listen on; 0 picks a free one"),
@@ -205,6 +233,60 @@ FLAGS: Final = (
         "OCTAL",
         "permissions of that file: who may write it may connect",
         env="SELECT_SERVICE_UDS_MODE",
+    ),
+    Flag(
+        "--token-file",
+        _path,
+        "FILE",
+        "ask every client for a token of this file; read again on SIGHUP",
+        watch="auth_refused_total",
+    ),
+    Flag(
+        "--tls-cert",
+        _path,
+        "FILE",
+        "speak TLS on the TCP port: the certificate chain, PEM; read again when it changes",
+        watch="tls_reloads_total",
+    ),
+    Flag("--tls-key", _path, "FILE", "its private key, where that is not in the same file"),
+    Flag(
+        "--tls-client-ca",
+        _path,
+        "FILE",
+        "demand a certificate of every client, signed by one of these",
+    ),
+    Flag(
+        "--peer-token-file",
+        _path,
+        "FILE",
+        "the token shown to --indexer-peers and to replicas whose snapshot is fetched",
+    ),
+    Flag(
+        "--peer-ca",
+        _path,
+        "FILE",
+        "fetch from them over TLS, and believe certificates signed by one of these",
+        watch="replica_pulls_total",
+    ),
+    Flag(
+        "--curve-key",
+        _path,
+        "FILE",
+        "encrypt the replica plane with this key pair (`select-service keys new`)",
+        watch="curve_refused_total",
+    ),
+    Flag(
+        "--curve-replica-keys",
+        _path,
+        "FILE",
+        "public keys of the replicas that may listen, a line each, with their endpoints if they"
+        " differ; off: those with our own key",
+    ),
+    Flag(
+        "--curve-worker-key",
+        _curve_key,
+        "KEY",
+        "public key of every worker's event and replay sockets; off: as each record says",
     ),
     Flag(
         "--threads",
@@ -257,6 +339,7 @@ FLAGS: Final = (
         "S",
         "replicas are told of output blocks together, this often: a stream fills several a second",
         watch="replica_events_total",
+        reloads=True,
     ),
     Flag(
         "--replica-timeout-s",
@@ -264,6 +347,7 @@ FLAGS: Final = (
         "S",
         "a replica silent for so long is gone: its reservations age, or are adopted",
         watch="replica_heard_age_seconds",
+        reloads=True,
     ),
     Flag(
         "--replica-orphan-ttl-s",
@@ -271,6 +355,7 @@ FLAGS: Final = (
         "S",
         "of a replica that is gone, what has no lease or ttl_s ends so long after its last call",
         watch='replica_reservations_total{event="orphan_expired"}',
+        reloads=True,
     ),
     Flag(
         "--replica-gap-grace-s",
@@ -278,6 +363,7 @@ FLAGS: Final = (
         "S",
         "a lost message may be late by so much before the replica's snapshot is fetched",
         watch="replica_gaps_total",
+        reloads=True,
     ),
     Flag(
         "--replica-pull-retry-s",
@@ -285,6 +371,7 @@ FLAGS: Final = (
         "S",
         "shortest time between two fetches from one replica",
         watch="replica_pulls_total",
+        reloads=True,
     ),
     Flag(
         "--replica-claims-max",
@@ -292,6 +379,7 @@ FLAGS: Final = (
         "N",
         "reservations remembered of one replica",
         watch='replica_refused_total{reason="claims"}',
+        reloads=True,
     ),
     Flag(
         "--replica-ended-max",
@@ -306,6 +394,7 @@ FLAGS: Final = (
         "S",
         "and for how long",
         watch="replica_ended",
+        reloads=True,
     ),
     Flag(
         "--replica-missing-max",
@@ -313,6 +402,7 @@ FLAGS: Final = (
         "N",
         "lost messages of a replica known one by one; beyond, everything is fetched",
         watch="replica_statements_missing",
+        reloads=True,
     ),
     Flag(
         "--replica-publishers-max",
@@ -320,6 +410,7 @@ FLAGS: Final = (
         "N",
         "replicas remembered, gone ones too; without state a restart makes another one",
         watch='replica_refused_total{reason="publishers"}',
+        reloads=True,
     ),
     Flag(
         "--replica-peers-max",
@@ -327,6 +418,7 @@ FLAGS: Final = (
         "N",
         "replicas listened to, 409 beyond",
         watch="replica_peers",
+        reloads=True,
     ),
     Flag(
         "--replica-message-bytes-max",
@@ -362,6 +454,7 @@ FLAGS: Final = (
         "S",
         "longest fetch of a replica's snapshot altogether",
         watch='replica_pulls_total{outcome="timeout"}',
+        reloads=True,
     ),
     Flag(
         "--replica-pull-bytes-max",
@@ -369,6 +462,7 @@ FLAGS: Final = (
         "N",
         "longest snapshot taken from a replica",
         watch='replica_pulls_total{outcome="too_large"}',
+        reloads=True,
     ),
     Flag(
         "--replica-pull-backoff-s",
@@ -376,6 +470,7 @@ FLAGS: Final = (
         "S",
         "a replica whose snapshot could not be had is left alone for so long, then twice as long",
         watch="replica_pulls_total",
+        reloads=True,
     ),
     Flag(
         "--replica-pull-backoff-max-s",
@@ -383,6 +478,7 @@ FLAGS: Final = (
         "S",
         "and no longer than this",
         watch="replica_pulls_total",
+        reloads=True,
     ),
     Flag(
         "--replica-snapshots-max",
@@ -390,6 +486,7 @@ FLAGS: Final = (
         "N",
         "snapshots given out at one time, 503 beyond",
         watch='replica_snapshots_total{outcome="refused"}',
+        reloads=True,
     ),
     Flag(
         "--indexer-peers",
@@ -597,6 +694,7 @@ FLAGS: Final = (
         "S",
         "a reservation without a lease ends this long after its last lifecycle call; 0 = never",
         watch='reservation_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--reservation-ttl-max-s",
@@ -604,6 +702,7 @@ FLAGS: Final = (
         "S",
         "longest ttl_s a booking may ask for instead, 422 beyond",
         watch='reservation_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--freed-ids-max",
@@ -618,6 +717,7 @@ FLAGS: Final = (
         "N",
         "open leases, 503 beyond; a KiB each",
         watch="leases",
+        reloads=True,
     ),
     Flag(
         "--lease-copies-max",
@@ -625,6 +725,7 @@ FLAGS: Final = (
         "N",
         "leases known through replicas; beyond, no renewal for them is taken here",
         watch="lease_copies",
+        reloads=True,
     ),
     Flag(
         "--ended-leases-max",
@@ -639,6 +740,7 @@ FLAGS: Final = (
         "S",
         "shortest time to live of a lease, 422 below",
         watch='lease_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--lease-ttl-max-s",
@@ -646,13 +748,15 @@ FLAGS: Final = (
         "S",
         "longest, 422 beyond: how long the load of a client that died may stay",
         watch='lease_events_total{event="expired"}',
+        reloads=True,
     ),
     Flag(
         "--lease-name-length-max",
-        _whole(1, _COUNT),
+        _whole(1, _LENGTH),
         "N",
         "characters of a lease_id and of an owner, 422 beyond",
         watch='http_requests_total{route="/leases",status="422"}',
+        reloads=True,
     ),
     Flag(
         "--batch-operations-max",
@@ -660,6 +764,7 @@ FLAGS: Final = (
         "N",
         "operations of one batch, 422 beyond",
         watch='http_requests_total{route="/reservations/batch",status="422"}',
+        reloads=True,
     ),
     Flag(
         "--data-parallel-size-max",
@@ -667,6 +772,71 @@ FLAGS: Final = (
         "N",
         "most ranks a worker may have, 400 beyond",
         watch="ranks",
+        reloads=True,
+    ),
+    Flag(
+        "--workers-max",
+        _whole(1, _COUNT),
+        "N",
+        "workers registered, 409 beyond",
+        watch='limit_hits_total{name="workers_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--worker-bytes-max",
+        _whole(1, _COUNT),
+        "N",
+        "longest record of a worker, in MessagePack; 422 beyond",
+        watch='limit_hits_total{name="worker_bytes_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--scopes-max",
+        _whole(1, _COUNT),
+        "N",
+        "scopes (model and tenant) open; a worker that would open one more is incomplete",
+        watch='limit_hits_total{name="scopes_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--scope-linger-s",
+        _seconds(zero=True),
+        "S",
+        "a scope without workers is given up after this long; its block size stays pinned",
+        watch="scopes_closed_total",
+        reloads=True,
+    ),
+    Flag(
+        "--reservations-max",
+        _whole(1, _COUNT),
+        "N",
+        "live reservations booked here, with those that wait; 503 beyond",
+        watch='limit_hits_total{name="reservations_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--blocks-per-request-max",
+        _whole(1, _COUNT),
+        "N",
+        "blocks of a prompt, 422 beyond",
+        watch='selections_failed_total{code="too_many_blocks"}',
+        reloads=True,
+    ),
+    Flag(
+        "--id-length-max",
+        _whole(1, _LENGTH),
+        "N",
+        "characters of a reservation_id or selection_id that is booked, 422 beyond",
+        watch='http_requests_total{status="422"}',
+        reloads=True,
+    ),
+    Flag(
+        "--name-length-max",
+        _whole(1, _LENGTH),
+        "N",
+        "characters of a model, tenant, lora_name or fairness_id, 422 beyond",
+        watch='http_requests_total{status="422"}',
+        reloads=True,
     ),
     Flag(
         "--queue-recheck-s",
@@ -674,6 +844,7 @@ FLAGS: Final = (
         "S",
         "waiting requests are looked at again this often, whatever did not happen",
         watch="pending_requests",
+        reloads=True,
     ),
     Flag(
         "--decision-ring",
@@ -694,6 +865,7 @@ FLAGS: Final = (
         _seconds(zero=True),
         "S",
         "ask a silent worker's replay endpoint for missed KV events this often; 0 = never",
+        reloads=True,
     ),
     Flag(
         "--kv-polls-max",
@@ -701,6 +873,7 @@ FLAGS: Final = (
         "N",
         "replays at one time that only look for missed last events; each takes a socket",
         watch='kv_listeners{state="replaying"}',
+        reloads=True,
     ),
     Flag(
         "--kv-orphan-blocks-max",
@@ -708,6 +881,38 @@ FLAGS: Final = (
         "N",
         "blocks of a scope that wait for a parent nobody has announced; the oldest give way",
         watch="index_orphan_blocks",
+        reloads=True,
+    ),
+    Flag(
+        "--kv-source-blocks-max",
+        _whole(1, _BYTES),
+        "N",
+        "blocks held of one rank; what it stores beyond is left out until it removes some",
+        watch='kv_events_total{outcome="no_room"}',
+        reloads=True,
+    ),
+    Flag(
+        "--index-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "bytes of all indexes together, estimated; beyond, ranks with more than their share store"
+        " no more, and if that does not help the largest is forgotten",
+        watch="index_budget_bytes",
+        reloads=True,
+    ),
+    Flag(
+        "--kv-blocks-per-turn",
+        _whole(1, 1 << 20),
+        "N",
+        "blocks of one rank's KV events applied before others get their turn",
+        watch="kv_events_total",
+    ),
+    Flag(
+        "--kv-messages-per-turn",
+        _whole(1, 1 << 20),
+        "N",
+        "KV-event messages taken from one socket before the next socket's turn",
+        watch="kv_events_total",
     ),
     Flag(
         "--replay-timeout-s",
@@ -715,6 +920,7 @@ FLAGS: Final = (
         "S",
         "longest replay of KV events altogether",
         watch='kv_replays_total{outcome="deadline"}',
+        reloads=True,
     ),
     Flag(
         "--replay-silence-s",
@@ -722,6 +928,7 @@ FLAGS: Final = (
         "S",
         "longest wait for the next reply within a replay",
         watch='kv_replays_total{outcome="silent"}',
+        reloads=True,
     ),
     Flag(
         "--replay-attempts-max",
@@ -729,6 +936,7 @@ FLAGS: Final = (
         "N",
         "replays in a row that may bring nothing before the missing events count as lost",
         watch="kv_lost_batches_total",
+        reloads=True,
     ),
     Flag(
         "--replay-backoff-s",
@@ -736,6 +944,7 @@ FLAGS: Final = (
         "S",
         "a replay endpoint that failed is left alone for so long, twice as long each time",
         watch="kv_replays_asked_total",
+        reloads=True,
     ),
     Flag(
         "--replay-backoff-max-s",
@@ -743,6 +952,7 @@ FLAGS: Final = (
         "S",
         "and no longer than this",
         watch="kv_replays_asked_total",
+        reloads=True,
     ),
     Flag(
         "--replay-replies-max",
@@ -750,6 +960,7 @@ FLAGS: Final = (
         "N",
         "most replies taken from one replay",
         watch='kv_replays_total{outcome="budget"}',
+        reloads=True,
     ),
     Flag(
         "--replay-bytes-max",
@@ -757,6 +968,7 @@ FLAGS: Final = (
         "N",
         "most bytes taken from one replay",
         watch='kv_replays_total{outcome="budget"}',
+        reloads=True,
     ),
     Flag(
         "--replay-useless-max",
@@ -764,6 +976,7 @@ FLAGS: Final = (
         "N",
         "most replies of one replay that are garbled or out of place",
         watch='kv_replays_total{outcome="garbage"}',
+        reloads=True,
     ),
     Flag(
         "--kv-backlog-batches-max",
@@ -799,6 +1012,7 @@ FLAGS: Final = (
         "token-capacity|none",
         "whether busy thresholds are in force",
         env="DYN_ADMISSION_CONTROL",
+        reloads=True,
     ),
     Flag(
         "--active-decode-blocks-threshold",
@@ -807,6 +1021,7 @@ FLAGS: Final = (
         "a rank is busy above this share of its KV blocks",
         watch="admission_busy_ranks",
         env="DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+        reloads=True,
     ),
     Flag(
         "--active-prefill-tokens-threshold",
@@ -815,6 +1030,7 @@ FLAGS: Final = (
         "a rank is busy above so many active prefill tokens",
         watch="admission_busy_ranks",
         env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+        reloads=True,
     ),
     Flag(
         "--active-prefill-tokens-threshold-frac",
@@ -823,6 +1039,7 @@ FLAGS: Final = (
         "a rank is busy above this multiple of its max_num_batched_tokens",
         watch="admission_busy_ranks",
         env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+        reloads=True,
     ),
     Flag(
         "--overload-status-code",
@@ -838,6 +1055,7 @@ FLAGS: Final = (
         "requests given at a time to a worker that does not say (`max_inflight`)",
         watch="admission_full_ranks",
         env="DYN_ENGINE_REQUEST_LIMIT",
+        reloads=True,
     ),
     Flag(
         "--max-queued-default",
@@ -846,6 +1064,7 @@ FLAGS: Final = (
         "requests that may wait for such a worker (`max_queued`)",
         watch="admission_decisions_total",
         env="DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
+        reloads=True,
     ),
     Flag(
         "--queue-deadline-s",
@@ -853,24 +1072,28 @@ FLAGS: Final = (
         "S",
         "how long a request may wait; off: 30 for a full worker, else for ever",
         watch="admission_wait_seconds",
+        reloads=True,
     ),
     Flag(
         "--global-cache-hit-threshold",
         _number(0.0, 1.0),
         "F",
         "share of a prompt a worker must have cached, where the request does not say",
+        reloads=True,
     ),
     Flag(
         "--cache-hit-scope",
         _choice("gpu", "cpu", "disk", "any"),
         "gpu|cpu|disk|any",
         "down to which tier cached tokens count for that",
+        reloads=True,
     ),
     Flag(
         "--cache-hit-basis",
         _choice("prompt", "cacheable"),
         "prompt|cacheable",
         "share of the prompt, or of what an engine can have cached of it",
+        reloads=True,
     ),
     Flag(
         "--cache-hit-attempts-max",
@@ -878,6 +1101,7 @@ FLAGS: Final = (
         "N",
         "a request with so many attempts behind it is held to no threshold",
         watch="cache_threshold_guarded_total",
+        reloads=True,
     ),
     Flag(
         "--admission-policy",
@@ -935,6 +1159,7 @@ FLAGS: Final = (
         _seconds(zero=False),
         "S",
         "age at which what a worker told of its load is believed no longer",
+        reloads=True,
     ),
     Flag(
         "--doctor-interval-s",
@@ -963,6 +1188,7 @@ FLAGS: Final = (
         "N",
         "longest request body, 413 beyond",
         watch='http_requests_total{status="413"}',
+        reloads=True,
     ),
     Flag(
         "--head-bytes-max",
@@ -970,6 +1196,7 @@ FLAGS: Final = (
         "N",
         "longest request line with its headers, 431 beyond",
         watch='http_connections_cut_total{reason="malformed"}',
+        reloads=True,
     ),
     Flag(
         "--header-timeout-s",
@@ -977,6 +1204,7 @@ FLAGS: Final = (
         "S",
         "a connection that has not finished a request head by then is closed (408)",
         watch='http_connections_cut_total{reason="header_timeout"}',
+        reloads=True,
     ),
     Flag(
         "--body-timeout-s",
@@ -984,6 +1212,7 @@ FLAGS: Final = (
         "S",
         "the same for a request body, and for a client that does not read its answer",
         watch='http_connections_cut_total{reason=~"(body|write)_timeout"}',
+        reloads=True,
     ),
     Flag(
         "--keep-alive-timeout-s",
@@ -998,6 +1227,22 @@ FLAGS: Final = (
         "N",
         "open connections, 503 beyond",
         watch="http_connections",
+        reloads=True,
+    ),
+    Flag(
+        "--connections-per-address-max",
+        _whole(1, _COUNT),
+        "N",
+        "of them, those from one address; 503 beyond",
+        watch='limit_hits_total{name="connections_per_address_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--json-depth-max",
+        _whole(8, 900),
+        "N",
+        "arrays and objects within each other in a body, 400 beyond",
+        watch='http_requests_total{status="400"}',
     ),
     Flag(
         "--listen-backlog",
@@ -1031,6 +1276,64 @@ FLAGS: Final = (
         _weight,
         "BLOCKS",
         "what moving one KV block from a prefill to a decode worker costs, in blocks of prefill",
+    ),
+    Flag(
+        "--connect-schemes",
+        _schemes,
+        "tcp,ipc,inproc",
+        "schemes of ZMQ endpoints that are connected to; ipc opens files of this machine",
+        watch='connect_refused_total{reason="scheme"}',
+    ),
+    Flag(
+        "--connect-allow",
+        _reach_list,
+        "HOST|NETWORK,…",
+        "connect to nothing else: networks, addresses, names, `*.suffix`; judged by the address a"
+        " name leads to, at each connection",
+        watch='connect_refused_total{reason="address"}',
+    ),
+    Flag(
+        "--connect-deny",
+        _reach_list,
+        "HOST|NETWORK,…",
+        "nor to these, allowed or not; as given it replaces the default: link-local, metadata,"
+        " multicast, nobody",
+        watch='connect_refused_total{reason="resolved"}',
+    ),
+    Flag(
+        "--connect-no-loopback",
+        None,
+        "",
+        "nor to this machine itself",
+        watch='connect_refused_total{reason="address"}',
+    ),
+    Flag(
+        "--connect-lookup-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "longest wait for the addresses of a name; registering waits for none",
+        watch='connect_lookups_total{outcome="timeout"}',
+    ),
+    Flag(
+        "--connect-lookup-cache-s",
+        _seconds(zero=True),
+        "S",
+        "so long what a name leads to is remembered",
+        watch="connect_lookups_total",
+    ),
+    Flag(
+        "--connect-lookups-max",
+        _whole(1, _COUNT),
+        "N",
+        "names looked up at one time, and remembered",
+        watch='connect_lookups_total{outcome="left_out"}',
+    ),
+    Flag(
+        "--config",
+        _path,
+        "FILE",
+        "settings in YAML or TOML (.toml), named as the flags, which win; read again on SIGHUP",
+        watch="config_reloads_total",
     ),
     Flag("--no-console", None, "", "serve no console at /console"),
     Flag(

@@ -12,7 +12,13 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from indexer.config import EventLossPolicy, RecoveryLimits, SnapshotLimits, StreamLimits
+from indexer.config import (
+    EventLossPolicy,
+    ReachSettings,
+    RecoveryLimits,
+    SnapshotLimits,
+    StreamLimits,
+)
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
 from select_service.doctor_types import DoctorLimits
@@ -46,6 +52,7 @@ _STREAMS: Final = StreamLimits()
 _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
+_REACH: Final = ReachSettings()
 _DOCTOR: Final = DoctorLimits()
 _TRUST: Final = TrustSettings()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
@@ -73,6 +80,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     port: int | None = 8092  # None: no TCP
     uds: str | None = None
     uds_mode: str = "0660"  # who may connect: those who may write the file
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    peer_token_file: str | None = None
+    peer_ca: str | None = None
+    curve_key: str | None = None
+    curve_replica_keys: str | None = None
+    curve_worker_key: str | None = None
     threads: int = 4
     field_validation: FieldValidation = FieldValidation.WARN
     on_event_loss: EventLossPolicy = EventLossPolicy.KEEP
@@ -140,6 +156,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_name_length_max: int = _CORE.lease_name_length_max
     batch_operations_max: int = _CORE.batch_operations_max
     data_parallel_size_max: int = _CORE.data_parallel_size_max
+    workers_max: int = _CORE.workers_max
+    worker_bytes_max: int = _CORE.worker_bytes_max
+    scopes_max: int = _CORE.scopes_max
+    scope_linger_s: float = _CORE.scope_linger_s
+    reservations_max: int = _CORE.reservations_max
+    blocks_per_request_max: int = _CORE.blocks_per_request_max
+    id_length_max: int = _CORE.id_length_max
+    name_length_max: int = _CORE.name_length_max
     queue_recheck_s: float = _CORE.queue_recheck_s
     decision_ring: int = _CORE.decision_ring
     decision_ring_bytes: int = _CORE.decision_ring_bytes
@@ -154,6 +178,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     replay_useless_max: int = _STREAMS.replay_useless_max
     kv_polls_max: int = _STREAMS.polls_max
     kv_orphan_blocks_max: int = _STREAMS.orphan_blocks_max
+    kv_source_blocks_max: int = _STREAMS.source_blocks_max
+    index_bytes_max: int = _STREAMS.index_bytes_max
+    kv_blocks_per_turn: int = _STREAMS.blocks_per_turn
+    kv_messages_per_turn: int = _STREAMS.messages_per_turn
     kv_backlog_batches_max: int = _STREAMS.backlog_batches_max
     kv_backlog_bytes_max: int = _STREAMS.backlog_bytes_max
     kv_message_bytes_max: int = _STREAMS.message_bytes_max
@@ -197,10 +225,20 @@ class Settings(Struct, frozen=True, kw_only=True):
     body_timeout_s: float = 30.0
     keep_alive_timeout_s: int = 75
     connections_max: int = 8192
+    connections_per_address_max: int = 4096  # half: a gateway is one address
+    json_depth_max: int = 128
     listen_backlog: int = 2048
     shutdown_timeout_s: int = 5
     metrics_rank_series_max: int = 512  # some 16 ms of event loop per scrape
     metrics_scope_series_max: int = 64  # of some 30 series each
+    connect_schemes: tuple[str, ...] = _REACH.schemes
+    connect_allow: tuple[str, ...] = _REACH.allow
+    connect_deny: tuple[str, ...] = _REACH.deny
+    connect_no_loopback: bool = not _REACH.loopback
+    connect_lookup_timeout_s: float = _REACH.lookup_timeout_s
+    connect_lookup_cache_s: float = _REACH.lookup_cache_s
+    connect_lookups_max: int = _REACH.lookups_max
+    config: str | None = None
     no_console: bool = False
     console_clients_max: int = 16  # each costs a socket and a few seconds of what it has not read
     log_format: LogFormat = "text"
@@ -215,6 +253,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     trace_shutdown_s: float = 2.0
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether there are tokens, certificates or keys."""
+        asked_for = (
+            *(self.token_file, self.tls_cert, self.peer_token_file, self.peer_ca),
+            *(self.curve_key, self.curve_worker_key),
+        )
+        return any(one is not None for one in asked_for)
 
     @property
     def router_config(self) -> RouterConfig:
@@ -238,6 +285,14 @@ class Settings(Struct, frozen=True, kw_only=True):
             lease_name_length_max=self.lease_name_length_max,
             batch_operations_max=self.batch_operations_max,
             data_parallel_size_max=self.data_parallel_size_max,
+            workers_max=self.workers_max,
+            worker_bytes_max=self.worker_bytes_max,
+            scopes_max=self.scopes_max,
+            scope_linger_s=self.scope_linger_s,
+            reservations_max=self.reservations_max,
+            blocks_per_request_max=self.blocks_per_request_max,
+            id_length_max=self.id_length_max,
+            name_length_max=self.name_length_max,
             queue_recheck_s=self.queue_recheck_s,
             recovery_unclaimed_s=self.recovery_unclaimed_s,
             decision_ring=self.decision_ring,
@@ -283,6 +338,19 @@ class Settings(Struct, frozen=True, kw_only=True):
             return_slots_max=self.return_slots_max,
             tenant_labels_max=self.tenant_labels_max,
             load_report_stale_s=self.load_report_stale_s,
+        )
+
+    @property
+    def reach(self) -> ReachSettings:
+        """Where this process may connect to."""
+        return ReachSettings(
+            schemes=self.connect_schemes,
+            allow=self.connect_allow,
+            deny=self.connect_deny,
+            loopback=not self.connect_no_loopback,
+            lookup_timeout_s=self.connect_lookup_timeout_s,
+            lookup_cache_s=self.connect_lookup_cache_s,
+            lookups_max=self.connect_lookups_max,
         )
 
     @property
@@ -349,6 +417,10 @@ class Settings(Struct, frozen=True, kw_only=True):
             polls_max=self.kv_polls_max,
             recall_wait_s=self.index_snapshot_proof_s,
             orphan_blocks_max=self.kv_orphan_blocks_max,
+            source_blocks_max=self.kv_source_blocks_max,
+            index_bytes_max=self.index_bytes_max,
+            blocks_per_turn=self.kv_blocks_per_turn,
+            messages_per_turn=self.kv_messages_per_turn,
             backlog_batches_max=self.kv_backlog_batches_max,
             backlog_bytes_max=self.kv_backlog_bytes_max,
             message_bytes_max=self.kv_message_bytes_max,

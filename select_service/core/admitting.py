@@ -24,6 +24,7 @@ from select_service.core.admission.thresholds import (
     ThresholdBook,
     read_thresholds,
 )
+from select_service.core.catalog import check_name
 from select_service.core.changes import ADMISSION, THRESHOLD
 from select_service.core.gatekeeping import Gatekeeper
 from select_service.core.load_reports import LoadReports
@@ -34,6 +35,7 @@ from select_service.errors import (
     InvalidRequest,
     ModelNotFound,
 )
+from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +75,7 @@ class Admitting:
         settings: AdmissionSettings,
         catalog: Catalog,
         partitions: Mapping[Scope, Partition],
+        limits: CoreLimits | None = None,
     ) -> None:
         """Read the settings.
 
@@ -80,11 +83,11 @@ class Admitting:
             ValueError: the policy's configuration, a threshold or a class makes no sense.
         """
         self.settings = settings
+        self._limits = limits or CoreLimits()
         self.changes: Changes | None = None  # when the state is kept on disk
         self.clamped = 0
         """Requests that claimed a more important class than `--slo-class-max`."""
-        given = read_thresholds({field: getattr(settings, field) for field in FIELDS})
-        self.thresholds = ThresholdBook(given if self.is_on else NOTHING)
+        self.thresholds = ThresholdBook(self._usual_thresholds())
         self.reports = LoadReports(catalog, partitions)
         self._catalog = catalog
         self._partitions = partitions
@@ -94,6 +97,30 @@ class Admitting:
         self.classes: SloClasses
         self.put_in_force(settings.policy, settings.policy_config)
         check_admission(settings)
+
+    def _usual_thresholds(self) -> Thresholds:
+        given = read_thresholds({field: getattr(self.settings, field) for field in FIELDS})
+        return given if self.is_on else NOTHING
+
+    def follow_settings(self, now: float) -> list[Partition]:
+        """Let every gate follow the settings, which have changed; open those that are wanted.
+
+        Returns:
+            The partitions in which somebody may be let in by that.
+        """
+        self.thresholds.defaults = self._usual_thresholds()
+        for partition in self._partitions.values():
+            keeper = partition.admission
+            if keeper is None:
+                if self._wants_gate(partition):
+                    self._open(partition)
+                continue
+            for worker in partition.workers.values():
+                keeper.seat(worker)
+                self.reports.replay(worker, keeper)
+            keeper.set_thresholds(self._thresholds_of(partition))
+            keeper.refresh(now)
+        return [one for one in self._partitions.values() if one.admission is not None]
 
     @property
     def is_on(self) -> bool:
@@ -180,6 +207,8 @@ class Admitting:
         if request.priority is not None or settings.slo_class_max is not None:
             name = self.class_of(request)
         target_ms, tenant = request.slo_ttft_ms, request.fairness_id
+        if tenant is not None:
+            self.check_fairness_id(tenant)
         facts = (
             ticket.prompt.isl_tokens,
             self.classes.known(name),  # it is counted as that for good
@@ -191,6 +220,14 @@ class Admitting:
             request.selection_id is not None or request.reservation_id is not None,
         )
         return tuple.__new__(Ask, facts)  # `Ask(...)` at half the price: every request pays it
+
+    def check_fairness_id(self, name: str) -> None:
+        """Refuse one that queues and tallies should not remember.
+
+        Raises:
+            NameRefused: it is too long or cannot be printed.
+        """
+        check_name("fairness_id", name, self._limits.name_length_max)
 
     def class_of(self, request: SelectRequest) -> str:
         """Return the class a request belongs to, and not above what clients may claim.

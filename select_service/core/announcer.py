@@ -41,7 +41,7 @@ class Announcer:
     def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
         self.claims = Claims(limits, router_id, epoch)
         self.speaks = router_id != 0
-        self._default_ttl_s = limits.reservation_ttl_s
+        self._limits = limits
 
     # -- what the desk does --------------------------------------------------------------------
 
@@ -70,7 +70,8 @@ class Announcer:
     def _ttl_told(self, reservation: Reservation) -> float | None:
         """Its own time to live. The default is not told: each of us has one for its orphans."""
         ttl_s = reservation.ttl_s
-        return None if reservation.lease is not None or ttl_s == self._default_ttl_s else ttl_s
+        is_usual = ttl_s == self._limits.reservation_ttl_s
+        return None if reservation.lease is not None or is_usual else ttl_s
 
     def own(
         self,

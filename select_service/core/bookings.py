@@ -39,7 +39,7 @@ _KEY_CHARS: Final = len(_BY_DIGEST) + 32
 class Booking:
     """A live reservation, where it is booked, and the answer a repeat gets again."""
 
-    __slots__ = ("answer", "older", "partition", "reservation", "younger")
+    __slots__ = ("answer", "is_own", "older", "partition", "reservation", "younger")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class Booking:
         self.partition = partition
         self.reservation = reservation
         self.answer = answer  # None: learnt from a replica, nothing to compare with
+        self.is_own = reservation.origin == "local"  # when it was made: later it may change hands
         self.older: Booking | None = None  # namesakes: made with the same selection_id
         self.younger: Booking | None = None
 
@@ -64,12 +65,18 @@ class Bookings:
         self._waiting: dict[str, Ticket] = {}
         self._freed: OrderedDict[str, float] = OrderedDict()  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
+        self.own = 0  # of the live, those that were booked here
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # of the bookings, those that are not live any more
         self.changes: Changes | None = None  # when the state is kept on disk
 
     def __len__(self) -> int:
         return len(self._live) - self._dropped
+
+    @property
+    def expected(self) -> int:
+        """Reservations booked here, and requests that wait to become some."""
+        return self.own + len(self._waiting)
 
     @property
     def freed_count(self) -> int:
@@ -157,6 +164,7 @@ class Bookings:
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
         self._live[reservation.reservation_id] = booking
+        self.own += booking.is_own
         self._recall(reservation.reservation_id)
         if self.changes is not None and reservation.origin == "local":
             if booking.answer is None:  # acknowledged long ago, and back again
@@ -184,6 +192,7 @@ class Bookings:
         """Move a booking from live to recently freed; its load has left the ledger."""
         name, second = reservation.reservation_id, reservation.selection_id
         booking = self._live.pop(name)
+        self.own -= booking.is_own
         if self.changes is not None:
             self._changed(name)
         if second is not None:

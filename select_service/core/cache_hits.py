@@ -67,12 +67,11 @@ class CacheHits:
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self._settings = settings
-        self._process_wide = settings.cache_hit_threshold
         self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
     def concerns(self, request: SelectRequest) -> bool:
         """Tell whether any threshold may be in force for a request."""
-        return request.cache_hit_threshold is not None or self._process_wide > 0.0
+        return request.cache_hit_threshold is not None or self._settings.cache_hit_threshold > 0.0
 
     def filter(
         self,
@@ -91,7 +90,7 @@ class CacheHits:
             return Found(rows, self._facts(0.0, 0.0, "request"))
         threshold = threshold_in_force(
             request.cache_hit_threshold,
-            self._process_wide,
+            self._settings.cache_hit_threshold,
             attempt=request.attempt,
             attempts_max=self._settings.cache_hit_attempts_max,
         )
@@ -156,7 +155,7 @@ class CacheHits:
         """Return who of `slots` holds enough; None: no threshold above 0 is in force."""
         threshold = threshold_in_force(
             request.cache_hit_threshold,
-            self._process_wide,
+            self._settings.cache_hit_threshold,
             attempt=request.attempt,
             attempts_max=self._settings.cache_hit_attempts_max,
         )

@@ -15,14 +15,20 @@ from indexer.core.endpoint import check_endpoint
 from indexer.errors import InvalidEndpoint
 from indexer.types import Scope
 from select_service.core.changes import WORKER
-from select_service.errors import InvalidRequest, WorkerNotFound
+from select_service.errors import (
+    InvalidField,
+    InvalidRequest,
+    NameRefused,
+    TooManyWorkers,
+    WorkerNotFound,
+)
 from select_service.types import WorkerPatch, WorkerRecord, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from select_service.core.changes import Changes
-    from select_service.types import KvRankState
+    from select_service.types import CoreLimits, KvRankState
 
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 
@@ -92,6 +98,7 @@ class Worker:
             max_inflight=UNSET if spec.max_inflight is None else spec.max_inflight,
             max_queued=UNSET if spec.max_queued is None else spec.max_queued,
             role=UNSET if spec.role is None else spec.role,
+            curve_public_key=UNSET if spec.curve_public_key is None else spec.curve_public_key,
         )
 
 
@@ -134,13 +141,20 @@ def reconciliation_failed(why: str) -> str:
     return _RECONCILIATION + why
 
 
+def worker_not_found(worker_id: int) -> WorkerNotFound:
+    """Return the refusal of an id that nobody has, or nobody this caller may know of."""
+    return WorkerNotFound(f"worker {worker_id} not found")
+
+
 class Catalog:
     """All records by worker id."""
 
-    def __init__(self, *, data_parallel_size_max: int) -> None:
+    def __init__(self, limits: CoreLimits) -> None:
         self._workers: dict[int, Worker] = {}
-        self._data_parallel_size_max = data_parallel_size_max
+        self._limits = limits
         self.too_parallel = 0  # records refused for their number of ranks
+        self.too_long = 0  # for their length
+        self.too_many = 0  # for the number of others
         self.changes: Changes | None = None  # when the state is kept on disk
         self.watchers: list[Callable[[Scope, int], None]] = []
         """Called when a record is another, with each scope that it was or is in."""
@@ -168,7 +182,7 @@ class Catalog:
         """
         worker = self._workers.get(worker_id)
         if worker is None:
-            raise WorkerNotFound(f"worker {worker_id} not found")
+            raise worker_not_found(worker_id)
         return worker
 
     def put(self, worker: Worker) -> None:
@@ -190,18 +204,36 @@ class Catalog:
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker_id))
 
+    def check_room(self, worker_id: int) -> None:
+        """Refuse one more worker than there may be.
+
+        Raises:
+            TooManyWorkers: the id is new, and there are as many as `--workers-max`.
+        """
+        most = self._limits.workers_max
+        if len(self._workers) >= most and worker_id not in self._workers:
+            self.too_many += 1
+            raise TooManyWorkers(most)
+
     def admit(self, spec: WorkerSpec, source: str = "api") -> Worker:
         """Return a new, not yet catalogued worker.
 
         Raises:
             InvalidRequest: more ranks than `--data-parallel-size-max`, or a rank key that is none.
+            InvalidField: a name or the record is too long.
         """
-        if (spec.data_parallel_size or 0) > self._data_parallel_size_max:
+        limits = self._limits
+        if (spec.data_parallel_size or 0) > limits.data_parallel_size_max:
             self.too_parallel += 1
             raise InvalidRequest(
-                f"data_parallel_size must be at most {self._data_parallel_size_max}",
+                f"data_parallel_size must be at most {limits.data_parallel_size_max}",
                 field="data_parallel_size",
             )
+        for field in _NAMES:
+            check_name(field, getattr(spec, field), limits.name_length_max)
+        if len(_encode(spec)) > limits.worker_bytes_max:
+            self.too_long += 1
+            raise InvalidField(f"a worker's record must fit {limits.worker_bytes_max} bytes")
         ranks = set()
         for key in spec.kv_events_endpoints:
             if not (key.isascii() and key.isdigit() and int(key) < _U32_END):
@@ -229,6 +261,18 @@ class Catalog:
         return self.admit(msgspec.structs.replace(old, **changes))
 
 
+def check_name(field: str, text: object, most: int) -> None:
+    """Refuse a name that is too long or cannot be printed; what is no text is not meant.
+
+    Raises:
+        NameRefused: that is so.
+    """
+    if isinstance(text, str) and (len(text) > most or not text.isprintable()):
+        raise NameRefused(field, most)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_NAMES = ("model_name", "tenant_id", "routing_group")
 _PATCHABLE = tuple(
     name
     for name in WorkerPatch.__struct_fields__

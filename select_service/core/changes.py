@@ -19,6 +19,7 @@ LEASE = "lease"
 PEER = "peer"
 ADMISSION = "admission"
 THRESHOLD = "threshold"
+CONFIG = "config"
 RESERVATION = "reservation"
 """By reservation id, live or freed lately; also freed selection ids."""
 

@@ -19,6 +19,7 @@ class Counters(Struct):
     reservations_booked: int = 0
     reservations_repeated: int = 0
     reservations_conflicting: int = 0
+    reservations_refused: int = 0  # there are as many as may be
     reservations_freed: int = 0
     reservations_expired: int = 0
     reservations_lease_ended: int = 0  # with the lease they lived under
@@ -45,4 +46,5 @@ class ReplicaCounters(Struct):
     leases_closed: int = 0  # the same
     leases_adopted: int = 0  # opened here, for their reservations' owner is gone
     leases_missed: int = 0  # of owners that are gone; their reservations aged
+    impostors: int = 0  # messages under a name that another endpoint has, and is heard from
     namesakes: int = 0  # messages under our own router id that we never said

@@ -247,21 +247,32 @@ class Decisions:
 
     # -- who asks -------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Record | None:
+    def find(self, name: str, tenants: frozenset[str] | None = None) -> Record | None:
         """Return the newest record under an id: a selection's, a reservation's, or one of ours.
 
         O(records), some 60 ns each: no selection should pay for finding it.
+
+        Args:
+            name: the id.
+            tenants: whose it has to be; None: anybody's.
         """
         for record in reversed(self._ring):
             if record[RESERVATION_ID] == name or record[SELECTION_ID] == name:
-                return Record._make(record)
-        if name in self._explained:
-            return Record._make(self._explained[name])
+                found = Record._make(record)
+                if is_of(found, tenants):
+                    return found
+        kept = self._explained.get(name)
+        if kept is None:
+            kept = self._numbered(name)
+        return None if kept is None or not is_of(found := Record._make(kept), tenants) else found
+
+    def _numbered(self, name: str) -> Record | None:
+        """Return the record under an id that neither a selection nor a reservation gave."""
         digits = name.removeprefix(PREFIX)
         if name == digits or not self._ring or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             return None
         at = int(digits) - self._ring[0][0]
-        return Record._make(self._ring[at]) if 0 <= at < len(self._ring) else None
+        return self._ring[at] if 0 <= at < len(self._ring) else None
 
     def explained(self, name: str) -> Record | None:
         """Return the record behind a booking that is repeated."""
@@ -334,6 +345,11 @@ def _text_bytes(text: str) -> int:
 
 def _whole_size(record: Record) -> int:
     return record[SIZE] + len(record[SEEN][0])
+
+
+def is_of(record: Record, tenants: frozenset[str] | None) -> bool:
+    """Tell whether a record is of one of these tenants; None: of whomever."""
+    return tenants is None or record.seating.scope.tenant_id in tenants
 
 
 def only_scope(

@@ -15,13 +15,20 @@ from msgspec import UNSET
 from indexer.core.hashing import unpack_i64
 from select_service.core.announcer import Announcer
 from select_service.core.bookings import Booking, Bookings
+from select_service.core.catalog import check_name
 from select_service.core.deadlines import rounded_up
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.leases import Leases
 from select_service.core.ledger import BLOCKS_PER_STEP
 from select_service.core.prompt import packed
 from select_service.core.replica_messages import Renewed
-from select_service.errors import InvalidField, ReservationConflict, ReservationNotFound
+from select_service.errors import (
+    InvalidField,
+    NameRefused,
+    ReservationConflict,
+    ReservationNotFound,
+    TooManyReservations,
+)
 from select_service.types import (
     PairSelection,
     PromptFields,
@@ -95,13 +102,34 @@ class Desk:
     def __init__(self, limits: CoreLimits, counters: Counters, router_id: int, epoch: int) -> None:
         self.bookings = Bookings(freed_ids_max=limits.freed_ids_max)
         self.leases = Leases(limits)
-        self._ttl_s = limits.reservation_ttl_s
-        self._ttl_max_s = limits.reservation_ttl_max_s
+        self._limits = limits
         self._counters = counters
-        self._orphan_ttl_s = limits.replica_orphan_ttl_s
         self.announcer = Announcer(limits, router_id, epoch)
         self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
         """How answers carry hashes: as numbers, or as a JSON text of them when a door asks so."""
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def check_room(self, request: SelectAndReserveRequest | ReservationRequest) -> None:
+        """Refuse a booking that there is no room for, or that would keep what is no name.
+
+        Raises:
+            TooManyReservations: as many are live or waited for as may be.
+            NameRefused: an id or a name that is too long, or that no log could print.
+        """
+        limits = self._limits
+        if self.bookings.expected >= limits.reservations_max:
+            self._counters.reservations_refused += 1
+            raise TooManyReservations(limits.reservations_max)
+        most = limits.id_length_max
+        one = request.reservation_id
+        if one is not None and (len(one) > most or not one.isprintable()):
+            raise NameRefused("reservation_id", most)
+        one = request.selection_id
+        if one is not None and (len(one) > most or not one.isprintable()):
+            raise NameRefused("selection_id", most)
+        if request.lora_name is not None:
+            check_name("lora_name", request.lora_name, limits.name_length_max)
 
     # -- repeats (D14) -------------------------------------------------------------------------
 
@@ -173,11 +201,10 @@ class Desk:
         ttl_s = request.ttl_s
         if request.lease_id is None:
             if ttl_s is None:
-                return None, self._ttl_s
-            if not 0.0 < ttl_s <= self._ttl_max_s:
-                raise InvalidField(
-                    f"ttl_s must be above 0 and at most {self._ttl_max_s:g}", field="ttl_s"
-                )
+                return None, self._limits.reservation_ttl_s
+            longest = self._limits.reservation_ttl_max_s
+            if not 0.0 < ttl_s <= longest:
+                raise InvalidField(f"ttl_s must be above 0 and at most {longest:g}", field="ttl_s")
             return None, rounded_up(ttl_s)
         if ttl_s is not None:
             raise InvalidField("what has a lease has no ttl_s of its own", field="ttl_s")
@@ -243,7 +270,9 @@ class Desk:
         if origin == "local" and record.lease is not None:
             lease = self.leases.find(record.lease.lease_id)
             assert lease is not None, "it has ended with its lease"
-        default_s = self._ttl_s if origin == "local" else self._orphan_ttl_s
+        limits = self._limits
+        is_ours = origin == "local"
+        default_s = limits.reservation_ttl_s if is_ours else limits.replica_orphan_ttl_s
         unbound = lease is None and not watched
         reservation = partition.ledger.book(
             record.reservation_id,
@@ -356,7 +385,9 @@ class Desk:
             partition.ledger.touch(reservation, now, 0.0)
             self.leases.join(lease, reservation)
         else:
-            partition.ledger.touch(reservation, now, self._told_ttl(record, self._ttl_s))
+            partition.ledger.touch(
+                reservation, now, self._told_ttl(record, self._limits.reservation_ttl_s)
+            )
         self.announcer.adopt(partition, reservation, now)
         self.bookings.touched(booking)
 

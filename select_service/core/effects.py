@@ -24,6 +24,7 @@ class Listen(Struct, frozen=True):
     stream: EventStream
     endpoint: str
     replay_endpoint: str | None
+    curve_key: str | None = None  # the worker's, where it has one of its own
 
 
 class Pull(Struct, frozen=True):

@@ -167,9 +167,13 @@ class LeaseCopies:
             sorted(copy.claims),
         )
 
-    def listed(self, owner: str | None, limit: int, now: float) -> tuple[list[LeaseRecord], int]:
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> tuple[list[LeaseRecord], int]:
         """Describe the first `limit` of one owner or of all, and tell how many there are."""
         chosen = self._by_id if owner is None else self._by_owner.get(owner, {})
+        if prefixes is not None:
+            chosen = {name: one for name, one in chosen.items() if name.startswith(prefixes)}
         return [self.record(copy, now) for copy in islice(chosen.values(), limit)], len(chosen)
 
     def check(self, claims: Iterable[Claim]) -> None:

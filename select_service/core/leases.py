@@ -20,6 +20,7 @@ from select_service.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseNotFound,
+    NameRefused,
     TooManyLeases,
 )
 from select_service.types import LeaseList, LeaseRecord, LeaseState
@@ -133,6 +134,8 @@ class Leases:
         longest = self._limits.lease_name_length_max
         if not 0 < len(text) <= longest:
             raise InvalidField(f"{field} must have 1 to {longest} characters", field=field)
+        if not text.isprintable():
+            raise NameRefused(field, longest)
 
     def checked_ttl(self, ttl_s: float) -> float:
         """Return a time to live as it is used here.
@@ -296,9 +299,13 @@ class Leases:
         left = max(0.0, lease.deadline - now)
         return LeaseRecord(lease.lease_id, lease.owner, lease.ttl_s, left, len(lease.reservations))
 
-    def listed(self, owner: str | None, limit: int, now: float) -> LeaseList:
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> LeaseList:
         """Describe the first `limit` open leases, of one owner or of all, oldest first."""
         chosen = self._open if owner is None else self._by_owner.get(owner, {})
+        if prefixes is not None:
+            chosen = {name: one for name, one in chosen.items() if name.startswith(prefixes)}
         first = islice(chosen.values(), min(limit, LISTED_MAX))
         return LeaseList([self.record(lease, now) for lease in first], len(chosen))
 

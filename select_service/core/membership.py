@@ -6,7 +6,8 @@ stay or go, the event sources that are new. Reservations that lose their rank ar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import Scope, WorkerRank
 from select_service.core.admission.drain import PRIOR_TOKENS_PER_S
@@ -20,6 +21,7 @@ from select_service.core.effects import Listen
 from select_service.core.partition import Partition
 from select_service.core.policy import PolicyBook, PolicyError
 from select_service.errors import scope_text
+from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,21 +32,27 @@ if TYPE_CHECKING:
     from select_service.types import TrustSettings
 
 
+PINS_MAX: Final = 65_536
+"""Scopes given up whose block size is remembered, some 200 bytes each."""
+
+
 class _Source(NamedTuple):
     stream: EventStream
     endpoint: str
     replay_endpoint: str | None
+    curve_key: str | None
 
 
 class Membership:
     """Every partition that ever had a schedulable worker, and every open event source."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, keyword only
         self,
         registry: Registry,
         policies: PolicyBook | PolicyError,
         *,
         use_kv_events: bool,
+        limits: CoreLimits | None = None,
         cache_hit_threshold: float = 0.0,
         prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
         trust: TrustSettings | None = None,
@@ -53,11 +61,16 @@ class Membership:
         self.partitions: dict[Scope, Partition] = {}
         self._policies = policies
         self._use_kv_events = use_kv_events
-        self._cache_hit_threshold = cache_hit_threshold  # of the process
+        self.cache_hit_threshold = cache_hit_threshold  # of the process
         self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
         self.is_watched = False  # whether decisions are kept, in partitions opened from now on
         self._trust = trust  # when an index counts for less
         self._sources: dict[WorkerRank, _Source] = {}
+        self._limits = limits or CoreLimits()
+        self.scopes_refused = 0  # records of workers that would have opened one too many
+        self.scopes_closed = 0
+        self._pins: OrderedDict[Scope, tuple[int, bool]] = OrderedDict()  # of scopes given up
+        self._empty: dict[Scope, float] = {}  # scopes without workers, since when
 
     def streams_of(self, worker: Worker) -> list[EventStream]:
         """Return the open event streams of a worker, by rank."""
@@ -78,7 +91,7 @@ class Membership:
 
     def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
         """Return every open stream with its endpoint and its replay endpoint."""
-        return iter([*self._sources.values()])
+        return iter([source[:3] for source in self._sources.values()])
 
     def judge(self, worker: Worker) -> None:
         """Set lifecycle and reasons of a record that is about to enter its scope."""
@@ -89,24 +102,59 @@ class Membership:
         worker.lifecycle = "incomplete" if reasons else "schedulable"
 
     def _clashes(self, worker: Worker) -> list[str]:
-        index = self.registry.index(worker.scope)
         where = scope_text(worker.scope)
         wanted, eagle = worker.spec.block_size, bool(worker.spec.is_eagle)
-        if index is not None and index.block_size != wanted:
+        pinned, is_known = self._pinned(worker.scope)
+        if pinned is not None and pinned[0] != wanted:
             # the reference's comma, where the scope is known from a dump only
-            comma = "" if worker.scope in self.partitions else ","
-            sizes = f"existing={index.block_size}{comma} requested={wanted}"
+            comma = "" if is_known else ","
+            sizes = f"existing={pinned[0]}{comma} requested={wanted}"
             why = f"block_size mismatch for {where}: {sizes}"
             return [reconciliation_failed(why)]
-        if worker.scope in self.partitions and index is not None and index.is_eagle != eagle:
-            existing, requested = str(index.is_eagle).lower(), str(eagle).lower()
+        if is_known and pinned is not None and pinned[1] != eagle:
+            existing, requested = str(pinned[1]).lower(), str(eagle).lower()
             why = f"is_eagle mismatch for {where}: existing={existing} requested={requested}"
             return [reconciliation_failed(why)]
+        most = self._limits.scopes_max
+        if worker.scope not in self.partitions and len(self.partitions) >= most:
+            self.scopes_refused += 1
+            return [reconciliation_failed(f"{most} scopes are open, no more may be (--scopes-max)")]
         if self._use_kv_events and (bad := bad_sources(worker)):
             return bad
         if isinstance(self._policies, PolicyError):
             return [reconciliation_failed(str(self._policies))]
         return []
+
+    def _pinned(self, scope: Scope) -> tuple[tuple[int, bool] | None, bool]:
+        """Return block size and is_eagle that a scope has for good; and whether by a worker."""
+        index = self.registry.index(scope)
+        if index is not None:
+            return (index.block_size, index.is_eagle), scope in self.partitions
+        pin = self._pins.get(scope)
+        return pin, pin is not None
+
+    def close_empty(self, now: float) -> None:
+        """Give up the scopes that had no worker for `--scope-linger-s`; what is pinned stays so.
+
+        Nobody waits there, nothing is booked, and the index holds nothing: a request finds as much
+        in a scope that is not there. O(scopes), called once in a while.
+        """
+        for scope, partition in list(self.partitions.items()):
+            index = partition.index
+            if partition.workers or partition.pending_count or not partition.ledger.is_swept:
+                self._empty.pop(scope, None)
+            elif now - self._empty.setdefault(scope, now) >= self._limits.scope_linger_s and not (
+                index.ranks() or index.stats.unswept or partition.ledger.live
+            ):
+                self._close_partition(scope, partition)
+
+    def _close_partition(self, scope: Scope, partition: Partition) -> None:
+        del self.partitions[scope], self._empty[scope]
+        self._pins[scope] = partition.index.block_size, partition.index.is_eagle
+        while len(self._pins) > PINS_MAX:
+            self._pins.popitem(last=False)
+        self.registry.drop_index(scope)
+        self.scopes_closed += 1
 
     def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> int:
         """Put `new` in the place of `old`; either may be None or not schedulable.
@@ -169,18 +217,18 @@ class Membership:
     ) -> None:
         """Listen to a rank's source; a source that did not change keeps its stream and cursor."""
         at = WorkerRank(worker.worker_id, rank)
-        replay = worker.spec.replay_endpoint
+        replay, key = worker.spec.replay_endpoint, worker.spec.curve_public_key
         source = self._sources.get(at)
         if source is not None:
-            if (source.endpoint, source.replay_endpoint) == (endpoint, replay):
+            if source[1:] == (endpoint, replay, key):
                 source.stream.worker_ranks = worker.ranks
                 return
             self._close(at, partition, effects)
         stream = self.registry.open_stream(
             worker.scope, at, worker_ranks=worker.ranks, has_replay=replay is not None
         )
-        self._sources[at] = _Source(stream, endpoint, replay)
-        effects.listen.append(Listen(stream, endpoint, replay))
+        self._sources[at] = _Source(stream, endpoint, replay, key)
+        effects.listen.append(Listen(stream, endpoint, replay, key))
 
     def _close(self, at: WorkerRank, partition: Partition, effects: Effects) -> None:
         """Stop listening; what the source said about its rank is forgotten."""
@@ -215,9 +263,10 @@ class Membership:
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             trust=self._trust,
         )
-        partition.holds_to_cache = self._cache_hit_threshold > 0.0
+        partition.holds_to_cache = self.cache_hit_threshold > 0.0
         partition.is_watched = self.is_watched
         self.partitions[worker.scope] = partition
+        self._pins.pop(worker.scope, None)
         return partition
 
     def check(self) -> None:

@@ -13,7 +13,6 @@ from select_service.core.effects import NOTHING, Effects
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indexer.types import Scope
     from select_service.admission_types import (
         AdmissionChange,
         AdmissionStatus,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         WorkerMetricsAnswer,
     )
     from select_service.core.admitting import Admitting
+    from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.waiting_room import WaitingRoom
     from select_service.types import CoreLimits
@@ -35,14 +35,37 @@ class Operating:
     def __init__(
         self,
         admitting: Admitting,
-        partitions: Mapping[Scope, Partition],
+        membership: Membership,
         room: WaitingRoom,
         limits: CoreLimits,
     ) -> None:
         self._admitting = admitting
-        self._partitions = partitions
+        self._membership = membership
+        self._partitions = membership.partitions
         self._room = room
         self._limits = limits
+
+    def reconfigure(
+        self, limits: Mapping[str, object], admission: Mapping[str, object], now: float
+    ) -> Effects:
+        """Put other limits and admission settings in force at once; the values were judged.
+
+        Args:
+            limits: changed fields of CoreLimits.
+            admission: changed fields of AdmissionSettings.
+            now: monotonic seconds.
+        """
+        for name, value in limits.items():
+            setattr(self._limits, name, value)
+        if not admission:
+            return NOTHING
+        settings = self._admitting.settings
+        for name, value in admission.items():
+            setattr(settings, name, value)
+        self._membership.cache_hit_threshold = settings.cache_hit_threshold
+        for partition in self._partitions.values():
+            partition.holds_to_cache = settings.cache_hit_threshold > 0.0
+        return self._relieve(self._admitting.follow_settings(now), now, to_judge=False)
 
     def admission(self) -> AdmissionStatus:
         """Describe what is in force."""

@@ -6,7 +6,7 @@ sees only `Prompt`. The refusals here are part of the contract, text and order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from indexer.core.hashing import (
     sequence_hashes,
 )
 from indexer.types import HASH_BYTES, U64_MASK, Namespace
-from select_service.errors import InvalidField, InvalidRequest
+from select_service.errors import InvalidField, InvalidRequest, TooManyBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from select_service.types import BlockMmInfo, HashList, PromptFields
 
     P = TypeVar("P", bound=PromptFields)
+
+
+BLOCKS_MAX: Final = (1 << 63) - 1
+"""No bound: callers in this process have their own."""
 
 
 class Prompt:
@@ -63,14 +67,17 @@ class Prompt:
         return self._chain
 
 
-def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Prompt:
+def read_prompt(
+    request: PromptFields, *, block_size: int, is_eagle: bool, blocks_max: int = BLOCKS_MAX
+) -> Prompt:
     """Normalise the prompt of a selection; first match wins: media tokens, tokens, hashes.
 
     Raises:
         InvalidRequest: with the texts of contract 2, in its order of complaint.
         InvalidField: a hash outside 64 bits.
+        TooManyBlocks: the prompt is longer than may be.
     """
-    tokens = _read_tokens(request, block_size, is_eagle=is_eagle)
+    tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
     if tokens is not None:
         return tokens
     if request.block_hashes is None:
@@ -87,6 +94,7 @@ def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Pr
         and isinstance(chain, bytes)
         and len(local) == len(chain)
         and not len(local) % HASH_BYTES
+        and len(local) <= blocks_max * HASH_BYTES
     ):
         return Prompt(local, chain, request.isl_tokens)
     blocks = _count(local, HASH_BYTES, "block_hashes")
@@ -96,17 +104,22 @@ def read_prompt(request: PromptFields, *, block_size: int, is_eagle: bool) -> Pr
             f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
             field="block_hashes",
         )
+    if blocks > blocks_max:
+        raise TooManyBlocks("block_hashes", blocks_max)
     return Prompt(_pack(local, "block_hashes"), _pack(chain, "sequence_hashes"), request.isl_tokens)
 
 
-def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> Prompt:
+def read_booking(
+    request: PromptFields, *, block_size: int, is_eagle: bool, blocks_max: int = BLOCKS_MAX
+) -> Prompt:
     """Normalise the prompt of an explicit reservation: block hashes are not asked for.
 
     Raises:
         InvalidRequest: with the texts of contract 2, in its order of complaint.
         InvalidField: a hash outside 64 bits.
+        TooManyBlocks: the prompt is longer than may be.
     """
-    tokens = _read_tokens(request, block_size, is_eagle=is_eagle)
+    tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
     if tokens is not None:
         return tokens
     if request.sequence_hashes is None:
@@ -114,7 +127,8 @@ def read_booking(request: PromptFields, *, block_size: int, is_eagle: bool) -> P
     if request.isl_tokens is None:
         raise _missing("isl_tokens")
     _check_unread(request.block_hashes, "block_hashes")
-    _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes")
+    if _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes") > blocks_max:
+        raise TooManyBlocks("sequence_hashes", blocks_max)
     return Prompt(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
 
 
@@ -142,7 +156,9 @@ def _pack_unless(
     return values if values is None or isinstance(values, bytes) else pack(values)
 
 
-def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> Prompt | None:
+def _read_tokens(
+    request: PromptFields, block_size: int, blocks_max: int, *, is_eagle: bool
+) -> Prompt | None:
     media = request.mm_routing_info
     if media is not None and media.routing_token_ids:
         token_ids: list[int] | bytes | None = media.routing_token_ids
@@ -156,6 +172,8 @@ def _read_tokens(request: PromptFields, block_size: int, *, is_eagle: bool) -> P
     _check_unread(request.block_hashes, "block_hashes")
     _check_unread(request.sequence_hashes, "sequence_hashes")
     tokens = _count(token_ids, TOKEN_BYTES, "token_ids")
+    if tokens > (blocks_max + 1) * block_size - 1:  # before they are hashed
+        raise TooManyBlocks("token_ids", blocks_max)
     local = block_hashes(
         token_ids,
         block_size,

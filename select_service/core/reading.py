@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.prompt import Prompt
     from select_service.core.scoring import Weights
-    from select_service.types import PromptFields, RouterConfig, SelectRequest
+    from select_service.types import CoreLimits, PromptFields, RouterConfig, SelectRequest
 
 
 class Reader:
     """Reads requests against what is there now."""
 
-    def __init__(self, config: RouterConfig, partitions: Mapping[Scope, Partition]) -> None:
+    def __init__(
+        self, config: RouterConfig, partitions: Mapping[Scope, Partition], limits: CoreLimits
+    ) -> None:
+        self._limits = limits
         self.config = config
         self.schedulable = 0
         """Workers, in the whole process."""
@@ -56,7 +59,12 @@ class Reader:
         """
         partition = self.usable(request)
         index = partition.index
-        prompt = read_prompt(request, block_size=index.block_size, is_eagle=index.is_eagle)
+        prompt = read_prompt(
+            request,
+            block_size=index.block_size,
+            is_eagle=index.is_eagle,
+            blocks_max=self._limits.blocks_per_request_max,
+        )
         override = request.router_config_override
         return partition, prompt, self._weights if override is None else self.weights_for(request)
 

@@ -59,13 +59,16 @@ class Registering:
 
         Raises:
             WorkerConflict: another source keeps this worker.
+            TooManyWorkers: as many are registered as may be.
         """
         self._check_source(spec.worker_id, source)
+        self._catalog.check_room(spec.worker_id)
         return self._replace(self._catalog.admit(spec, source), now)
 
     def restore(self, spec: WorkerSpec, now: float, source: str) -> Effects:
-        """Register a worker of an earlier life again."""
-        return self.upsert_worker(spec, now, source)[1]
+        """Register a worker of an earlier life again, also if fewer may be registered now."""
+        self._check_source(spec.worker_id, source)
+        return self._replace(self._catalog.admit(spec, source), now)[1]
 
     def _check_source(self, worker_id: int, source: str) -> None:
         known = self._catalog.find(worker_id)

@@ -19,6 +19,12 @@ U64: TypeAlias = Annotated[int, Meta(ge=0)]
 U32: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
 EpochNumber: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]  # its statements fit in 64 bits
 
+TEXT_CHARS_MAX: Final = 65_536
+"""Of any id or name from a replica: beyond what the flags for lengths let clients choose, with what
+is put before a tenant's. One message may be megabytes, and what it names is kept."""
+
+Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+
 Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
 
 

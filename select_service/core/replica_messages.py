@@ -18,6 +18,7 @@ from select_service.core.replica_events import (
     U64,
     EpochNumber,
     ReplicaEnvelope,
+    Text,
 )
 from select_service.types import LeaseState
 
@@ -49,10 +50,10 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     `lease` is what it lives under; without, `ttl_s` is its own time to live, None the default.
     """
 
-    reservation_id: str
+    reservation_id: Text
     born: U64
-    model_name: str
-    tenant_id: str
+    model_name: Text
+    tenant_id: Text
     block_size: U32
     worker_id: U64
     dp_rank: U32
@@ -61,20 +62,20 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     isl_tokens: U64 = 0
     track_prefill_tokens: bool = True
     expected_output_tokens: U64 | None = None
-    lora_name: str | None = None
-    selection_id: str | None = None
+    lora_name: Text | None = None
+    selection_id: Text | None = None
     growth: Growth = Growth()
     adopts: list[tuple[U64, U64]] = []
     ttl_s: float | None = None
     lease: LeaseState | None = None
-    fairness_id: str = ""  # whose share of the pool it is, unless the tenant's
-    pair: str | None = None  # the id of the pair it is a leg of
+    fairness_id: Text = ""  # whose share of the pool it is, unless the tenant's
+    pair: Text | None = None  # the id of the pair it is a leg of
 
 
 class Grown(Struct, frozen=True, tag="grown"):
     """News about a claim of anybody's."""
 
-    reservation_id: str
+    reservation_id: Text
     owner: U64
     born: U64
     growth: Growth
@@ -88,7 +89,7 @@ class Ended(Struct, frozen=True, omit_defaults=True, tag="ended"):
     the reservation, and with it whatever took this claim over.
     """
 
-    reservation_id: str
+    reservation_id: Text
     owner: U64
     born: U64
     heir: tuple[U64, U64] | None = None
@@ -101,7 +102,7 @@ class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
     `ttl_s` is a new time to live, `age_s` how long ago that was (in a snapshot).
     """
 
-    lease_id: str
+    lease_id: Text
     ttl_s: float | None = None
     age_s: float = 0.0
 
@@ -112,7 +113,7 @@ class Closed(Struct, frozen=True, tag="closed"):
     They are named, as the same id may have been opened anew meanwhile, elsewhere.
     """
 
-    lease_id: str
+    lease_id: Text
     router_ids: list[U64]
 
 
@@ -125,7 +126,7 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     live: U64
     digest: U64
     http_port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
-    url: str | None = None
+    url: Text | None = None
 
 
 Statement: TypeAlias = ClaimRecord | Grown | Ended | Renewed | Closed

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.core.replica_events import (
+    TEXT_CHARS_MAX,
     TOPIC,
     AddRequest,
     AddRequestData,
@@ -170,9 +171,9 @@ def _members(raw: object, names: tuple[str, ...]) -> list[object]:
 
 
 def _text(raw: object) -> str:
-    if isinstance(raw, str):
+    if isinstance(raw, str) and len(raw) <= TEXT_CHARS_MAX:
         return raw
-    raise ValueError("no text where text belongs")
+    raise ValueError("no text, or too long a one, where text belongs")
 
 
 def _number(raw: object, end: int) -> int:

@@ -115,6 +115,10 @@ class Replicas:
                 self.counters.publishers_refused += 1
                 return None
             view = self._open_view(router_id, epoch, now)
+        elif view.peer != peer and not view.gone:
+            # who speaks under a name keeps it as long as it is heard: nobody else may end its own
+            self.counters.impostors += 1
+            return None
         view.heard_at = now
         view.peer = peer
         if view.gone:

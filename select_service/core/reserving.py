@@ -97,13 +97,19 @@ class Reserving:
         """
         partition = self._reader.usable(request)
         index = partition.index
-        prompt = read_booking(request, block_size=index.block_size, is_eagle=index.is_eagle)
+        prompt = read_booking(
+            request,
+            block_size=index.block_size,
+            is_eagle=index.is_eagle,
+            blocks_max=self._limits.blocks_per_request_max,
+        )
         prefill, track = self._prefill_to_book(request, prompt)
         worker, dp_rank = self._rank_asked(partition, request)
         fingerprint = fingerprint_of(request, unknown)
         known = self._desk.repeated_reservation(request.reservation_id, fingerprint)
         if known is not None:
             return known, NOTHING
+        self._desk.check_room(request)
         terms = self._desk.terms(request)
         slot = worker.slots[dp_rank]
         self._check_cap(partition, slot, now)
@@ -283,6 +289,12 @@ class Reserving:
             self._room.relieve(partition, now, effects)
         return effects
 
-    def leases(self, now: float, owner: str | None, limit: int) -> LeaseList:
+    def leases(
+        self,
+        now: float,
+        owner: str | None,
+        limit: int,
+        prefixes: tuple[str, ...] | None = None,
+    ) -> LeaseList:
         """Describe open leases, oldest first, then those known through replicas."""
-        return self._leases.listed(owner, limit, now)
+        return self._leases.listed(owner, limit, now, prefixes)

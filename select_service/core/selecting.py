@@ -93,6 +93,9 @@ class Selecting:
                 known = self._desk.repeated_selection(request.reservation_id, fingerprint)
                 if known is not None:
                     return self._again(request, known), NOTHING
+            self._desk.check_room(request)
+            if request.fairness_id is not None:
+                self._admitting.check_fairness_id(request.fairness_id)
             if request.lease_id is not None or request.ttl_s is not None:
                 self._desk.terms(request)
             name = self.new_id() if request.reservation_id is None else request.reservation_id

@@ -7,7 +7,7 @@ before it. What is left for this file is time, which touches every room, and wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from select_service.admission_types import AdmissionSettings
 from select_service.core.admitting import Admitting
@@ -15,6 +15,7 @@ from select_service.core.cache_hits import CacheHits
 from select_service.core.catalog import Catalog
 from select_service.core.changes import (
     ADMISSION,
+    CONFIG,
     LEASE,
     PEER,
     RESERVATION,
@@ -43,6 +44,7 @@ from select_service.core.selecting import Selecting
 from select_service.core.state import (
     AdmissionRoom,
     LeaseRoom,
+    Overrides,
     PeerEndpoints,
     Reservations,
     State,
@@ -63,6 +65,10 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
+
+
+SCOPES_EVERY_S: Final = 10.0
+"""How often empty scopes are looked for: thousands of them take a millisecond."""
 
 
 class SelectionCore:
@@ -107,12 +113,13 @@ class SelectionCore:
         self.registry = registry
         self.limits = limits or CoreLimits()
         self.counters = Counters()
-        self.catalog = Catalog(data_parallel_size_max=self.limits.data_parallel_size_max)
+        self.catalog = Catalog(self.limits)
         desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
         self.desk = desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold),
+            limits=self.limits,
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
@@ -134,8 +141,8 @@ class SelectionCore:
         self.replicas = Replicas(
             self.limits, self.desk.announcer.claims, self.desk, self.membership
         )
-        self.reader = Reader(config, self.partitions)
-        self.admitting = Admitting(settings, self.catalog, self.partitions)
+        self.reader = Reader(config, self.partitions, self.limits)
+        self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
         self.pairs = Pairs(self.desk, self.counters)
         cache_hits = CacheHits(settings)
         matchmaker = Matchmaker(
@@ -152,8 +159,10 @@ class SelectionCore:
         )
         self._open_rooms()
         self.peer_endpoints = PeerEndpoints(NOTHING)
+        self.overrides = Overrides(NOTHING)
         self.state = State(
             {
+                CONFIG: self.overrides,
                 ADMISSION: AdmissionRoom(self.admitting, NOTHING),
                 THRESHOLD: ThresholdRoom(self.admitting, NOTHING),
                 WORKER: Workers(self.catalog, self.registering.restore),
@@ -166,6 +175,7 @@ class SelectionCore:
             registry, self.partitions, unclaimed_s=self.limits.recovery_unclaimed_s
         )
         self._rechecked_at: float | None = None
+        self._scopes_looked_at = float("-inf")
 
     def _open_rooms(self) -> None:  # noqa: PLR0915 - one line a verb
         """Hang every verb where the driver looks for it."""
@@ -201,7 +211,8 @@ class SelectionCore:
         self.close_lease = reserving.close_lease
         self.clear_lease = reserving.clear_lease
         self.leases = reserving.leases
-        operating = Operating(self.admitting, self.partitions, self.room, self.limits)
+        operating = Operating(self.admitting, self.membership, self.room, self.limits)
+        self.reconfigure = operating.reconfigure
         self.admission = operating.admission
         self.change_admission = operating.change_admission
         self.busy_thresholds = operating.busy_thresholds
@@ -248,6 +259,7 @@ class SelectionCore:
         limits = self.limits
         more = self.registry.sweep(limits.swept_nodes_per_turn_max) > 0
         more |= self.desk.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
+        self.registry.weigh(limits.sources_weighed_per_turn_max)
         more |= self.recovered.age(now, limits.dropped_per_turn_max)
         may_drop, may_expire = limits.dropped_per_turn_max, limits.expired_per_turn_max
         leases = self.desk.leases
@@ -267,11 +279,17 @@ class SelectionCore:
                 self.room.relieve(partition, now, effects)
             more |= self._keep_gate(partition, now, effects)
         more |= self.room.is_crowded
+        self._close_scopes(now)
         more |= self.trusting.keep(now)
         effects.trusted += self.trusting.take_news()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
         return more, effects
+
+    def _close_scopes(self, now: float) -> None:
+        if now >= self._scopes_looked_at + SCOPES_EVERY_S:
+            self._scopes_looked_at = now
+            self.membership.close_empty(now)
 
     def _keep_gate(self, partition: Partition, now: float, effects: Effects) -> bool:
         """Go on judging who waited under another policy; True when some are left."""
@@ -308,7 +326,7 @@ class SelectionCore:
         changes = Changes()
         self.catalog.changes = self.desk.bookings.changes = changes
         self.desk.leases.changes = self.peer_endpoints.changes = changes
-        self.admitting.changes = changes
+        self.admitting.changes = self.overrides.changes = changes
         return changes
 
     def check(self) -> None:

@@ -131,11 +131,16 @@ class SharedLeases:
             self.chores.append(self._free_orphans(copy))
         return lease
 
-    def listed(self, owner: str | None, limit: int, now: float) -> LeaseList:
-        """Describe open leases, oldest first, then those known through others."""
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> LeaseList:
+        """Describe open leases, oldest first, then those known through others.
+
+        O(all of them) when only those are asked for whose ids begin with one of the `prefixes`.
+        """
         limit = min(limit, LISTED_MAX)
-        here = self._leases.listed(owner, limit, now)
-        there, total = self._copies.listed(owner, limit - len(here.leases), now)
+        here = self._leases.listed(owner, limit, now, prefixes)
+        there, total = self._copies.listed(owner, limit - len(here.leases), now, prefixes)
         return LeaseList([*here.leases, *there], here.total + total)
 
     # -- what replicas say ---------------------------------------------------------------------

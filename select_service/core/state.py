@@ -14,7 +14,7 @@ import msgspec
 from indexer.types import Scope
 from select_service.core.admitting import scope_of_key
 from select_service.core.bookings import Booking
-from select_service.core.changes import LEASE, PEER, RESERVATION, WORKER
+from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
 from select_service.core.discovery import API
 from select_service.core.leases import Ending
 from select_service.errors import ServiceError
@@ -299,6 +299,33 @@ class ThresholdRoom:
         return self._nothing
 
 
+_decode_overrides = msgspec.msgpack.Decoder(dict[str, object]).decode
+
+
+class Overrides:
+    """Settings an operator has put in force while we ran; what they mean is the edge's business."""
+
+    def __init__(self, nothing: Effects) -> None:
+        self.values: dict[str, object] = {}
+        self.changes: Changes | None = None
+        self._nothing = nothing
+
+    def put(self, values: Mapping[str, object]) -> None:
+        """Remember these, and no others."""
+        self.values = dict(values)
+        if self.changes is not None:
+            self.changes.mark(CONFIG, "put")
+
+    def record(self, _: str) -> bytes | None:
+        """Return all of them."""
+        return _encode(self.values) if self.values else None
+
+    def restore(self, _: str, record: bytes, __: float) -> Effects | None:
+        """Remember them again."""
+        self.values = _decode_overrides(record)
+        return self._nothing
+
+
 class PeerEndpoints:
     """Replicas registered while we ran; those of the command line come from there again."""
 
@@ -400,6 +427,7 @@ __all__ = [
     "WORKER",
     "AdmissionRoom",
     "LeaseRoom",
+    "Overrides",
     "PeerEndpoints",
     "ReservationRecord",
     "Reservations",

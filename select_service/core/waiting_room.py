@@ -56,7 +56,7 @@ class WaitingRoom:
         self._desk = desk
         self._admitting = admitting
         self._counters = counters
-        self._let_in_per_turn_max = limits.let_in_per_turn_max
+        self._limits = limits
         self._patience = Patience()
         self._waiting = 0  # tickets, in whichever line
         self._crowded: dict[Partition, None] = {}
@@ -110,7 +110,7 @@ class WaitingRoom:
         if not self._waiting or not partition.pending_count:
             return effects
         keeper = partition.admission
-        for _ in range(self._let_in_per_turn_max):
+        for _ in range(self._limits.let_in_per_turn_max):
             if keeper is not None:
                 keeper.refresh(now)  # the one before may have taken the last place
             ticket = partition.next_at_gate() or partition.next_admissible()

@@ -19,6 +19,7 @@ ANSWER_BYTES_MAX: Final = 256 << 20
 """Longest answer read: ten thousand workers take some ten megabytes."""
 
 _PATH: Final = "/ready?verbose=true"
+_NEEDS_TOKEN: Final = (401, 403)
 _STATUSES: Final = (200, 503)  # both with the same body
 
 
@@ -49,26 +50,32 @@ class Answer(Struct, frozen=True):
     findings_left_out: int = 0
 
 
-def ask(url: str, uds: str | None, timeout_s: float) -> Answer:
+def ask(url: str, uds: str | None, timeout_s: float, token: str | None = None) -> Answer:
     """Ask a service what it finds.
 
     Args:
         url: http or https; its path is put before the route's.
         uds: a Unix domain socket to connect to instead of the URL's host.
         timeout_s: longest wait for the connection, and for each piece of the answer.
+        token: that allows to read, where the service asks for one.
 
     Raises:
         CannotAskError: nobody answers, or something else than such a service does.
     """
     connection, prefix = _connection(url, uds, timeout_s)
     try:
-        connection.request("GET", prefix + _PATH, headers={"accept": "application/json"})
+        headers = {"accept": "application/json"}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        connection.request("GET", prefix + _PATH, headers=headers)
         response = connection.getresponse()
         body = response.read(ANSWER_BYTES_MAX)
     except (OSError, HTTPException) as error:
         raise CannotAskError(f"no answer: {str(error) or type(error).__name__}") from error
     finally:
         connection.close()
+    if response.status in _NEEDS_TOKEN:
+        raise CannotAskError("it asks for a token that allows to read: --token-file")
     if response.status not in _STATUSES:
         raise CannotAskError(f"GET {_PATH} was answered with status {response.status}")
     try:

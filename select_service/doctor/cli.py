@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     who = arguments.url if arguments.uds is None else arguments.uds
     try:
-        answer = ask(arguments.url, arguments.uds, arguments.timeout_s)
+        token = None if arguments.token_file is None else _token_in(arguments.token_file)
+        answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token)
     except CannotAskError as error:
         print(f"{who}: {error}", file=sys.stderr)
         return _NO_ANSWER
@@ -56,6 +58,17 @@ def main(argv: Sequence[str]) -> int:
     return _ILL if is_ill else _HEALTHY
 
 
+def _token_in(path: str) -> str:
+    """Read a token from a file: on the command line everybody on the machine could see it."""
+    try:
+        token = Path(path).read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise CannotAskError(f"cannot read {path}") from error
+    if not token.isprintable():
+        raise CannotAskError(f"{path} has more than a token")
+    return token
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="select-service doctor",
@@ -65,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--url", default=URL, help="of the service (default: %(default)s)")
     parser.add_argument("--uds", metavar="PATH", help="its Unix domain socket, instead of TCP")
+    parser.add_argument("--token-file", metavar="FILE", help="has a token with the scope read")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument(
         "--probe",

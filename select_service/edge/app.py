@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from indexer.compiled import complaints, kernels_in_use
 from indexer.errors import IndexerError
-from select_service.config import Durability
+from select_service.config import Durability, Layers
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
@@ -34,25 +34,35 @@ from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
 from select_service.edge.late import load, load_in_turns
 from select_service.edge.listening import CannotListenError, Entrances
+from select_service.edge.openness import open_doors
 from select_service.edge.protocol import ConnectionLimits
+from select_service.edge.reloading import Reloading
 from select_service.edge.traffic import Traffic
-from select_service.errors import InvalidReplicaPeer, ServiceError, StateDirUnusable
+from select_service.errors import (
+    InvalidReplicaPeer,
+    SecurityFileUnusable,
+    ServiceError,
+    StateDirUnusable,
+)
 from select_service.version import __version__
 
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Generator, Sequence
 
     from starlette.applications import Starlette
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from select_service.config import PolicyFile, Settings
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.keeper import Keeper
     from select_service.edge.metrics import Metrics
     from select_service.edge.protocol import GuardedProtocol
+    from select_service.edge.security import Security
     from select_service.edge.tracing import Tracing
 
-__all__ = ["Server", "create_app", "create_door", "create_driver", "serve"]
+__all__ = ["Server", "create_app", "create_door", "create_driver", "create_security", "serve"]
 
 _log = logging.getLogger("select_service")
 
@@ -65,7 +75,13 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def create_driver(settings: Settings) -> Driver:
-    """Build the service from settings; nothing is opened before its `start`."""
+    """Build the service from settings; nothing is opened before its `start`.
+
+    Raises:
+        SecurityFileUnusable: tokens or certificates cannot be used.
+        indexer.errors.KeyFileUnusable: keys cannot.
+    """
+    security = create_security(settings)
     router = settings.router
     service = Driver(
         settings.router_config,
@@ -81,12 +97,27 @@ def create_driver(settings: Settings) -> Driver:
         recovery_limits=settings.recovery_limits,
         ready_timeout_s=settings.ready_timeout_s,
         admission=settings.admission,
+        reach=settings.reach,
+        security=security,
         tracing=_tracing(settings),
         doctor_limits=settings.doctor_limits,
         trust=settings.trust,
     )
     service.discovery = _discovery(settings, service)
     return service
+
+
+def create_security(settings: Settings) -> Security | None:
+    """Read tokens, certificates and keys; None when there are none.
+
+    Raises:
+        SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
+    """
+    if not settings.is_guarded:
+        return None
+    from select_service.edge.security import Security  # noqa: PLC0415 - OpenSSL, for who is
+
+    return Security(settings)
 
 
 def _tracing(settings: Settings) -> Tracing | None:
@@ -143,38 +174,60 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
     return app
 
 
-def create_door(service: Driver, settings: Settings) -> tuple[Door, Traffic]:
-    """Return the bare ASGI application, and what it counts."""
+def create_door(
+    service: Driver, settings: Settings, layers: Layers | None = None
+) -> tuple[Door, Traffic]:
+    """Return the bare ASGI application, and what it counts.
+
+    Raises:
+        SecurityFileUnusable: tokens or certificates cannot be used.
+        indexer.errors.KeyFileUnusable: keys cannot.
+    """
     traffic = Traffic()
+    if service.security is None:  # made without these settings
+        service.security = create_security(settings)
+    reloading = Reloading(layers or Layers.of(settings), service)
     service.answer_doors(show_hashes)
 
     @functools.cache
     def metrics() -> Metrics:
         from select_service.edge.metrics import Metrics  # noqa: PLC0415 - see `late`
 
-        return Metrics(service, traffic, settings)
+        return Metrics(service, traffic, settings, reloading)
 
     api = Api(
         service,
         settings.field_validation,
         metrics=lambda: metrics().render(),
         openapi=_describe,
+        reloading=reloading,
+        json_depth_max=settings.json_depth_max,
     )
     booth: Booth | None = None
     if not settings.no_console:
         booth = Booth(service, traffic, clients_max=settings.console_clients_max)
     bytes_max, access_log = settings.max_body_bytes, settings.access_log
+    authority = None if service.security is None else service.security.authority
     if service.tracing is None:
-        door = Door(api, traffic, max_body_bytes=bytes_max, access_log=access_log, booth=booth)
-        return door, traffic
-    from select_service.edge.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
+        door = Door(
+            *(api, traffic),
+            max_body_bytes=bytes_max,
+            access_log=access_log,
+            authority=authority,
+            booth=booth,
+        )
+    else:
+        from select_service.edge.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
 
-    door = TracedDoor(
-        *(api, traffic, service.tracing),
-        max_body_bytes=bytes_max,
-        access_log=access_log,
-        booth=booth,
-    )
+        door = TracedDoor(
+            *(api, traffic, service.tracing),
+            max_body_bytes=bytes_max,
+            access_log=access_log,
+            authority=authority,
+            booth=booth,
+        )
+    door.reloading = reloading
+    reloading.followers.append(door.follow)
     return door, traffic
 
 
@@ -194,13 +247,22 @@ def _describe() -> bytes:
     return describe()
 
 
-def serve(settings: Settings) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code."""
+def serve(settings: Settings, layers: Layers | None = None) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code.
+
+    Args:
+        settings: what to do.
+        layers: who said so, for what may change while we run.
+    """
     _configure_logs(settings)
     for warning in settings.router.warnings:
         _log.warning(warning)
     for complaint in complaints():
         _log.warning(complaint)
+    if unguarded := open_doors(settings):
+        _log.warning(
+            "OPEN TO THE NETWORK: whoever reaches us may %s", "; ".join(unguarded.values())
+        )
     raise_limit()
     address = None if settings.port is None else (settings.host, settings.port)
     try:
@@ -209,7 +271,7 @@ def serve(settings: Settings) -> int:
         _log.error("cannot listen on %s", error)
         return 1
     with entrances, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, entrances))
+        return runner.run(_serve(settings, layers, entrances))
 
 
 def _configure_logs(settings: Settings) -> None:
@@ -223,20 +285,22 @@ def _configure_logs(settings: Settings) -> None:
     logs.configure(form, level, access_log=settings.access_log, ids=ids)
 
 
-async def _serve(settings: Settings, entrances: Entrances) -> int:
+async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances) -> int:
     try:
         service = create_driver(settings)
-    except StateDirUnusable as error:
+    except (StateDirUnusable, SecurityFileUnusable, IndexerError) as error:
         _log.error("cannot start: %s", error)
         return 1
-    door, traffic = create_door(service, settings)
-    server = Server(settings, door, traffic, entrances)
+    door, traffic = create_door(service, settings, layers)
+    server = Server(settings, door, traffic, entrances, service.security)
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
     for number in _SIGNALS:
         loop.add_signal_handler(number, server.handle_exit, number, None)
+    loop.add_signal_handler(signal.SIGHUP, door.reloading.hang_up)
     try:
         await service.start(entrances.port, settings.advertise_url)
+        door.reloading.restore()
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()
@@ -282,13 +346,19 @@ class Server(uvicorn.Server):
     """Uvicorn with our deadlines on connections and our way of leaving."""
 
     def __init__(
-        self, settings: Settings, door: Door, traffic: Traffic, entrances: Entrances
+        self,
+        settings: Settings,
+        door: Door,
+        traffic: Traffic,
+        entrances: Entrances,
+        security: Security | None = None,
     ) -> None:
         limits = ConnectionLimits(
             header_timeout_s=settings.header_timeout_s,
             body_timeout_s=settings.body_timeout_s,
             connections_max=settings.connections_max,
             head_bytes_max=settings.head_bytes_max,
+            connections_per_address_max=settings.connections_per_address_max,
         )
         overload = settings.overload_status_code  # may be one that uvicorn has no line for
         STATUS_LINE.setdefault(overload, status_line(overload))
@@ -307,18 +377,52 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=settings.shutdown_timeout_s,
             )
         )
+        door.reloading.followers.append(self._follow)
+        self._limits = limits
         self._door = door
+        self._security = security
+        self._header_timeout_s = settings.header_timeout_s
         self._entrances = entrances
         self._counts = traffic.connections
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s)
         self._sweep_every = max(1, min(_TICKS_PER_S // 2, int(shortest_s * _TICKS_PER_S / 4)))
 
+    def _follow(self, settings: Settings) -> None:
+        """Hold connections to other limits, those that are open too."""
+        limits = self._limits
+        for name in limits.__struct_fields__:
+            setattr(limits, name, getattr(settings, name))
+
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        security = self._security
+        if security is None or security.certificates is None:
+            await super().startup(sockets)
+        else:
+            await self._start_with_tls(security.certificates.context)
         self._entrances.appear()
         self._door.enter(asyncio.get_running_loop())
         self._loading = asyncio.get_running_loop().create_task(load_in_turns())
+
+    async def _start_with_tls(self, context: ssl.SSLContext) -> None:
+        """Speak TLS to whoever comes by TCP; a Unix socket's file says who may come."""
+        unix = self._entrances.unix
+        await super().startup([] if unix is None else [unix.socket])
+        loop = asyncio.get_running_loop()
+        if self._entrances.tcp is not None:
+            server = await loop.create_server(
+                self._connection,
+                sock=self._entrances.tcp,
+                ssl=context,
+                ssl_handshake_timeout=self._header_timeout_s,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
+
+    def _connection(self) -> asyncio.Protocol:
+        """Make a protocol, as uvicorn does."""
+        make = cast("type[HttpToolsProtocol]", self.config.http_protocol_class)
+        return make(self.config, self.server_state, self.lifespan.state)
 
     @override
     async def on_tick(self, counter: int) -> bool:
@@ -328,6 +432,8 @@ class Server(uvicorn.Server):
             now = asyncio.get_running_loop().time()
             for connection in cast("list[GuardedProtocol]", list(connections)):
                 connection.sweep(now)
+            if self._security is not None:
+                self._security.tick(now)
         return await super().on_tick(counter)
 
     @override

@@ -8,10 +8,11 @@ stands before it, the handlers of `http.py` behind it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from indexer.errors import IndexerError
 from select_service.edge.access_log import log_access, short
@@ -24,24 +25,34 @@ from select_service.errors import (
     BodyTooLarge,
     HttpVersionTooOld,
     MethodNotAllowed,
+    MissingScope,
     ServiceError,
     ShuttingDown,
+    Unauthenticated,
     UnsupportedMediaType,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
+    from select_service.config import Settings
+    from select_service.edge.authority import Authority, Grant
     from select_service.edge.console.routes import Booth
+    from select_service.edge.driver import Driver
+    from select_service.edge.reloading import Reloading
+    from select_service.edge.tenancy import TenantView
 
-__all__ = ["HANDED_OVER", "Call", "Door", "Head"]
+__all__ = ["CERTIFICATE", "HANDED_OVER", "Call", "Door", "Head"]
 
 _log = logging.getLogger("select_service.http")
 
 HANDED_OVER: Final = "select_service.answer"
 """Key of the scope: a response the carrier got from `Door.answer_now` and cannot write itself."""
+
+CERTIFICATE: Final = "select_service.certificate"
+"""Key of the scope: names in the certificate the client has shown, which only the carrier knows."""
 
 _BAD_REQUEST: Final = 400
 
@@ -62,6 +73,7 @@ class Head(NamedTuple):
     length: int  # of the body, as announced; 0 when it is not
     is_readable: bool  # a body is announced, in a form that can be read
     has_type: bool
+    grant: Grant | None = None  # what its token allows; None: nobody asks for tokens
 
 
 class _ClientGoneError(Exception):
@@ -78,6 +90,7 @@ class Door:
         *,
         max_body_bytes: int,
         access_log: bool = False,
+        authority: Authority | None = None,
         booth: Booth | None = None,
     ) -> None:
         """Open the door.
@@ -87,13 +100,18 @@ class Door:
             traffic: counts.
             max_body_bytes: longer ones are refused.
             access_log: whether every request is logged.
+            authority: who may do what; None: everybody everything.
             booth: of the console, if there is one.
         """
         self._api = api
         self._booth = booth
-        self._apis: dict[tuple[Form, bytes | None], Api] = {
-            (Form.JSON, None): api
-        }  # others are made when somebody speaks so
+        # by forms, and for whom; others are made when somebody speaks so
+        self._apis: dict[tuple[Form, bytes | None, Grant | None], Api] = {
+            (Form.JSON, None, None): api
+        }
+        self.authority = authority
+        if authority is not None:
+            authority.on_change(self._apis.clear)
         routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
         self._router: Router[Handler] = Router(routes)
         self._traffic = traffic
@@ -102,6 +120,12 @@ class Door:
         self._access_log = access_log
         self._plain_lines = {} if access_log else _plain_lines(routes)
         self._leaving = asyncio.Event()
+        self.reloading: Reloading
+        """Set by who makes the door."""
+
+    def follow(self, settings: Settings) -> None:
+        """Take bodies as long as the settings say from now on."""
+        self._max_body_bytes = settings.max_body_bytes
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
         """The process has begun to serve."""
@@ -121,22 +145,52 @@ class Door:
 
     # -- at once -------------------------------------------------------------------------------
 
-    def head_of(self, content_type: bytes | None, accept: bytes | None, length: int) -> Head:
+    def head_of(
+        self,
+        content_type: bytes | None,
+        accept: bytes | None,
+        length: int,
+        credentials: bytes | None = None,
+        certificate: tuple[str, ...] = (),
+    ) -> Head:
         """Return what header lines mean.
 
         Args:
             content_type: the Content-Type header.
             accept: the Accept headers, joined by commas.
             length: of the body, in bytes.
+            credentials: the Authorization headers, joined by commas.
+            certificate: names in the certificate the client has shown.
         """
         form = form_of(content_type)
-        key = (form or Form.JSON, None if accept is None else answer_type(accept))
+        grant = None
+        if self.authority is not None:
+            grant = self.authority.grant(credentials, certificate)
+        view = None if grant is None or grant.sees_all else grant
+        key = (form or Form.JSON, None if accept is None else answer_type(accept), view)
         api = self._apis.get(key)
         if api is None:
-            reads, name = key
-            writer = JSON_WRITER if name is None else msgpack_writer(name)
-            api = self._apis[key] = self._api.speaking(reads, writer)
-        return Head(api, length, form is not None, content_type is not None)
+            api = self._apis[key] = self._api_for(*key)
+        return Head(api, length, form is not None, content_type is not None, grant)
+
+    def _api_for(self, reads: Form, name: bytes | None, grant: Grant | None) -> Api:
+        """Return the handlers for one pair of forms, and for one who may not see all."""
+        writer = JSON_WRITER if name is None else msgpack_writer(name)
+        if grant is None or self.authority is None:
+            return self._api.speaking(reads, writer)
+        from select_service.edge.tenancy import Outside, TenantView  # noqa: PLC0415 - see `late`
+
+        note, tenants = self.authority.note_foreign, grant.tenants
+        seen: Callable[[Driver], object] | None = None
+        if grant.name is None:
+            seen = Outside
+        elif tenants is not None:
+
+            def seen(service: Driver) -> TenantView:
+                return TenantView(service, tenants, note)
+
+        brief = None if grant.may_read else grant.refusal
+        return self._api.speaking(reads, writer, seen, brief)
 
     def call_for(self, method: bytes, url: bytes, head: Head) -> Call | None:
         """Return the call a plain request makes; None when only `__call__` can do it justice.
@@ -161,6 +215,8 @@ class Door:
         """Tell whether a body under this head may be handled at once."""
         route = call.route
         if head.length > self._max_body_bytes:
+            return False
+        if head.grant is not None and not head.grant.allows(route):
             return False
         if head.is_readable or route.takes is None or route.body_lenient:
             return True
@@ -240,7 +296,7 @@ class Door:
                 log_access(scope, status, seconds, response)
 
     def _head_in(self, scope: Scope) -> Head:
-        content_type, accept, length = None, None, 0
+        content_type, accept, length, credentials = None, None, 0, None
         for name, value in scope["headers"]:
             if name == b"content-type":
                 content_type = value
@@ -248,18 +304,26 @@ class Door:
                 accept = value if accept is None else accept + b"," + value
             elif name == b"content-length":
                 length = int(value)
-        return self.head_of(content_type, accept, length)
+            elif name == b"authorization":
+                credentials = value if credentials is None else credentials + b"," + value
+        return self.head_of(content_type, accept, length, credentials, scope.get(CERTIFICATE, ()))
 
     async def _handle(self, call: Call, head: Head, scope: Scope, receive: Receive) -> Response:
         answer = scope.get(HANDED_OVER)
         if answer is None:
             route = call.route
+            if head.grant is not None and self.authority is not None:
+                self.authority.check(head.grant, route)
             bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
             body = b"" if bare else await self._read_body(call.route, head, receive)
             answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not
-        return answer if isinstance(answer, Response) else await self._wait(answer, receive)
+        response = answer if isinstance(answer, Response) else await self._wait(answer, receive)
+        if isinstance(response, Feed) and head.grant is not None:
+            feed = cast("AsyncGenerator[bytes]", response.stream)
+            response.stream = self._while_allowed(feed, call.route, scope)
+        return response
 
     def _do(
         self,
@@ -358,6 +422,17 @@ class Door:
         if complete:  # otherwise the missing last piece tells the client that it has not all
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _while_allowed(
+        self, feed: AsyncGenerator[bytes], route: Route[Handler], scope: Scope
+    ) -> AsyncGenerator[bytes]:
+        """Pass a feed on until its token is taken back: it has no other end."""
+        async with contextlib.aclosing(feed):
+            async for piece in feed:
+                grant = self._head_in(scope).grant
+                if grant is None or not grant.allows(route):
+                    return
+                yield piece
+
     async def _pass_on(
         self, stream: AsyncIterator[bytes], gone: asyncio.Task[None], send: Send
     ) -> bool:
@@ -378,6 +453,8 @@ class Door:
             response = api.writer.refusal(error)
             if isinstance(error, MethodNotAllowed):
                 response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
+            elif isinstance(error, Unauthenticated | MissingScope):
+                response.headers += ((b"www-authenticate", error.challenge),)
             return response
         self._traffic.crashes += 1
         where = {"method": method[:16], "path": short(raw_path)}

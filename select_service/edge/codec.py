@@ -19,7 +19,12 @@ from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
 from indexer.types import U64_MASK
 from select_service.config import FieldValidation
 from select_service.edge.forms import Form
-from select_service.edge.members import DuplicateMemberError, flat_names, top_level_names
+from select_service.edge.members import (
+    DuplicateMemberError,
+    flat_names,
+    is_deeper,
+    top_level_names,
+)
 from select_service.errors import (
     InvalidField,
     InvalidJson,
@@ -92,6 +97,9 @@ def _packed_in(shown: object) -> PackedHashes:
 encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
 encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
+DEPTH_MAX: Final = 128
+"""How deep a body may be unless told otherwise; the reference's parser stops there as well."""
+
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -114,10 +122,13 @@ class RequestDecoder(Generic[T]):
 
     nothing: Final = b"{}"
 
-    __slots__ = ("_decode", "_known", "_known_bytes", "_scan", "_type", "_validation")
+    __slots__ = ("_decode", "_depth_max", "_known", "_known_bytes", "_scan", "_type", "_validation")
 
-    def __init__(self, kind: type[T], validation: FieldValidation) -> None:
+    def __init__(
+        self, kind: type[T], validation: FieldValidation, depth_max: int = DEPTH_MAX
+    ) -> None:
         self._type = kind
+        self._depth_max = depth_max
         self._validation = validation
         self._decode = msgspec.json.Decoder(kind).decode
         names = kind.__struct_encode_fields__
@@ -166,6 +177,8 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
+        if is_deeper(body, self._depth_max):  # only what no type describes can be
+            raise InvalidJson(f"not JSON that can be read: more than {self._depth_max} deep")
         try:
             names = top_level_names(body, _names_of_objects(self._type))
         except DuplicateMemberError as error:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from indexer.core.registry import Registry
+from indexer.edge.addresses import Addresses
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from indexer.types import (
         LinkState,
         PackedHashes,
+        ReachSettings,
         RecoveryLimits,
         SnapshotLimits,
         StreamLimits,
@@ -63,14 +65,17 @@ if TYPE_CHECKING:
         WorkerMetrics,
         WorkerMetricsAnswer,
     )
+    from select_service.config import Settings
     from select_service.core.effects import Effects, Listen, TrustNews
     from select_service.core.leases import Lease
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
+    from select_service.core.trusting import TrustSeat
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
     from select_service.edge.replicas import Replicas
+    from select_service.edge.security import Security
     from select_service.edge.tracing import Tracing
     from select_service.edge.warm_start import WarmStart
     from select_service.types import (
@@ -88,6 +93,7 @@ if TYPE_CHECKING:
         OverlapScores,
         OverlapScoresRequest,
         PotentialLoadsRequest,
+        RankTrustRow,
         ReplicaStatus,
         ReservationAnswer,
         ReservationRequest,
@@ -146,6 +152,8 @@ class Driver:
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
+        security: Security | None = None,
+        reach: ReachSettings | None = None,
         tracing: Tracing | None = None,
         doctor_limits: DoctorLimits | None = None,
         trust: TrustSettings | None = None,
@@ -168,6 +176,8 @@ class Driver:
             recovery_limits: budgets of that.
             ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
+            security: what guards its door, and its keys towards workers and replicas.
+            reach: where connections may lead.
             tracing: of some requests; `close` closes it.
             doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
@@ -175,8 +185,9 @@ class Driver:
             clock: monotonic seconds.
 
         Raises:
-            ValueError: the settings of admission or trust make no sense.
+            ValueError: the settings of admission, trust, or of where to connect, make no sense.
         """
+        self.addresses = Addresses(reach, clock=clock)
         rng = random.Random(seed)  # noqa: S311 - ties, not secrets
         registry = (
             Registry(on_event_loss=on_event_loss)
@@ -198,7 +209,8 @@ class Driver:
             first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
-        self.keeper, self.tracing = keeper, tracing
+        self.keeper, self.tracing, self.security = keeper, tracing, security
+        self.credentials = credentials = None if security is None else security.credentials
         self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
         self._replica_limits = replica_limits or ReplicaLimits()
@@ -210,7 +222,11 @@ class Driver:
             from indexer.edge.recovery import Recovery  # noqa: PLC0415 - as above
 
             recovery = self.recovery = Recovery(
-                *(registry, indexer_peers, self.core.make_room), limits=recovery_limits, clock=clock
+                *(registry, indexer_peers, self.core.make_room),
+                limits=recovery_limits,
+                clock=clock,
+                **({} if credentials is None else credentials.for_recovery()),
+                addresses=self.addresses,
             )
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
         self.warm_start: WarmStart | None = None
@@ -254,17 +270,16 @@ class Driver:
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
         """
-        if self._stream_limits is None:
-            self._listeners = Listeners(
-                self.core.registry, clock=self._clock, on_load=self.load_topic.hear
-            )
-        else:
-            self._listeners = Listeners(
-                self.core.registry,
-                clock=self._clock,
-                limits=self._stream_limits,
-                on_load=self.load_topic.hear,
-            )
+        self._listeners = Listeners(
+            self.core.registry,
+            clock=self._clock,
+            limits=self._stream_limits,
+            on_load=self.load_topic.hear,
+            keys=None if self.credentials is None else self.credentials.keys,
+            worker_key=None if self.credentials is None else self.credentials.worker_key,
+            addresses=self.addresses,
+            on_refused=self._refuse_source,
+        )
         if self.warm_start is not None:
             await self.warm_start.open(self._listeners)
         if self.keeper is not None:
@@ -275,7 +290,9 @@ class Driver:
             self.core.replica_announce(http_port, advertise_url)
             self.replicas = Replicas(
                 *(self._replica_sync_port, self.core, self._carry_out, self._replica_limits),
-                self._clock,
+                *(self._clock, self.addresses),
+                keys=None if self.credentials is None else self.credentials.replica_keys,
+                passport=None if self.credentials is None else self.credentials.passport,
             )
             await self.replicas.pulls.warm_up()
             self._register_again(self.replicas)
@@ -315,6 +332,7 @@ class Driver:
         if self.replicas is not None:
             await self.replicas.close()
             self.replicas = None
+        self.addresses.close()
         if self.keeper is not None:
             await self.keeper.close()
         if self.tracing is not None:
@@ -414,6 +432,18 @@ class Driver:
                 "its --state-dir is a copy of ours, and one of both must start from an empty one"
             )
 
+    def reconfigure(self, old: Settings, new: Settings) -> None:
+        """Put other settings in force at once; they were judged, see `reloading.py`."""
+        for limits, before, after in (
+            (self.core.registry.limits, old.stream_limits, new.stream_limits),
+            (self._replica_limits, old.replica_limits, new.replica_limits),
+        ):
+            for name, value in _differing(before, after).items():
+                setattr(limits, name, value)
+        core = _differing(old.core_limits, new.core_limits)
+        admission = _differing(old.admission, new.admission)
+        self._carry_out(self.core.reconfigure(core, admission, self._clock()))
+
     # -- workers -------------------------------------------------------------------------------
 
     def upsert_worker(self, spec: WorkerSpec, source: str = API) -> WorkerRecord:
@@ -452,6 +482,10 @@ class Driver:
         waiting_for = missing if ready.ready else [WORKER, *missing]
         state = UNSET if self.keeper is None else self.keeper.status()
         return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for, state)
+
+    def is_ready(self) -> bool:
+        """Whether GET /ready says so; costs next to nothing."""
+        return self.core.reader.schedulable > 0 and not self.readiness.missing()
 
     # -- the doctor ----------------------------------------------------------------------------
 
@@ -674,9 +708,11 @@ class Driver:
             await asyncio.sleep(0)
             self._carry_out(self.core.clear_lease(lease, self._clock()))
 
-    def leases(self, owner: str | None, limit: int) -> LeaseList:
-        """GET /leases."""
-        return self.core.leases(self._clock(), owner, limit)
+    def leases(
+        self, owner: str | None, limit: int, prefixes: tuple[str, ...] | None = None
+    ) -> LeaseList:
+        """GET /leases; of those alone whose ids begin so, if that is said."""
+        return self.core.leases(self._clock(), owner, limit, prefixes)
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -733,13 +769,29 @@ class Driver:
         return self.core.overlap_scores(request)
 
     def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
-        """GET /trust."""
+        """GET /trust, all at once."""
         return self.core.trust(model_name, tenant_id)
 
-    async def dump(self) -> AsyncIterator[bytes]:
-        """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds."""
+    def trust_seats(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[TrustSeat]:
+        """GET /trust: whom to tell of, each in its turn by `trust_row`."""
+        return self.core.trusting.seats(model_name, tenant_id)
+
+    def trust_row(self, seat: TrustSeat) -> RankTrustRow:
+        """GET /trust: one of them."""
+        return self.core.trusting.row(*seat)
+
+    async def dump(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
+        """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds.
+
+        Args:
+            tenants: whose indexes; None: all.
+        """
         opening, counters = b"{", self.core.counters
         for scope, index in list(self.core.registry.indexes()):  # some may open meanwhile
+            if tenants is not None and scope.tenant_id not in tenants:
+                continue
             name = _encode(f"{scope.model_name}:{scope.tenant_id}")
             yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
             opening = b","
@@ -828,15 +880,28 @@ class Driver:
         is_known = warm is not None and warm.knows(listen.stream)
         try:
             listeners.start(
-                listen.stream, listen.endpoint, listen.replay_endpoint, is_held=is_known
+                *(listen.stream, listen.endpoint, listen.replay_endpoint),
+                is_held=is_known,
+                server_key=listen.curve_key,
             )
         except EndpointRefused as error:
-            rank = listen.stream.rank
-            _log.warning("event source refused: %s (worker %d)", error, rank.worker_id)
-            self._carry_out(self.core.refuse_source(rank, str(error), self._clock()))
+            self._refuse_source(listen.stream, error)
             return
         if warm is not None and is_known:
             warm.give_back(listen)
+
+    def _refuse_source(self, stream: EventStream, error: EndpointRefused) -> None:
+        """Take a worker out of service whose events come from where nobody may connect to."""
+        _log.warning("event source refused: %s (worker %d)", error, stream.rank.worker_id)
+        self._carry_out(self.core.refuse_source(stream.rank, str(error), self._clock()))
+
+
+def _differing(before: msgspec.Struct, after: msgspec.Struct) -> dict[str, object]:
+    return {
+        name: value
+        for name in after.__struct_fields__
+        if (value := getattr(after, name)) != getattr(before, name)
+    }
 
 
 def _tell_trust(news: TrustNews) -> None:

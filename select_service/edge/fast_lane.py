@@ -15,23 +15,25 @@ from __future__ import annotations
 import re
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from select_service.edge.answers import ONLY_JSON, Response, Settling
-from select_service.edge.asgi import HANDED_OVER
+from select_service.edge.asgi import CERTIFICATE, HANDED_OVER
 from select_service.edge.protocol import GuardedProtocol, Phase
 from select_service.edge.varying import VARYING, VARYING_LINES
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Iterable
 
     from select_service.edge.asgi import Call, Door, Head
     from select_service.edge.protocol import ConnectionLimits
     from select_service.edge.traffic import Connections
 
-__all__ = ["FastLane", "Heads", "fast_lane"]
+__all__ = ["FastLane", "Heads", "Peers", "fast_lane"]
 
 _UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 _DIGITS_MAX: Final = 12
@@ -42,6 +44,9 @@ _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/
 
 HEADS_MAX: Final = 1024
 """Header blocks remembered, of all connections together; then they are learnt anew."""
+
+PEERS_MAX: Final = 64
+"""Clients known by their certificates that have a memory of their own; of more none is kept."""
 
 HEAD_BYTES_MAX: Final = 1024
 """The longest that is remembered."""
@@ -56,11 +61,16 @@ class Heads:
     Learnt only where every line is one header to the parser: there is no other way to read them.
     """
 
-    __slots__ = ("calls", "known")
+    __slots__ = ("__weakref__", "calls", "known")
 
     def __init__(self) -> None:
         self.known: dict[bytes, Head] = {}  # by header lines
         self.calls: dict[bytes, tuple[Call, Head]] = {}  # by whole head, where the path says all
+
+    def forget(self) -> None:
+        """Know nothing any more: what tokens allow has changed."""
+        self.known.clear()
+        self.calls.clear()
 
     def learn(self, lines: bytes, head: Head) -> None:
         """Remember what the parser has found in these lines, of a request that is plain."""
@@ -75,6 +85,42 @@ class Heads:
         if len(self.calls) >= HEADS_MAX:
             self.calls.clear()
         self.calls[text] = call, head
+
+
+class _Oblivion(Heads):
+    """Remembers nothing."""
+
+    __slots__ = ()
+
+    @override
+    def learn(self, lines: bytes, head: Head) -> None:
+        """Let it pass."""
+
+    @override
+    def learn_call(self, text: bytes, call: Call, head: Head) -> None:
+        """Let it pass."""
+
+
+class Peers:
+    """What is remembered of header lines, apart for all who are known by a certificate."""
+
+    def __init__(self) -> None:
+        # as long as a connection has them: what a connection remembers can always be forgotten
+        self._heads: WeakValueDictionary[tuple[str, ...], Heads] = WeakValueDictionary()
+
+    def heads_of(self, names: tuple[str, ...]) -> Heads:
+        """Return what is remembered of one client's."""
+        heads = self._heads.get(names)
+        if heads is None:
+            if len(self._heads) >= PEERS_MAX:
+                return _Oblivion()
+            heads = self._heads[names] = Heads()
+        return heads
+
+    def forget(self) -> None:
+        """Know nothing any more."""
+        for heads in list(self._heads.values()):
+            heads.forget()
 
 
 class _Preamble:
@@ -129,7 +175,9 @@ class FastLane(GuardedProtocol):
 
     door: Door
     heads: Heads
+    peers: Peers
 
+    _certificate: tuple[str, ...] = ()  # names in the client's, where they may count
     _is_between = True  # requests: nothing has come of the next one, nothing is owed
     _lines_read = b""  # header lines that the parser is reading, to learn them
     _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
@@ -141,6 +189,18 @@ class FastLane(GuardedProtocol):
     _is_last = False  # the server is leaving
     _debt: _Debt | None = None  # an answer that waits for the disk
     _idle_since: float | None = None  # loop time of our last answer; None on the ASGI way
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and self.door.authority is not None:
+            from select_service.edge.authority import certificate_names  # noqa: PLC0415 - with TLS
+
+            names = certificate_names(tls.getpeercert())
+            if names and self.door.authority.book.by_certificate(names) is not None:
+                # what its header lines mean is not what they mean from others
+                self._certificate, self.heads = names, self.peers.heads_of(names)
+        super().connection_made(transport)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -326,7 +386,7 @@ class FastLane(GuardedProtocol):
         if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
             self.transport.close()
 
-    def _plain_call(self) -> Call | None:
+    def _plain_call(self) -> Call | None:  # noqa: C901, PLR0912 - one pass over the headers
         """Return what to call if this request can be answered as soon as its body is there."""
         if (
             self._turn_used
@@ -339,7 +399,7 @@ class FastLane(GuardedProtocol):
         ):
             return None
         self._turn_used = True
-        content_type, accept, length, varying = None, None, 0, 0
+        content_type, accept, length, credentials, varying = None, None, 0, None, 0
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -349,12 +409,17 @@ class FastLane(GuardedProtocol):
                 if len(value) > _DIGITS_MAX:
                     return None
                 length = int(value)
+            elif name == b"authorization":
+                credentials = value if credentials is None else credentials + b"," + value
             elif name in VARYING:
                 varying += 1
             elif name in _UNUSUAL:
                 return None
-        self._head = head = self.door.head_of(content_type, accept, length)
+        head = self.door.head_of(content_type, accept, length, credentials, self._certificate)
+        self._head = head
         call = self.door.call_for(self.parser.get_method(), self.url, head)
+        if head.grant is not None and head.grant.name is None:
+            return call  # strangers could have their headers push those of others out
         if call is not None and self._lines_read.count(b"\n") == len(self.headers) - varying > 0:
             self.heads.learn(self._lines_read, head)
         return call
@@ -365,6 +430,8 @@ class FastLane(GuardedProtocol):
         self.url, self.expect_100_continue = url, expect
         self.headers += headers
         super().on_headers_complete()
+        if self._certificate:
+            self.scope[CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
 
     def _write_answer(self, answer: Response) -> None:
         preamble, body = self._preamble, answer.body
@@ -392,7 +459,11 @@ def fast_lane(
 ) -> type[FastLane]:
     """Return the protocol class for one server: uvicorn makes the instances itself."""
     lane: type[FastLane] = type("Lane", (kind,), {})
-    lane.door, lane.limits, lane.counts, lane.heads = door, limits, counts, Heads()
+    lane.door, lane.limits, lane.counts = door, limits, counts
+    lane.heads, lane.peers = Heads(), Peers()
+    if door.authority is not None:
+        door.authority.on_change(lane.heads.forget)
+        door.authority.on_change(lane.peers.forget)
     return lane
 
 

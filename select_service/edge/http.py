@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -33,8 +33,9 @@ from select_service.edge.answers import (
     Writer,
     retry_after_line,
 )
-from select_service.edge.codec import Decoded, RequestDecoder
+from select_service.edge.codec import DEPTH_MAX, Decoded, RequestDecoder
 from select_service.edge.forms import Form
+from select_service.edge.reloading import ConfigChange, ConfigStatus
 from select_service.edge.routing import (
     Route,
     read_count,
@@ -49,6 +50,7 @@ from select_service.types import Answer as Decided
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
+    BriefReady,
     LeaseList,
     LeaseRecord,
     LeaseRenewal,
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
     from select_service.edge.msgpack_codec import MsgpackDecoder
+    from select_service.edge.reloading import Reloading
     from select_service.types import RankTrustRow
 
 __all__ = ["ROUTES", "Api", "Handler", "Request"]
@@ -127,15 +130,18 @@ class PeerRequest(msgspec.Struct):
 class Api:
     """The handlers. One per pair of forms; holds no state of its own."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it passes on, keyword only
         self,
         service: Driver,
         validation: FieldValidation,
         *,
         metrics: Callable[[], tuple[bytes, str]],
         openapi: Callable[[], bytes],
+        reloading: Reloading | None = None,
+        json_depth_max: int = DEPTH_MAX,
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
+        brief: Callable[[], ServiceError] | None = None,
     ) -> None:
         """Bind the handlers.
 
@@ -144,18 +150,24 @@ class Api:
             validation: what happens to unknown fields.
             metrics: renders /metrics as (body, content type).
             openapi: renders /openapi.json.
+            reloading: changes settings.
+            json_depth_max: how deep a body may be.
             reads: what bodies are written in.
             writer: writes the answers.
+            brief: /ready says no more than whether; why it does not, for who asks for more.
         """
         self._service = service
+        self._brief = brief
         self._metrics = metrics
         self._openapi = openapi
         self._validation = validation
+        self._reloading = reloading
+        self._json_depth_max = json_depth_max
         self.writer = writer
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if reads is Form.JSON:
-                return RequestDecoder(kind, validation)
+                return RequestDecoder(kind, validation, json_depth_max)
             from select_service.edge.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
 
             return MsgpackDecoder(kind, validation)
@@ -177,15 +189,33 @@ class Api:
         self._worker_metrics = read(WorkerMetrics)
         self._admission = read(AdmissionChange)
         self._threshold = read(BusyThresholdChange)
+        self._config = read(ConfigChange)
 
-    def speaking(self, reads: Form, writer: Writer) -> Api:
-        """Return the same handlers for bodies in another form, or answers in another."""
+    def speaking(
+        self,
+        reads: Form,
+        writer: Writer,
+        seen: Callable[[Driver], object] | None = None,
+        brief: Callable[[], ServiceError] | None = None,
+    ) -> Api:
+        """Return the same handlers for bodies in another form, or answers in another.
+
+        Args:
+            reads: the form of bodies.
+            writer: writes answers.
+            seen: what the callers may see of the service; None: all.
+            brief: as for a new one.
+        """
+        service = self._service if seen is None else cast("Driver", seen(self._service))
         return Api(
-            *(self._service, self._validation),
+            *(service, self._validation),
             metrics=self._metrics,
             openapi=self._openapi,
+            reloading=self._reloading,
+            json_depth_max=self._json_depth_max,
             reads=reads,
             writer=writer,
+            brief=brief,
         )
 
     def do(self, route: Route[Handler], request: Request) -> Answer:
@@ -211,14 +241,19 @@ class Api:
 
     def ready(self, request: Request) -> Answer:
         """Say whether any worker is schedulable: 200 or 503. `verbose=true` adds what is wrong."""
-        if read_query(request.query, VERBOSE_QUERY).get("verbose") in {"true", "1"}:
+        is_verbose = read_query(request.query, VERBOSE_QUERY).get("verbose") in {"true", "1"}
+        if self._brief is not None:
+            if is_verbose:
+                raise self._brief()
+            return self._say_ready(BriefReady(self._service.is_ready()))
+        if is_verbose:
             return self._ready_verbose()
         return self._say_ready(self._service.ready())
 
     async def _ready_verbose(self) -> Response:
         return self._say_ready(await self._service.ready_verbose())
 
-    def _say_ready(self, ready: Ready) -> Response:
+    def _say_ready(self, ready: Ready | BriefReady) -> Response:
         response = self.writer.reply(ready, 200 if ready.ready else 503)
         if not ready.ready:
             response.headers += (retry_after_line(0.0),)
@@ -417,6 +452,21 @@ class Api:
             raise InvalidQuery("`model` must be given", field="model")
         return self.writer.reply(self._service.forget_threshold(model, values.get("tenant_id")))
 
+    # -- settings ------------------------------------------------------------------------------
+
+    def config(self, _: Request) -> Response:
+        """Say what every setting is, who said so, and whether it may change without a restart."""
+        assert self._reloading is not None
+        return self.writer.reply(self._reloading.describe())
+
+    def change_config(self, request: Request) -> Answer:
+        """Put settings in force at once, all or none."""
+        assert self._reloading is not None
+        return self._answer(
+            self._config.decode(request.body),
+            lambda change, _: self._reloading and self._reloading.put(change),
+        )
+
     # -- inspection ----------------------------------------------------------------------------
 
     def loads(self, request: Request) -> Response:
@@ -461,13 +511,12 @@ class Api:
 
     def trust(self, request: Request) -> Response:
         """Return how far every rank's index is believed, and why."""
-        seats = self._service.core.trusting.seats(*_read_scope(request.query))
+        seats = self._service.trust_seats(*_read_scope(request.query))
         return self.writer.reply_listing("ranks", self._trust(seats), len(seats))
 
     async def _trust(self, seats: list[TrustSeat]) -> AsyncIterator[RankTrustRow]:
-        trusting = self._service.core.trusting
         for number, seat in enumerate(seats, 1):
-            yield trusting.row(*seat)
+            yield self._service.trust_row(seat)
             if not number % _TRUST_SLICE:
                 await asyncio.sleep(0)
 
@@ -549,6 +598,8 @@ def _route(  # noqa: PLR0913 - the columns of one row
     handler: Handler,
     answers: object,
     *refusals: int,  # besides those every route may answer
+    scope: str,  # a token needs to use it
+    of_process: bool = False,  # not for tokens that are bound to tenants
     takes: type[msgspec.Struct] | None = None,
     status: int = 200,
     query: tuple[str, ...] = (),
@@ -561,98 +612,157 @@ def _route(  # noqa: PLR0913 - the columns of one row
         *(method, pattern, handler, takes, answers, status, refusals, query, summary),
         changes=method != "GET" if changes is None else changes,
         body_optional=body_optional,
+        scope=scope,
+        of_process=of_process,
         body_lenient=body_lenient,
     )
 
 
 _get, _post = partial(_route, "GET"), partial(_route, "POST")
 _ask = partial(_route, "POST", changes=False)
+_OPEN, _CATALOG, _SELECT, _LIFECYCLE = "open", "catalog", "select", "lifecycle"
+_READ, _ADMIN = "read", "admin"
 _WORKER: Final = "/workers/{worker_id}"
 _RESERVATION: Final = "/reservations/{reservation_id}"
 _LEASE: Final = "/leases/{lease_id}"
 
 ROUTES: Final[tuple[Route[Handler], ...]] = (
-    _get("/health", Api.health, Status),
-    _get("/ready", Api.ready, Ready, 503, query=VERBOSE_QUERY),
-    _get("/metrics", Api.metrics, None),
-    _get("/openapi.json", Api.openapi, dict[str, Any]),
+    _get("/health", Api.health, Status, scope=_OPEN),
+    _get("/ready", Api.ready, Ready | BriefReady, 503, scope=_OPEN, query=VERBOSE_QUERY),
+    _get("/metrics", Api.metrics, None, scope=_READ, of_process=True),
+    _get("/openapi.json", Api.openapi, dict[str, Any], scope=_READ),
     # the catalog
-    _post("/workers", Api.upsert_worker, WorkerRecord, takes=WorkerSpec, status=201),
-    _get("/workers", Api.workers, list[WorkerRecord], query=SCOPE_QUERY),
-    _route("PATCH", _WORKER, Api.patch_worker, WorkerRecord, 404, takes=WorkerPatch),
-    _route("DELETE", _WORKER, Api.delete_worker, WorkerRecord, 404),
+    _post(
+        *("/workers", Api.upsert_worker, WorkerRecord),
+        scope=_CATALOG,
+        takes=WorkerSpec,
+        status=201,
+    ),
+    _get("/workers", Api.workers, list[WorkerRecord], scope=_READ, query=SCOPE_QUERY),
+    _route(
+        *("PATCH", _WORKER, Api.patch_worker, WorkerRecord, 404),
+        scope=_CATALOG,
+        takes=WorkerPatch,
+    ),
+    _route("DELETE", _WORKER, Api.delete_worker, WorkerRecord, 404, scope=_CATALOG),
     _post(
         *(_WORKER + "/metrics", Api.report, WorkerMetricsAnswer, 404),
+        scope=_CATALOG,
         changes=False,
         takes=WorkerMetrics,
     ),
     # selection
-    _ask("/select", Api.select, Decided, 503, takes=SelectRequest),
+    _ask("/select", Api.select, Decided, 503, scope=_SELECT, takes=SelectRequest),
     _post(
         *("/select_and_reserve", Api.select_and_reserve, Decided, 404, 409, 503),
+        scope=_SELECT,
         takes=SelectAndReserveRequest,
     ),
     _post(
         *("/select_pair", Api.select_pair, PairSelection, 404, 409, 503),
+        scope=_SELECT,
         takes=SelectPairRequest,
     ),
     # reservations
     _post(
         *("/reservations", Api.reserve, ReservationAnswer, 404, 409, 503),
+        scope=_LIFECYCLE,
         takes=ReservationRequest,
         status=201,
     ),
     _post(
         *(_RESERVATION + "/prefill_complete", Api.prefill_complete, Status, 404),
+        scope=_LIFECYCLE,
         takes=PrefillCompleteRequest,
         body_optional=True,
         body_lenient=True,
     ),
     _post(
         *(_RESERVATION + "/output_block", Api.output_block, Status, 404),
+        scope=_LIFECYCLE,
         takes=OutputBlockRequest,
     ),
-    _route("DELETE", _RESERVATION, Api.free, Status, 404),
-    _post("/reservations/batch", Api.batch, BatchAnswer, takes=BatchRequest),
+    _route("DELETE", _RESERVATION, Api.free, Status, 404, scope=_LIFECYCLE),
+    _post(*("/reservations/batch", Api.batch, BatchAnswer), scope=_LIFECYCLE, takes=BatchRequest),
     # leases
-    _post("/leases", Api.open_lease, LeaseRecord, 409, 503, takes=LeaseRequest, status=201),
-    _get("/leases", Api.leases, LeaseList, query=LEASE_QUERY),
+    _post(
+        *("/leases", Api.open_lease, LeaseRecord, 409, 503),
+        scope=_LIFECYCLE,
+        takes=LeaseRequest,
+        status=201,
+    ),
+    _get("/leases", Api.leases, LeaseList, scope=_READ, query=LEASE_QUERY),
     _post(
         *(_LEASE + "/renew", Api.renew_lease, LeaseRecord, 404),
+        scope=_LIFECYCLE,
         changes=False,  # a sign of life must be heard also while the disk is full
         takes=LeaseRenewal,
         body_optional=True,
     ),
-    _route("DELETE", _LEASE, Api.close_lease, Status, 404),
+    _route("DELETE", _LEASE, Api.close_lease, Status, 404, scope=_LIFECYCLE),
     # admission
-    _get("/admission", Api.admission, AdmissionStatus),
-    _route("PUT", "/admission", Api.change_admission, AdmissionStatus, takes=AdmissionChange),
-    _get("/busy_threshold", Api.busy_thresholds, BusyThresholds),
+    _get("/admission", Api.admission, AdmissionStatus, scope=_READ, of_process=True),
+    _route(
+        *("PUT", "/admission", Api.change_admission, AdmissionStatus),
+        scope=_ADMIN,
+        of_process=True,
+        takes=AdmissionChange,
+    ),
+    _get("/busy_threshold", Api.busy_thresholds, BusyThresholds, scope=_READ, of_process=True),
     _post(
         *("/busy_threshold", Api.change_threshold, BusyThreshold, 404, 409),
+        scope=_ADMIN,
+        of_process=True,
         takes=BusyThresholdChange,
     ),
     _route(
         *("DELETE", "/busy_threshold", Api.forget_threshold, BusyThreshold),
+        scope=_ADMIN,
+        of_process=True,
         query=THRESHOLD_QUERY,
     ),
+    # settings
+    _get("/config", Api.config, ConfigStatus, scope=_ADMIN, of_process=True),
+    _route(
+        *("PUT", "/config", Api.change_config, ConfigStatus, 409),
+        scope=_ADMIN,
+        of_process=True,
+        takes=ConfigChange,
+    ),
     # inspection
-    _get("/loads", Api.loads, list[ScopeLoads], query=SCOPE_QUERY),
-    _ask("/potential_loads", Api.potential_loads, list[LoadRow], 503, takes=PotentialLoadsRequest),
-    _ask("/overlap_scores", Api.overlap_scores, OverlapScores, 503, takes=OverlapScoresRequest),
-    _get("/decisions", Api.decisions, DecisionList, 404, query=DECISION_QUERY),
-    _get("/decisions/{id}", Api.decision, Decision, 404),
-    _get("/trust", Api.trust, TrustTable, query=SCOPE_QUERY),
-    _get("/dump", Api.dump, dict[str, dict[str, Any]]),
+    _get("/loads", Api.loads, list[ScopeLoads], scope=_READ, query=SCOPE_QUERY),
+    _ask(
+        *("/potential_loads", Api.potential_loads, list[LoadRow], 503),
+        scope=_SELECT,
+        takes=PotentialLoadsRequest,
+    ),
+    _ask(
+        *("/overlap_scores", Api.overlap_scores, OverlapScores, 503),
+        scope=_SELECT,
+        takes=OverlapScoresRequest,
+    ),
+    _get("/decisions", Api.decisions, DecisionList, 404, scope=_READ, query=DECISION_QUERY),
+    _get("/decisions/{id}", Api.decision, Decision, 404, scope=_READ),
+    _get("/trust", Api.trust, TrustTable, scope=_READ, query=SCOPE_QUERY),
+    _get("/dump", Api.dump, dict[str, dict[str, Any]], scope=_READ),
     # replicas
-    _get("/replica_sync/peers", Api.peers, list[str]),
-    _get("/replica_sync/snapshot", Api.replica_snapshot, bytes, 409, 503),
+    _get("/replica_sync/peers", Api.peers, list[str], scope=_READ, of_process=True),
+    _get(
+        *("/replica_sync/snapshot", Api.replica_snapshot, bytes, 409, 503),
+        scope=_READ,
+        of_process=True,
+    ),
     _post(
         *("/replica_sync/register_peer", Api.register_peer, Status, 409),
+        scope=_CATALOG,
+        of_process=True,
         takes=PeerRequest,
         status=201,
     ),
     _post(
-        "/replica_sync/deregister_peer", Api.deregister_peer, Status, 404, 409, takes=PeerRequest
+        *("/replica_sync/deregister_peer", Api.deregister_peer, Status, 404, 409),
+        scope=_CATALOG,
+        of_process=True,
+        takes=PeerRequest,
     ),
 )

@@ -12,12 +12,16 @@ import re
 from typing import Final
 
 import msgspec
+import numpy as np
 
-__all__ = ["DuplicateMemberError", "flat_names", "top_level_names"]
+__all__ = ["DuplicateMemberError", "flat_names", "is_deeper", "top_level_names"]
 
 _COLON: Final = ord(":")
 _SPACE: Final = ord(" ")
 _BLANKS: Final = b" \t\r\n"
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_STEP: Final = bytes(set(range(256)) - set(b"{}[]"))
+_STEPS: Final = bytes.maketrans(b"{}[]", b"\x01\xff\x01\xff")
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b"{}[],"))
 _SHORT_BYTES: Final = 12
 _STRUCTURE: Final = re.compile(rb"\[,*\]|,+|[{}\[\]]")  # an array of numbers is one token
@@ -52,6 +56,17 @@ def flat_names(body: bytes) -> list[bytes] | None:
             return None
         opening = find(b'"', closing + 1)
     return names
+
+
+def is_deeper(body: bytes, most: int) -> bool:
+    """Tell whether arrays and objects lie more than so many deep within each other. Linear.
+
+    Most bodies have not as many brackets as they might be deep, which is quickly seen.
+    """
+    if body.count(b"[") + body.count(b"{") <= most:
+        return False
+    steps = np.frombuffer(_STRING.sub(b"", body).translate(_STEPS, _NO_STEP), dtype=np.int8)
+    return bool(len(steps)) and int(steps.cumsum(dtype=np.int64).max()) > most
 
 
 def top_level_names(body: bytes, readable: frozenset[str]) -> list[str]:

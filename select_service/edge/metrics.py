@@ -25,12 +25,14 @@ from typing_extensions import override
 from indexer.compiled import kernels_in_use
 from indexer.types import Tier
 from select_service.edge.admission_metrics import AdmissionMetrics
+from select_service.edge.bounds_metrics import BoundsMetrics
 from select_service.edge.decision_metrics import DecisionMetrics
 from select_service.edge.doctor_metrics import DoctorMetrics
 from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.recovery_metrics import RecoveryMetrics
 from select_service.edge.replica_metrics import ReplicaMetrics
 from select_service.edge.scope_series import groups_of, in_use
+from select_service.edge.security_metrics import SecurityMetrics
 from select_service.edge.snapshot_metrics import SnapshotMetrics
 from select_service.edge.state_metrics import StateMetrics
 from select_service.edge.tracing_metrics import TracingMetrics
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from indexer.core.tallies import Tallies
     from select_service.config import Settings
     from select_service.edge.driver import Driver
+    from select_service.edge.reloading import Reloading
     from select_service.edge.scope_series import ScopeGroup
     from select_service.edge.traffic import RouteTraffic, Traffic
 
@@ -76,7 +79,13 @@ _STREAM_COUNTERS: Final = (
 class Metrics:
     """Renders /metrics for one app."""
 
-    def __init__(self, service: Driver, traffic: Traffic, settings: Settings) -> None:
+    def __init__(
+        self,
+        service: Driver,
+        traffic: Traffic,
+        settings: Settings,
+        reloading: Reloading | None = None,
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Http(traffic))
         self._registry.register(_Service(service, settings))
@@ -87,9 +96,11 @@ class Metrics:
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
         self._registry.register(SnapshotMetrics(service, PREFIX))
+        self._registry.register(SecurityMetrics(service, settings, PREFIX))
         self._registry.register(TracingMetrics(service, PREFIX))
         self._registry.register(DoctorMetrics(service, PREFIX))
-        self._registry.register(_Limits(service, traffic, settings))
+        self._registry.register(BoundsMetrics(service, PREFIX, reloading))
+        self._registry.register(_Limits(service, traffic, settings, reloading))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -395,19 +406,22 @@ class _Service(Collector):
 class _Limits(Collector):
     """Limits in force, and how often they were reached."""
 
-    def __init__(self, service: Driver, traffic: Traffic, settings: Settings) -> None:
+    def __init__(
+        self, service: Driver, traffic: Traffic, settings: Settings, reloading: Reloading | None
+    ) -> None:
         self._service = service
         self._traffic = traffic
-        self._values = limit_values(settings)
+        self._settings = settings
+        self._reloading = reloading
 
     @override
     def collect(self) -> Iterator[Metric]:
         values = _gauge("limit", "What a limit is set to.", ("name",))
-        for name, value in self._values.items():
+        settings = self._settings if self._reloading is None else self._reloading.settings
+        for name, value in limit_values(settings).items():
             values.add_metric([name], value)
         yield values
-        indexes = self._service.core.registry.indexes()
-        orphans_dropped = sum(index.stats.orphan_blocks_dropped for _, index in indexes)
+        orphans_dropped = self._service.core.registry.orphan_blocks_dropped
         hits = _counter("limit_hits", "Times a limit was reached, where counted.", ("name",))
         for name, count in limit_hits(self._service, self._traffic, orphans_dropped).items():
             hits.add_metric([name], count)

@@ -15,6 +15,7 @@ import msgspec
 from select_service.decision_types import Decision
 from select_service.edge.codec import encode
 from select_service.edge.http import ROUTES
+from select_service.edge.routing import OPEN
 from select_service.types import PromptFields, SelectAndReserveRequest
 from select_service.version import __version__
 
@@ -41,8 +42,12 @@ _WITH_CHANGES: Final = {
     503: "Nothing can serve this now, or the state cannot be written.",
     507: "The disk of the state directory is full.",
 }
+_WITH_TOKENS: Final = {
+    401: "A token is needed, or the one shown is not known.",
+    403: "The token does not allow this.",
+}
 _TEXTS: Final = {
-    404: "No such worker, rank, reservation, lease or decision.",
+    404: "No such worker, rank, reservation, lease, decision or tenant.",
     409: "The id is live with another body or in another scope; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
@@ -109,7 +114,16 @@ def describe() -> bytes:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "paths": paths,
-            "components": {"schemas": components},
+            "components": {
+                "schemas": components,
+                "securitySchemes": {
+                    "token": {
+                        "type": "http",
+                        "scheme": "bearer",
+                        "description": "With `--token-file`; `x-scope` says what it must allow.",
+                    }
+                },
+            },
         }
     )
 
@@ -146,6 +160,8 @@ def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     ]
     if parameters:
         operation["parameters"] = parameters
+    if route.scope != OPEN:
+        operation |= {"security": [{}, {"token": []}], "x-scope": route.scope}
     if route.takes is not None:
         note = _PACKED if issubclass(route.takes, PromptFields) else ""
         operation["requestBody"] = {
@@ -192,6 +208,10 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     texts |= {status: _TEXTS[status] for status in route.refusals}
     if route.changes:
         texts |= _WITH_CHANGES
+    if route.scope != OPEN:
+        texts |= _WITH_TOKENS
+        if not route.of_process:  # to a token that is bound to others
+            texts.setdefault(404, _TEXTS[404])
     responses: dict[str, object] = {
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())

@@ -57,13 +57,17 @@ place in the queue."""
 _PROBE_EVERY_S: Final = 15
 
 
-class ConnectionLimits(Struct, frozen=True):
-    """Deadlines in seconds, how many connections may be open, how long a request head may be."""
+class ConnectionLimits(Struct):
+    """Deadlines in seconds, how many connections may be open, how long a request head may be.
+
+    One object that all connections read: `reloading.py` writes it.
+    """
 
     header_timeout_s: float
     body_timeout_s: float
     connections_max: int
     head_bytes_max: int
+    connections_per_address_max: int
 
 
 class Phase(Enum):
@@ -88,6 +92,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_bytes = 0  # of the head that is incomplete
     _stalled_since: float | None = None  # the client does not read
     _refused = False
+    _address = ""  # where it comes from; "" of a Unix socket
     _discarded: int | None = None  # bytes; None: not about to close
     _upgrading = False
     _at_work: RequestResponseCycle | None = None  # the request whose answer is next
@@ -103,10 +108,27 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.limits.connections_max:
             self.counts.refused += 1
             self._turn_away(TooManyConnections("too many open connections"), linger=False)
+            return
+        if self.client is None:
+            return
+        self._address = address = self.client[0]
+        by_address = self.counts.by_address
+        by_address[address] = among = by_address.get(address, 0) + 1
+        if among > self.limits.connections_per_address_max:
+            self.counts.refused_by_address += 1
+            text = "too many open connections from this address"
+            self._turn_away(TooManyConnections(text), linger=False)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._address:
+            left = self.counts.by_address[self._address] - 1
+            if left:
+                self.counts.by_address[self._address] = left
+            else:
+                del self.counts.by_address[self._address]
+            self._address = ""
         at_work = self._at_work  # uvicorn tells only the last request that was read
         if at_work is not None and not at_work.response_complete:
             at_work.disconnected = True
@@ -305,7 +327,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._discarded = 0
-        self.transport.write_eof()
+        if self.transport.get_extra_info("ssl_object") is None:  # TLS cannot end on one side
+            self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(LINGER_S, self.transport.close)
 

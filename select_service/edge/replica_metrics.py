@@ -121,6 +121,8 @@ class ReplicaMetrics(Collector):
                 "publishers": counts.publishers_refused,
                 "leases": self._service.core.desk.announcer.claims.copies.refused,
                 "our_name": counts.namesakes,
+                "impostor": counts.impostors,
+                "foreign": self._service.replicas.foreign_refused if self._service.replicas else 0,
             },
         )
         copies = self._gauge("lease_copies", "Leases known through replicas.")

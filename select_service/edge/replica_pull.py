@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from indexer.errors import EndpointRefused, HostNotFound
 from select_service.core.replica_messages import SnapshotEnd, SnapshotHead
 from select_service.core.replica_wire import MalformedReplicaMessage, decode_part
+from select_service.edge.passport import Passport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     import httpx
 
+    from indexer.edge.addresses import Addresses
     from select_service.core.effects import Effects, Pull
     from select_service.core.replica_messages import SnapshotPart
     from select_service.types import ReplicaLimits
@@ -106,13 +108,16 @@ class Frames:
 class Pulls:
     """Every fetch of a snapshot that is under way or waits its turn."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it stands on
         self,
         reader: PullReader,
         carry_out: Callable[[Effects], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
         log: Callable[[str], None],
+        addresses: Addresses,
+        *,
+        passport: Passport | None = None,
     ) -> None:
         """Nothing is fetched yet.
 
@@ -122,6 +127,8 @@ class Pulls:
             limits: bounds.
             clock: monotonic seconds.
             log: told why a pull failed.
+            addresses: where connections may lead; a replica says itself where it is.
+            passport: what is shown to publishers, and asked of them.
         """
         # here and not above: it takes a fifth of a second, which only replicas should spend, and
         # not when they are serving
@@ -133,6 +140,8 @@ class Pulls:
         self._limits = limits
         self._clock = clock
         self._log = log
+        self.passport = passport or Passport()
+        self._addresses = addresses
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by router id of the publisher
         self._turn = asyncio.Semaphore(limits.pulls_max)
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # url → (until, next)
@@ -140,8 +149,8 @@ class Pulls:
         self.running = 0
         self.outcomes = dict.fromkeys(
             (
-                *("complete", "timeout", "unreachable", "refused", "malformed", "too_large"),
-                *("cut_off", "other_publisher", "left_out", "error"),
+                *("complete", "timeout", "unreachable", "denied", "refused", "malformed"),
+                *("too_large", "cut_off", "other_publisher", "left_out", "error"),
             ),
             0,
         )
@@ -175,7 +184,7 @@ class Pulls:
         self._clients.clear()
 
     async def _pull(self, pull: Pull) -> None:
-        url = snapshot_url(pull)
+        url = snapshot_url(pull, self.passport.scheme)
         until, _ = self._failed.get(url, (0.0, 0.0))
         await asyncio.sleep(max(0.0, until - self._clock()))
         async with self._turn:
@@ -221,7 +230,7 @@ class Pulls:
     async def _read(self, pull: Pull, url: str) -> None:
         last: SnapshotPart | None = None
         until = self._clock() + SLICE_S
-        async for frame in self._frames(url):
+        async for frame in self._frames(url, self.passport.headers(url, peer_host(pull.peer))):
             try:
                 part = decode_part(frame)
             except MalformedReplicaMessage as error:
@@ -244,13 +253,20 @@ class Pulls:
         if not self._reader.replica_snapshot_begin(pull, part, now):
             raise PullFailed("other_publisher", f"router {part.router_id} answered")
 
-    async def _frames(self, url: str) -> AsyncIterator[bytes]:
+    async def _frames(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
         """Yield the frames of a response, within every bound."""
         httpx = self._httpx
         frames, received = Frames(self._limits.message_bytes_max), 0
         try:
             client = await self._client(url)
-            async with client.stream("GET", url) as response:
+            there, host, extensions = await self._addresses.route(url)
+            # redirects are not followed: they would lead past every rule of where we may go
+            async with client.stream(
+                *("GET", there),
+                headers={**headers, **host},
+                extensions=extensions,
+                follow_redirects=False,
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise PullFailed("refused", f"answered {response.status_code}")
                 async for piece in response.aiter_raw():
@@ -259,9 +275,11 @@ class Pulls:
                         raise PullFailed("too_large", f"more than {received} bytes")
                     for frame in frames.feed(piece):
                         yield frame
+        except EndpointRefused as error:
+            raise PullFailed("denied", error.reason) from error
         except httpx.TimeoutException as error:
             raise PullFailed("timeout", type(error).__name__) from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, HostNotFound) as error:
             raise PullFailed("unreachable", repr(error)) from error
         if not frames.is_empty:
             raise PullFailed("cut_off", "the last frame is not complete")
@@ -274,7 +292,10 @@ class Pulls:
         client = self._clients.get(scheme)
         if client is None:
             # certificates are read only where needed, and beside the loop: it takes tens of ms
-            tls = await asyncio.to_thread(ssl.create_default_context) if scheme == "https" else None
+            try:
+                tls = await asyncio.to_thread(self.passport.tls) if scheme == "https" else None
+            except OSError as error:
+                raise PullFailed("unreachable", f"certificates: {error.strerror}") from None
             client = self._clients.setdefault(
                 scheme,
                 httpx.AsyncClient(
@@ -288,11 +309,15 @@ class Pulls:
         return client
 
 
-def snapshot_url(pull: Pull) -> str:
+def peer_host(endpoint: str) -> str:
+    """Return the host a ZMQ endpoint names."""
+    scheme, _, address = endpoint.partition("://")
+    # a source address may stand before the host in ZMQ's spelling: tcp://eth0;host:port
+    return address.rpartition(":")[0].rpartition(";")[2] if scheme == "tcp" else "127.0.0.1"
+
+
+def snapshot_url(pull: Pull, scheme: str = "http") -> str:
     """Where a publisher's snapshot is: at its URL, or on the host we hear it from."""
     if pull.url is not None:
         return pull.url.rstrip("/") + SNAPSHOT_PATH
-    scheme, _, address = pull.peer.partition("://")
-    # a source address may stand before the host in ZMQ's spelling: tcp://eth0;host:port
-    host = address.rpartition(":")[0].rpartition(";")[2] if scheme == "tcp" else "127.0.0.1"
-    return f"http://{host}:{pull.http_port}{SNAPSHOT_PATH}"
+    return f"{scheme}://{peer_host(pull.peer)}:{pull.http_port}{SNAPSHOT_PATH}"

@@ -7,23 +7,33 @@ decides nothing. `replicas.py` stands behind it, with the core.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from indexer.edge.guide import Guide
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
+from indexer.errors import SchemeRefused
 from indexer.types import StreamLimits
 from select_service.doctor_types import PeerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from indexer.edge.addresses import Addresses
+    from indexer.edge.curve import ReplicaKeys
     from select_service.types import ReplicaLimits
+
+_log = logging.getLogger("select_service")
 
 TURN_S: Final = 0.0003
 """Time for all peers together before the event loop may serve requests again."""
 
 MESSAGES_PER_TURN: Final = 32
 """Messages taken from one peer before the next peer's turn."""
+
+KEYS_PER_TURN: Final = 8
+"""Handshakes judged at once, some 20 µs each; whoever comes next waits for the next turn."""
 
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 30.0
@@ -33,13 +43,22 @@ RECONNECT_AFTER_MAX_S: Final = 30.0
 class ReplicaPublisher:
     """Bound on every interface; a slow or absent subscriber loses messages, never our time."""
 
-    def __init__(self, port: int, messages_max: int) -> None:
+    def __init__(self, port: int, messages_max: int, keys: ReplicaKeys | None = None) -> None:
         """Bind.
+
+        Args:
+            port: of every interface.
+            messages_max: held per slow subscriber before it loses some.
+            keys: encrypt, and let only those listen that are listed; lives on the running loop.
 
         Raises:
             indexer.errors.EndpointRefused: the port cannot be bound.
         """
-        self._socket = open_publisher(f"tcp://*:{port}", messages_max)
+        self._socket = open_publisher(f"tcp://*:{port}", messages_max, keys)
+        self.key_check = self._socket.key_check
+        if self.key_check is not None:
+            asyncio.get_running_loop().add_reader(self.key_check.fd, self._check_keys)
+            self._check_keys()  # the descriptor tells of changes only
         self.sent = 0
         self.dropped = 0  # the socket's queue was full
 
@@ -50,8 +69,16 @@ class ReplicaPublisher:
         else:
             self.dropped += 1
 
+    def _check_keys(self) -> None:
+        """Say who may listen, for some of those who wait to hear."""
+        if self.key_check is not None and self.key_check.answer(KEYS_PER_TURN):
+            asyncio.get_running_loop().call_soon(self._check_keys)
+
     def close(self) -> None:
         """Close without lingering."""
+        if self.key_check is not None:
+            asyncio.get_running_loop().remove_reader(self.key_check.fd)
+            self.key_check = None
         self._socket.close()
 
 
@@ -61,6 +88,7 @@ class _Peer:
     __slots__ = (
         "connected_at",
         "endpoint",
+        "guide",
         "heard_at",
         "is_queued",
         "reconnect",
@@ -73,6 +101,7 @@ class _Peer:
         self.endpoint = endpoint
         self.heard_at = now
         self.subscriber = subscriber
+        self.guide: Guide | None = None  # where the endpoint has a name in it
         self.state = Link.RETRYING
         self.is_queued = False
         self.connected_at = 0.0
@@ -93,6 +122,8 @@ class Subscriptions:
         heard: Callable[[str, list[bytes]], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
+        addresses: Addresses,
+        keys: ReplicaKeys | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -101,15 +132,20 @@ class Subscriptions:
             heard: called with (endpoint, frames) for each message.
             limits: of queues and messages.
             clock: monotonic seconds.
+            addresses: where sockets may connect to.
+            keys: our own, and those by which peers are known; None: nothing is encrypted.
         """
+        self._addresses = addresses
         self._topics = topics
+        self._keys = keys
         self._heard = heard
         self._clock = clock
         self._sockets = Sockets(
             StreamLimits(
                 receive_messages_max=limits.receive_messages_max,
                 message_bytes_max=limits.message_bytes_max,
-            )
+            ),
+            None if keys is None else keys.own,
         )
         self._peers: dict[str, _Peer] = {}
         self._ready: deque[_Peer] = deque()
@@ -144,11 +180,29 @@ class Subscriptions:
         """Listen to a peer that is not listened to yet.
 
         Raises:
-            indexer.errors.EndpointRefused: libzmq will not connect there.
+            indexer.errors.EndpointRefused: libzmq will not connect there, or must not.
         """
         assert endpoint not in self._peers
-        peer = _Peer(endpoint, self._sockets.subscribe(endpoint, self._topics), self._clock())
+        is_led = True
+        try:
+            place = self._addresses.place(endpoint)
+        except SchemeRefused as error:
+            # contract 6.5 has such a peer listed; nothing says that it must be listened to
+            _log.warning("replica peer is not listened to: %s", error)
+            place, is_led = None, False
+        key = None if self._keys is None else self._keys.key_of(endpoint)
+        subscriber = self._sockets.subscribe(place, self._topics, key)
+        peer = _Peer(endpoint, subscriber, self._clock())
         self._peers[endpoint] = peer
+        if is_led and self._addresses.is_named(endpoint):
+            peer.guide = Guide(
+                self._addresses,
+                endpoint,
+                peer.subscriber,
+                place,
+                moved=lambda: self._queue(peer),
+                refused=lambda error: _log.warning("replica peer: %s", error),
+            )
         loop = asyncio.get_running_loop()
         loop.add_reader(peer.subscriber.fd, self._queue, peer)
         loop.add_reader(peer.subscriber.news_fd, self._hear_news, peer)
@@ -165,6 +219,9 @@ class Subscriptions:
         loop.remove_reader(peer.subscriber.news_fd)
         if peer.reconnect is not None:
             peer.reconnect.cancel()
+        if peer.guide is not None:
+            peer.guide.close()
+            peer.guide = None  # no ring
         peer.subscriber.close()
         return True
 
@@ -225,6 +282,8 @@ class Subscriptions:
         """Follow a connection; make it anew where libzmq does not."""
         for link in peer.subscriber.news():
             peer.state = link
+            if peer.guide is not None:
+                (peer.guide.connected if link is Link.CONNECTED else peer.guide.lost)()
             if peer.reconnect is not None:
                 peer.reconnect.cancel()
                 peer.reconnect = None

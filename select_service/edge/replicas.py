@@ -10,9 +10,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
+from msgspec import UNSET
+
 from indexer.core.endpoint import check_endpoint
 from indexer.errors import EndpointRefused
-from select_service.core.replica_events import TOPIC
+from select_service.core.replica_events import TOPIC, ReplicaEnvelope
 from select_service.core.replica_messages import OWN_TOPIC
 from select_service.core.replica_wire import (
     MalformedReplicaMessage,
@@ -27,8 +29,11 @@ from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooMa
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+    from indexer.edge.addresses import Addresses
+    from indexer.edge.curve import ReplicaKeys
     from select_service.core.effects import Effects
     from select_service.core.replica_messages import ReplicaMessage, SnapshotPart
+    from select_service.edge.passport import Passport
     from select_service.types import ReplicaLimits
 
 _log = logging.getLogger("select_service")
@@ -62,17 +67,22 @@ class Replicas:
         peers_refused: Peers beyond `--replica-peers-max`.
         heard: Messages of peers taken in.
         malformed: Messages of peers that mean nothing, dropped.
+        foreign_refused: The reference's own, dropped where keys are asked for: it has none.
         faults: Turns of housekeeping that raised, which is a bug.
         snapshots: Snapshots given out, by outcome.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it stands on
         self,
         port: int,
         core: ReplicaCore,
         carry_out: Callable[[Effects], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
+        addresses: Addresses,
+        *,
+        keys: ReplicaKeys | None = None,
+        passport: Passport | None = None,
     ) -> None:
         """Bind, and listen to nobody yet.
 
@@ -82,6 +92,9 @@ class Replicas:
             carry_out: does what the core wants done, by way of our own `carry_out`.
             limits: bounds of everything peers may cost.
             clock: monotonic seconds.
+            addresses: where connections may lead.
+            keys: encrypt what is published, and expect it encrypted; None: it is not.
+            passport: what is shown to those whose snapshot is fetched, and asked of them.
 
         Raises:
             EndpointRefused: the port cannot be bound.
@@ -90,14 +103,20 @@ class Replicas:
         self._carry_out = carry_out
         self._limits = limits
         self._clock = clock
-        self.publisher = ReplicaPublisher(port, limits.send_messages_max)
-        self.subscriptions = Subscriptions((TOPIC, OWN_TOPIC), self._hear, limits, clock)
-        self.pulls = Pulls(core, carry_out, limits, clock, _log.warning)
+        self._keys = keys
+        self.publisher = ReplicaPublisher(port, limits.send_messages_max, keys)
+        self.subscriptions = Subscriptions(
+            *((TOPIC, OWN_TOPIC), self._hear, limits, clock), addresses=addresses, keys=keys
+        )
+        self.pulls = Pulls(
+            *(core, carry_out, limits, clock, _log.warning, addresses), passport=passport
+        )
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self._snapshots_running = 0
         self.peers_refused = 0
         self.heard = 0
         self.malformed = 0
+        self.foreign_refused = 0
         self.faults = 0
         self.snapshots = {"complete": 0, "cut_off": 0, "refused": 0}
 
@@ -132,7 +151,7 @@ class Replicas:
         try:
             self.subscriptions.add(endpoint)
         except EndpointRefused as error:
-            raise PeerRefused(endpoint) from error
+            raise PeerRefused(endpoint, error.reason) from error
         return True
 
     def deregister(self, endpoint: str) -> None:
@@ -163,6 +182,9 @@ class Replicas:
             message = decode_message(*frames)
         except MalformedReplicaMessage:
             self.malformed += 1
+            return
+        if self._keys is not None and _is_foreign(message):
+            self.foreign_refused += 1
             return
         self.heard += 1
         self._carry_out(self._core.replica_heard(peer, message, self._clock()))
@@ -212,3 +234,8 @@ class Replicas:
         finally:
             self._snapshots_running -= 1
             self.snapshots[outcome] += 1
+
+
+def _is_foreign(message: ReplicaMessage) -> bool:
+    """Whether it is a statement without a number, which any of ours would have."""
+    return isinstance(message, ReplicaEnvelope) and message.select_service is UNSET

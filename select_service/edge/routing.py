@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "OPEN",
     "Match",
     "Route",
     "Router",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 H = TypeVar("H")
+
+OPEN: Final = "open"
+"""The scope of routes that need no token."""
 
 _NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
 
@@ -48,6 +52,8 @@ class Route(Struct, Generic[H], frozen=True):
     summary: str = ""
     changes: bool = False  # something that outlives the answer
     body_optional: bool = False  # without one, no Content-Type either
+    scope: str = "admin"  # a token needs to use it; see `authority.py`
+    of_process: bool = False  # it concerns no tenant but the whole process
     body_lenient: bool = False  # whatever its Content-Type; the handler ignores what says nothing
 
 

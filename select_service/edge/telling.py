@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.core.decision_record import Record
-from select_service.core.decisions import only_scope
+from select_service.core.decisions import is_of, only_scope
 from select_service.errors import DecisionNotFound, DecisionsOff
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: int | None = None  # whom they chose
     model_name: str | None = None
     tenant_id: str | None = None
+    tenants: frozenset[str] | None = None  # the asker may know of; None: all
     limit: int = LISTED
     candidates: bool = False  # with all ranks
 
@@ -66,8 +67,12 @@ class Teller:
         wall = time.time()  # noqa: TID251 - people read it
         return Told(record, wall - self._clock(), self._transfer_cost)
 
-    def find(self, name: str) -> Record:
+    def find(self, name: str, tenants: frozenset[str] | None = None) -> Record:
         """Return the newest decision under an id.
+
+        Args:
+            name: the id.
+            tenants: whose it has to be; None: anybody's.
 
         Raises:
             DecisionsOff: nothing is kept.
@@ -75,7 +80,7 @@ class Teller:
         """
         if not self._decisions.is_on:
             raise DecisionsOff
-        record = self._decisions.find(name)
+        record = self._decisions.find(name, tenants)
         if record is None:
             raise DecisionNotFound(name)
         return record
@@ -125,7 +130,9 @@ class Teller:
         for record in self._decisions.newest_first():
             looked_at += 1 if record.seating is seating else _SEATING
             seating = record.seating
-            if only_scope(record, wanted.model_name, wanted.tenant_id, wanted.worker_id):
+            if is_of(record, wanted.tenants) and only_scope(
+                *(record, wanted.model_name, wanted.tenant_id, wanted.worker_id)
+            ):
                 found.append(record)
                 if len(found) >= wanted.limit:
                     break

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from select_service.edge.asgi import Call, Head
+    from select_service.edge.authority import Authority
     from select_service.edge.console.routes import Booth
     from select_service.edge.http import Api
     from select_service.edge.trace_context import Parent
@@ -45,7 +46,7 @@ _REFUSED: Final = 400
 class TracedDoor(Door):
     """Answers as `Door` does, and traces some of it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword only
         self,
         api: Api,
         traffic: Traffic,
@@ -53,10 +54,15 @@ class TracedDoor(Door):
         *,
         max_body_bytes: int,
         access_log: bool = False,
+        authority: Authority | None = None,
         booth: Booth | None = None,
     ) -> None:
         super().__init__(
-            *(api, traffic), max_body_bytes=max_body_bytes, access_log=access_log, booth=booth
+            *(api, traffic),
+            max_body_bytes=max_body_bytes,
+            access_log=access_log,
+            authority=authority,
+            booth=booth,
         )
         self.tracing = tracing
         self.parent: Parent | None = None

@@ -52,10 +52,12 @@ class Connections:
     __slots__ = (
         "accepted",
         "body_timeouts",
+        "by_address",
         "header_timeouts",
         "malformed",
         "open",
         "refused",
+        "refused_by_address",
         "write_timeouts",
     )
 
@@ -63,6 +65,8 @@ class Connections:
         self.open = 0
         self.accepted = 0
         self.refused = 0  # over --connections-max
+        self.refused_by_address = 0  # over --connections-per-address-max
+        self.by_address: dict[str, int] = {}  # open, of those that come by TCP
         self.header_timeouts = 0
         self.body_timeouts = 0
         self.write_timeouts = 0  # the client did not read its answer

@@ -48,6 +48,7 @@ from select_service.types import (
     Selection,
     WorkerSpec,
 )
+from tests.effort import share_of
 
 CAPACITY, RATE = 300, 40
 POLICIES: dict[str, dict[str, Any]] = {
@@ -346,5 +347,6 @@ def test_the_gate_loses_nobody() -> None:
 @pytest.mark.timeout(600)
 def test_the_gate_loses_nobody_for_long() -> None:
     run_state_machine_as_test(
-        AdmissionMachine, settings=settings(max_examples=800, stateful_step_count=80, deadline=None)
+        AdmissionMachine,
+        settings=settings(max_examples=share_of(800), stateful_step_count=80, deadline=None),
     )

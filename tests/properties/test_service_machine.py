@@ -62,6 +62,7 @@ from select_service.types import (
     SelectRequest,
     WorkerSpec,
 )
+from tests.effort import share_of
 from tests.models.service_twin import (
     Rank,
     ServiceTwin,
@@ -743,5 +744,6 @@ def test_the_service_and_its_twin_agree() -> None:
 @pytest.mark.timeout(600)
 def test_the_service_and_its_twin_agree_for_long() -> None:
     run_state_machine_as_test(
-        ServiceMachine, settings=settings(max_examples=600, stateful_step_count=80, deadline=None)
+        ServiceMachine,
+        settings=settings(max_examples=share_of(600), stateful_step_count=80, deadline=None),
     )

@@ -50,6 +50,16 @@ FIXED = (
     ("indexer.edge.sockets", "RECONNECT_MAX_MS", "longest pause between attempts to connect, ms"),
     ("indexer.edge.sockets", "HEARTBEAT_TIMEOUT_MS", "silence after which an engine is gone, ms"),
     ("indexer.edge.listener", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
+    (
+        "indexer.edge.guide",
+        "ASK_AFTER_MAX_S",
+        "longest pause before a lost name is asked for again",
+    ),
+    ("indexer.edge.addresses", "THREADS", "names looked up at one time"),
+    ("indexer.core.budget", "TOLERATED", "of --index-bytes-max, before the largest is forgotten"),
+    ("select_service.core.membership", "PINS_MAX", "scopes given up whose block size is pinned"),
+    ("select_service.core.service", "SCOPES_EVERY_S", "seconds between looks for empty scopes"),
+    ("select_service.config.layers", "FILE_BYTES_MAX", "bytes of the file of --config"),
     ("select_service.edge.load_topic", "APPLY_AFTER_S", "seconds workers' reports are gathered"),
     ("select_service.edge.load_topic", "RANKS_MAX", "ranks whose report is not taken in yet"),
     ("select_service.core.gatekeeping", "SCANNED_MAX", "of who waits, looked at when load goes"),
@@ -69,6 +79,13 @@ FIXED = (
     ("select_service.edge.replica_sync", "TURN_S", "seconds for all replicas' messages together"),
     ("select_service.edge.replica_sync", "MESSAGES_PER_TURN", "messages of one replica in a row"),
     ("select_service.edge.replica_pull", "SLICE_S", "seconds of a snapshot between other requests"),
+    ("select_service.edge.tokens", "FILE_BYTES_MAX", "bytes of a token file"),
+    ("select_service.edge.tokens", "RECORDS_MAX", "records of a token file"),
+    ("select_service.edge.tokens", "TOKEN_CHARS_MIN", "shortest token that is looked at"),
+    ("select_service.edge.tokens", "TOKEN_CHARS_MAX", "longest token that is looked at"),
+    ("select_service.edge.tls", "LOOK_EVERY_S", "seconds between looks at the certificates"),
+    ("indexer.edge.curve", "FILE_BYTES_MAX", "bytes of a file of CURVE keys"),
+    ("select_service.edge.fast_lane", "PEERS_MAX", "clients by certificate, remembered apart"),
     ("select_service.edge.replica_pull", "CONNECT_TIMEOUT_S", "seconds to reach a replica's HTTP"),
     ("select_service.edge.replica_pull", "READ_TIMEOUT_S", "seconds without a byte of a snapshot"),
     ("select_service.edge.replica_pull", "PULLS_WAITING_MAX", "fetches that wait their turn"),
@@ -100,6 +117,8 @@ def flags() -> Iterable[str]:
     for flag in FLAGS:
         watch = f"`{flag.watch}`" if flag.watch else ""
         text = f"{flag.help} (`{flag.env}`)" if flag.env else flag.help
+        if flag.reloads:
+            text += " ↻"
         yield f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"
 
 

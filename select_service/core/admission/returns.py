@@ -176,11 +176,13 @@ class ReturnBook:
         for _ in range(FORGOTTEN_PER_CALL):
             if not self._expiries or self._expiries[0][0] > now:
                 return
-            _, key = heappop(self._expiries)
-            held = self._by_key.get(key)
-            if held is None or held[0][1] > now:
-                continue
-            held.pop(0)
+            until, key = heappop(self._expiries)
+            held = self._by_key.get(key, [])
+            # not always the oldest: a later one may have been promised an earlier time
+            at = next((at for at, (_, one) in enumerate(held) if one == until), None)
+            if at is None:
+                continue  # it was kept
+            held.pop(at)
             self.size -= 1
             self.broken += 1
             if not held:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from select_service.edge.answers import Response
 from select_service.edge.console.history import History
-from select_service.edge.routing import Route
+from select_service.edge.routing import OPEN, Route
 
 if TYPE_CHECKING:
     from select_service.edge.console.console import Console
@@ -28,16 +28,19 @@ _ROOMS: Final = (
     *("slices", "browser", "assets", "fleet", "prefix", "reservations"),
     *("sections", "sources", "stream", "console"),
 )
+_READ: Final = "read"
 _GETS: Final = (
-    ("", "page"),
-    ("/", "folder"),
-    ("/static/{name}", "static"),
-    ("/events", "events"),
-    ("/api/decisions", "decisions"),
-    ("/api/decisions/{id}", "decision"),
-    ("/api/leases", "leases"),
-    ("/api/reservations", "reservations"),
-    ("/api/findings", "findings"),
+    # the page is the same for everybody and tells nothing; it asks its user for a token
+    ("", "page", OPEN),
+    ("/", "folder", OPEN),
+    ("/static/{name}", "static", OPEN),
+    # what it shows is of the whole process
+    ("/events", "events", _READ),
+    ("/api/decisions", "decisions", _READ),
+    ("/api/decisions/{id}", "decision", _READ),
+    ("/api/leases", "leases", _READ),
+    ("/api/reservations", "reservations", _READ),
+    ("/api/findings", "findings", _READ),
 )
 
 
@@ -83,9 +86,19 @@ class Booth:
     @property
     def routes(self) -> tuple[Route[Handler], ...]:
         """All under /console."""
-        gets = (Route("GET", CONSOLE_PATH + path, self._handler(verb)) for path, verb in _GETS)
+        gets = (
+            Route(
+                *("GET", CONSOLE_PATH + path, self._handler(verb)),
+                scope=scope,
+                of_process=scope != OPEN,
+            )
+            for path, verb, scope in _GETS
+        )
         prefix: Route[Any] = Route(
-            *("POST", f"{CONSOLE_PATH}/api/prefix", self._handler("prefix")), takes=dict
+            *("POST", f"{CONSOLE_PATH}/api/prefix", self._handler("prefix")),
+            takes=dict,
+            scope=_READ,
+            of_process=True,
         )
         return (*gets, prefix)
 

@@ -14,7 +14,7 @@ from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, Dum
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.node import EDGE_BLOCKS_MAX
-from indexer.types import Namespace, Tier, WorkerRank
+from indexer.types import Namespace, StreamLimits, Tier, WorkerRank
 from tests.indexer.golden import golden
 
 A, B, C = WorkerRank(0, 0), WorkerRank(0, 1), WorkerRank(1, 0)
@@ -322,7 +322,7 @@ def test_a_block_cannot_follow_itself(index: KvIndex) -> None:
 
 
 def test_dropped_orphans_forget_their_counts() -> None:
-    index = KvIndex(16, orphan_blocks_max=3)
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=3))
     index.attach(A)
     for _ in range(2):
         index.store(A, GPU, 99, [1, 2], pack(1, 2))
@@ -352,7 +352,7 @@ def test_a_name_that_moves_is_no_hearsay_any_more(index: KvIndex) -> None:
 
 
 def test_dropped_orphans_are_no_hearsay_any_more() -> None:
-    index = KvIndex(16, orphan_blocks_max=1)
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=1))
     index.attach(A)
     told(index, 1, parent=99)
     index.store(A, GPU, 98, [2], pack(2))
@@ -443,7 +443,7 @@ def test_a_circle_of_parents_has_no_beginning(index: KvIndex) -> None:
 
 
 def test_the_oldest_orphans_give_way() -> None:
-    index = KvIndex(16, orphan_blocks_max=10)
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=10))
     for rank in (A, B):
         index.attach(rank)
     for number in range(6):
@@ -457,13 +457,27 @@ def test_the_oldest_orphans_give_way() -> None:
     index.store(A, GPU, None, [1005], pack(500))
     assert rows(index, 500, 50) == {A: (2, 0, 0), B: (1, 0, 0)}
     index.store(A, GPU, 7, [7000 + i for i in range(11)], pack(*range(11)))
-    assert index.stats.orphan_blocks == 0  # more than the limit at once: nothing is kept
     index.check()
+    assert index.stats.orphan_blocks <= 10
+    assert index.stats.orphan_blocks_dropped >= 20, "more than the limit at once: not kept"
+
+
+def test_who_announces_many_orphans_does_not_push_out_those_of_others() -> None:
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=10))
+    for rank in (A, B):
+        index.attach(rank)
+    index.store(A, GPU, 1000, [1, 2], pack(1, 2))
+    for number in range(100):
+        index.store(B, GPU, 2000 + number, [100 + number], pack(number))
+    index.check()
+    assert index.stats.orphan_blocks == 10
+    index.store(A, GPU, None, [1000], pack(9))
+    assert rows(index, 9, 1, 2) == {A: (3, 0, 0)}
 
 
 @pytest.mark.parametrize("shape", ["bush", "chain"])
 def test_few_orphans_behind_one_parent_give_way_at_a_time(shape: str) -> None:
-    index = KvIndex(16, orphan_blocks_max=1000)
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=1000))
     index.attach(A)
     for name in range(1001, 1, -1):  # a chain told backwards is one node per block
         parent = name - 1 if shape == "chain" and name > 2 else 10**9
@@ -484,7 +498,7 @@ def test_few_orphans_behind_one_parent_give_way_at_a_time(shape: str) -> None:
 
 
 def test_orphans_of_a_cleared_rank_give_way_first() -> None:
-    index = KvIndex(16, orphan_blocks_max=10)
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=10))
     for rank in (A, B):
         index.attach(rank)
     index.store(A, GPU, 1000, [1, 2, 3], pack(1, 2, 3))

@@ -25,6 +25,7 @@ from indexer.core.dump import TIER_OF, DumpEvent
 from indexer.core.frost import FrozenRun, Thaw
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank
+from tests.effort import share_of
 from tests.models.index_twin import Content, IndexTwin, RankTwin
 
 RANKS = [WorkerRank(1, 0), WorkerRank(1, 1), WorkerRank(2, 0)]
@@ -356,5 +357,5 @@ TestShortEdges.settings = settings(max_examples=20, stateful_step_count=40)
 def test_longer_runs() -> None:
     for machine in (IndexMachine, ShortEdgeMachine):
         run_state_machine_as_test(
-            machine, settings=settings(max_examples=500, stateful_step_count=60)
+            machine, settings=settings(max_examples=share_of(500), stateful_step_count=60)
         )

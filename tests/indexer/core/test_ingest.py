@@ -25,6 +25,7 @@ from indexer.core.registry import Registry
 from indexer.core.stream import EventStream
 from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.types import Scope, StreamLimits, WorkerRank
+from tests.effort import share_of
 from tests.indexer.encoding import ARRAY_FIELDS, encode_batch, message, removed, stored
 
 pytestmark = pytest.mark.skipif(
@@ -175,7 +176,7 @@ def test_the_reader_says_what_the_twin_says_or_nothing(payload: bytes, form: str
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=20_000)
+@settings(max_examples=share_of(20_000))
 @given(PAYLOADS, st.sampled_from(["map", "array"]))
 def test_the_reader_says_what_the_twin_says_for_long(payload: bytes, form: str) -> None:
     says_what_the_twin_says_or_nothing(payload, form)
@@ -394,7 +395,7 @@ def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, f
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=1_000)
+@settings(max_examples=share_of(1_000))
 @given(SEEDS, FORMS)
 def test_a_stream_fed_the_compiled_way_for_long(seed: int, form: str) -> None:
     stands_where_its_twin_stands(seed, form)

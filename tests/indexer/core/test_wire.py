@@ -19,6 +19,7 @@ from indexer.core.events import (
 )
 from indexer.core.wire import MEDIA, BatchDecoder
 from indexer.types import U64_MASK, Tier
+from tests.effort import share_of
 from tests.indexer.encoding import CLEARED, encode_batch, encode_event, removed, stored
 from tests.indexer.golden import golden
 
@@ -413,7 +414,7 @@ def test_any_events_keep_their_places(events: list[Any], ts: Any, rank: Any) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=2_000)
+@settings(max_examples=share_of(2_000))
 @given(st.lists(EVENTS, max_size=4), SCRAPS, SCRAPS)
 def test_any_events_keep_their_places_for_long(events: list[Any], ts: Any, rank: Any) -> None:
     keep_their_places(events, ts, rank)

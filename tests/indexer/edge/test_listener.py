@@ -333,7 +333,7 @@ def test_a_socket_in_trouble_does_not_silence_the_others(
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         true_ask = house.listeners._sockets.ask_replay
 
-        def refuse_once(endpoint: str, start: int) -> None:
+        def refuse_once(endpoint: str, start: int, key: str | None) -> None:
             monkeypatch.setattr(house.listeners._sockets, "ask_replay", true_ask)
             raise OSError("no space left for another watch")
 
@@ -379,7 +379,7 @@ def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
         engine = house.engine()
         stream = await house.follow(engine)
 
-        def refuse(endpoint: str, start: int) -> None:
+        def refuse(endpoint: str, start: int, key: str | None) -> None:
             raise EndpointRefused(endpoint, "too many open files")
 
         monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse)

@@ -16,6 +16,7 @@ from indexer.core import dump_reader
 from indexer.core.index import KvIndex
 from indexer.core.registry import Registry
 from indexer.edge import recovery as room
+from indexer.edge.addresses import Addresses
 from indexer.edge.recovery import Recovery
 from indexer.types import RecoveryLimits, Scope, Tier, WorkerRank
 from tests.indexer.core.test_dump import pack
@@ -250,6 +251,31 @@ def test_a_scope_that_was_opened_meanwhile_is_filled() -> None:
     assert rows(here) == EXPECTED
     assert told == [SCOPE]
     here.check()
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome", "failure"),
+    [
+        ("127.0.0.1", "recovered", None),
+        ("169.254.169.254", "failed", "denied"),
+        ("", "failed", "connection"),
+    ],
+)
+def test_a_peer_known_by_name_is_asked_where_the_name_leads(
+    found: str, outcome: str, failure: str | None
+) -> None:
+    async def run() -> Recovery:
+        addresses = Addresses(look_up=lambda _: [found] if found else [])
+        async with peer(whole(DUMP)) as url:
+            named = url.replace("127.0.0.1", "peer.test")
+            recovery = Recovery(Registry(), [named], limits=LIMITS, addresses=addresses)
+            await recovery.run()
+        addresses.close()
+        return recovery
+
+    recovery = asyncio.run(run())
+    assert recovery.outcome == outcome
+    assert recovery.failures.keys() == ({failure} if failure else set())
 
 
 def test_a_scope_with_another_block_size_is_left_alone() -> None:

@@ -40,7 +40,7 @@ QUIET = RouterConfig(use_kv_events=False)
 
 
 def fleet_of(workers: int = 2, ring: int = 8, size: int = 1 << 20, **settings: Any) -> Fleet:
-    limits = CoreLimits(decision_ring=ring, decision_ring_bytes=size)
+    limits = CoreLimits(decision_ring=ring, decision_ring_bytes=size, id_length_max=1 << 20)
     fleet = Fleet(settings.pop("config", QUIET), limits=limits, **settings)
     for worker_id in range(workers):
         fleet.worker(worker_id)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from select_service.core.catalog import Catalog
 from select_service.core.discovery import API, Roster
-from select_service.types import WorkerSpec
+from select_service.types import CoreLimits, WorkerSpec
 
 
 def catalog(**sources: list[int]) -> Catalog:
-    made = Catalog(data_parallel_size_max=8)
+    made = Catalog(CoreLimits(data_parallel_size_max=8))
     for source, ids in sources.items():
         for worker_id in ids:
             made.put(made.admit(WorkerSpec(worker_id=worker_id, endpoint="e"), source))

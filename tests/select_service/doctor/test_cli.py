@@ -16,6 +16,7 @@ from select_service.doctor_types import Finding, Subject
 from select_service.edge.driver import Driver
 from select_service.types import WorkerSpec
 from tests.live.ports import HOST, free_port
+from tests.select_service.edge.credentials import TokenFile
 from tests.select_service.edge.serving import on_a_port, seat
 
 Capture = pytest.CaptureFixture[str]
@@ -101,6 +102,26 @@ def test_over_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
         assert capsys.readouterr().out.startswith(path)
 
     on_a_port(use, uds=path)
+
+
+def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    (tmp_path / "reader").write_text(file.add("reader", "read") + "\n")
+    (tmp_path / "gateway").write_text(file.add("gateway", "select"))
+    (tmp_path / "strange").write_bytes(b"\xff")
+    (tmp_path / "long").write_text("two\nlines")
+
+    async def use(port: int, service: Driver, _: Any) -> None:
+        seat(service)
+        assert await run(*url(port), "--token-file", str(tmp_path / "reader")) == 0
+        assert "nothing found" in capsys.readouterr().out
+        for name in ("gateway", "strange", "long", "none"):
+            assert await run(*url(port), "--token-file", str(tmp_path / name)) == 2
+            assert "token" in capsys.readouterr().err or name != "gateway"
+        assert await run(*url(port)) == 2
+        assert "--token-file" in capsys.readouterr().err
+
+    on_a_port(use, token_file=str(file.path))
 
 
 def test_ports_seen_from_here(capsys: Capture) -> None:

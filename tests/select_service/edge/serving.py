@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, ClassVar
 
@@ -68,7 +69,7 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
     assert chosen.port is not None
     mode = int(chosen.uds_mode, 8)
     with Entrances.bound((chosen.host, chosen.port), chosen.uds, mode) as entrances:
-        server = Server(chosen, *create_door(service, chosen), entrances)
+        server = Server(chosen, *create_door(service, chosen), entrances, service.security)
         serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
         try:
             await until(lambda: server.started)
@@ -102,12 +103,12 @@ class Wire:
         self.writer = writer
 
     @classmethod
-    async def to(cls, port: int | str) -> Wire:
+    async def to(cls, port: int | str, tls: ssl.SSLContext | None = None) -> Wire:
         """Connect to a port, or to a Unix socket."""
         if isinstance(port, str):
             wire = cls(*await asyncio.open_unix_connection(port))
         else:
-            wire = cls(*await asyncio.open_connection(HOST, port))
+            wire = cls(*await asyncio.open_connection(HOST, port, ssl=tls))
         cls._all.append(wire)
         return wire
 

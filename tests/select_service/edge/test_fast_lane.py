@@ -13,7 +13,7 @@ from select_service.edge.answers import Response, Settling
 from select_service.edge.app import Server
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
-from select_service.edge.fast_lane import FastLane
+from select_service.edge.fast_lane import PEERS_MAX, FastLane, Peers
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -421,3 +421,21 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
 
 def _connections(server: Server) -> list[FastLane]:
     return [one for one in server.server_state.connections if isinstance(one, FastLane)]
+
+
+def test_what_is_remembered_of_a_certificates_bearer_can_always_be_forgotten() -> None:
+    """Also when more bear one than are remembered: a connection may outlast any table."""
+    peers = Peers()
+    kept = [peers.heads_of((str(number),)) for number in range(PEERS_MAX)]
+    beyond = peers.heads_of(("one more",))
+    head: Any = object()
+    for heads in (*kept, beyond):
+        heads.learn(b"lines", head)
+        heads.learn_call(b"text", head, head)
+    assert not beyond.known
+    assert not beyond.calls
+    assert peers.heads_of(("0",)) is kept[0]
+    peers.forget()
+    assert not any(heads.known or heads.calls for heads in kept)
+    del kept[:], heads
+    assert peers.heads_of(("one more",)) is not beyond, "there is room again"

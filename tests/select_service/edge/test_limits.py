@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from indexer.core.index import ORPHAN_BLOCKS_MAX
 from indexer.types import StreamLimits, Tier
 from select_service.config import FLAGS
 from select_service.edge.app import create_driver
@@ -35,10 +34,6 @@ def test_every_bound_of_the_core_and_the_streams_is_a_flag_or_a_turn_budget() ->
             changed = getattr(bounds, name) != getattr(defaults, name)
             assert changed is (name not in TURN_BUDGETS), name
     assert settable >= TURN_BUDGETS.keys()
-
-
-def test_defaults_stand_in_one_place_each() -> None:
-    assert StreamLimits().orphan_blocks_max == ORPHAN_BLOCKS_MAX
 
 
 def test_limits_reach_their_index() -> None:

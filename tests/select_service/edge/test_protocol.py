@@ -94,11 +94,11 @@ def test_a_body_that_does_not_end_after_its_answer() -> None:
 
 def test_a_client_that_does_not_read() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
-        async def endless() -> AsyncIterator[bytes]:
+        async def endless(_: object = None) -> AsyncIterator[bytes]:
             while True:
                 yield b"x" * 65536
 
-        service.dump = endless  # type: ignore[method-assign]
+        service.dump = endless  # type: ignore[method-assign,assignment]
         wire = await Wire.to(port)
         wire.ask("GET", "/dump")
         await until(lambda: _counts(server).write_timeouts == 1)
@@ -274,7 +274,11 @@ class _Transport(asyncio.Transport):
 
 def _alone(transport: _Transport) -> GuardedProtocol:
     limits = ConnectionLimits(
-        header_timeout_s=1, body_timeout_s=1, connections_max=1, head_bytes_max=1 << 16
+        header_timeout_s=1,
+        body_timeout_s=1,
+        connections_max=1,
+        head_bytes_max=1 << 16,
+        connections_per_address_max=1,
     )
 
     class Alone(GuardedProtocol):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from indexer.edge.addresses import Addresses
 from select_service.core.effects import NOTHING, Effects, Pull
 from select_service.core.replica_messages import (
     ClaimRecord,
@@ -77,7 +78,7 @@ def pulled(
     logged: list[str] = []
 
     async def run() -> Pulls:
-        client = Pulls(reader, lambda _: None, limits, time.monotonic, logged.append)
+        client = Pulls(reader, lambda _: None, limits, time.monotonic, logged.append, Addresses())
         async with serving(handler) as port:
             for number in range(1, pulls + 1):
                 client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
@@ -183,7 +184,7 @@ def test_one_that_never_ends() -> None:
 
 def test_nobody_listens() -> None:
     async def run(reader: Reader) -> Pulls:
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None)
+        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, "http://[::1"))  # no URL at all
         while len(reader.ended) < 2 or client.running:  # noqa: ASYNC110
@@ -197,11 +198,36 @@ def test_nobody_listens() -> None:
     assert reader.ended == [False, False]
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://[::ffff:169.254.169.254]",
+        "http://metadata.test:80",
+    ],
+)
+def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
+    async def run(reader: Reader) -> Pulls:
+        addresses = Addresses(look_up=lambda _: ["169.254.169.254"])
+        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, addresses)
+        client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
+        while not reader.ended or client.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await client.close()
+        addresses.close()
+        return client
+
+    reader = Reader()
+    client = asyncio.run(asyncio.wait_for(run(reader), 20))
+    assert client.outcomes["denied"] == 1
+    assert reader.ended == [False]
+
+
 def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("select_service.edge.replica_pull.PULLS_WAITING_MAX", 1)
 
     async def run(reader: Reader) -> Pulls:
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None)
+        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, None))
         await client.close()
@@ -248,7 +274,7 @@ def test_arriving_parts_let_others_run() -> None:
 
     async def run(reader: Reader) -> None:
         nonlocal turns
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None)
+        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
         async with serving(OK + framed(*PARTS)) as port:
             client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
             while not reader.ended:

@@ -12,14 +12,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import zmq
 
+from indexer.edge.addresses import Addresses
 from indexer.edge.sockets import Link
 from indexer.errors import EndpointRefused
+from indexer.types import ReachSettings
 from select_service.edge import replica_sync
 from select_service.edge.replica_sync import ReplicaPublisher, Subscriptions
 from select_service.types import ReplicaLimits
 from tests.live.ports import free_port
 
 TOPICS = (b"one", b"two")
+NAMES = {"no-such-host.invalid": [], "other": ["127.0.0.1"], "metadata": ["169.254.169.254"]}
 Heard = list[tuple[str, list[bytes]]]
 
 
@@ -31,6 +34,7 @@ def run(scene: Callable[[Subscriptions, Heard], Awaitable[None]], **limits: int)
             lambda peer, frames: heard.append((peer, frames)),
             ReplicaLimits(**limits),
             time.monotonic,
+            Addresses(ReachSettings(schemes=("tcp", "ipc")), look_up=NAMES.__getitem__),
         )
         try:
             await scene(subscriptions, heard)
@@ -209,6 +213,21 @@ def test_a_port_that_speaks_something_else_is_left_alone() -> None:
                 await subscribed(sock)
                 sock.send_multipart([b"one", b"x"])
                 await until(lambda: bool(heard))
+
+    run(scene)
+
+
+def test_a_peer_that_is_told_by_name() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (sock, endpoint):
+            named = endpoint.replace("127.0.0.1", "other")
+            subscriptions.add(named)
+            subscriptions.add("tcp://metadata:80")
+            await subscribed(sock)
+            sock.send_multipart([b"one", b"x"])
+            await until(lambda: bool(heard))
+            assert heard == [(named, [b"one", b"x"])], "known by the name it was given"
+            assert list(subscriptions) == ["tcp://metadata:80", named]
 
     run(scene)
 

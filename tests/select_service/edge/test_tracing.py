@@ -302,7 +302,7 @@ def test_long_ids_do_not_wait_for_the_collector(collector: Collector) -> None:
     taken: list[Any] = []
 
     async def asks() -> None:
-        async with traced() as (wire, service):
+        async with traced(id_length_max=100_000) as (wire, service):
             assert service.tracing is not None
             export = service.tracing.export
             export.put = taken.append  # type: ignore[method-assign, assignment]

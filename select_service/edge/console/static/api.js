@@ -1,11 +1,7 @@
 // Everything the page asks of the service. Paths are relative, so that a proxy may put a prefix
 // before them; all goes to where the page came from (its policy allows nothing else).
 
-// The one place where a credential would be added, once the service asks for one: every request
-// of the page goes through here, the event stream, too.
-function credentials() {
-  return {};
-}
+import { credentials, judged } from "./token.js";
 
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15000;
@@ -29,6 +25,7 @@ export async function ask(method, path, body) {
     cache: "no-store",
     signal: AbortSignal.timeout(15000),
   });
+  judged(answer.status);
   const text = await answer.text();
   let value = null;
   try {
@@ -91,6 +88,7 @@ export class Follower {
         cache: "no-store",
         signal: stop.signal,
       });
+      judged(answer.status);
       if (!answer.ok) throw new Refusal(answer.status, await answer.json().catch(() => null));
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";

@@ -10,6 +10,7 @@ import { Fleet } from "./fleet.js";
 import { Prefix } from "./prefix.js";
 import { Replicas } from "./replicas.js";
 import { Store } from "./store.js";
+import { askForToken } from "./token.js";
 import { Traffic } from "./traffic.js";
 
 const VIEWS = [
@@ -178,5 +179,12 @@ const follower = new Follower("console/events", take, (state) => {
   showConnection();
 });
 place("reconnect").addEventListener("click", () => follower.hurry());
+const askAndTry = () =>
+  askForToken(async () => {
+    await get("console/api/findings");
+    follower.hurry();
+  });
+place("token").addEventListener("click", askAndTry);
+addEventListener("token-wanted", askAndTry);
 setInterval(showConnection, 1000);
 showFindings();

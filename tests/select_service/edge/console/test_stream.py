@@ -164,6 +164,7 @@ def test_a_client_without_pieces_is_told_so() -> None:
 def test_who_does_not_read_is_dropped() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
         traffic = server._door._traffic
+        service.core.limits.worker_bytes_max = 1 << 30
         seat(service, 1, endpoint="http://" + "x" * 16_000_000)  # more than sockets take
         async with watching(port):
             await until(lambda: traffic.console.dropped == 1)

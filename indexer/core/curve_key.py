@@ -1,0 +1,32 @@
+"""How a CURVE public key is written: 40 characters of Z85, ZMQ's own spelling of 32 bytes.
+
+Only the writing is judged here; whether anybody has the secret half shows in a handshake.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["is_curve_key"]
+
+_GROUPS: Final = 8
+_WORD_END: Final = 1 << 32
+_DIGITS: Final = (
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+)
+_VALUE: Final = {digit: value for value, digit in enumerate(_DIGITS)}
+_KEY: Final = re.compile(f"[{re.escape(_DIGITS)}]{{40}}")
+
+
+def is_curve_key(text: str) -> bool:
+    """Tell whether a text is a key: five digits to the base of 85 for each four bytes."""
+    if not _KEY.fullmatch(text):
+        return False
+    for group in range(_GROUPS):
+        word = 0
+        for digit in text[5 * group : 5 * group + 5]:
+            word = word * 85 + _VALUE[digit]
+        if word >= _WORD_END:
+            return False
+    return True

@@ -1,0 +1,165 @@
+"""Where this process may connect to: schemes, and addresses by list.
+
+Only the rules are here. They are asked about the addresses a name was resolved to, never about the
+name alone: who controls a name decides where it leads. `edge/addresses` resolves and asks.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from indexer.core.endpoint import check_endpoint
+from indexer.errors import EndpointRefused, SchemeRefused
+from indexer.types import ReachSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from ipaddress import IPv4Network, IPv6Network
+
+Address: TypeAlias = IPv4Address | IPv6Address
+
+_NAT64: Final = ip_network("64:ff9b::/96")
+_IPV4_MASK: Final = (1 << 32) - 1
+_HOST_CHARACTERS: Final = frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%[];"
+)
+
+
+class Target(NamedTuple):
+    """An endpoint taken apart."""
+
+    endpoint: str  # as given
+    before: str  # what stands before the host: scheme, and perhaps where to send from
+    host: str  # without brackets; "" of what has none
+    port: str
+
+    def at(self, address: Address) -> str:
+        """Return the endpoint with an address in the place of its host."""
+        host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
+        return f"{self.before}{host}:{self.port}"
+
+
+class Reach:
+    """The rules."""
+
+    def __init__(self, settings: ReachSettings | None = None) -> None:
+        """Read the lists.
+
+        Raises:
+            ValueError: an entry is neither a host nor a network.
+        """
+        settings = settings or ReachSettings()
+        self.schemes = frozenset(settings.schemes)
+        self._allow = _Entries(settings.allow)
+        self._deny = _Entries(settings.deny)
+        self._loopback = settings.loopback
+
+    def target(self, endpoint: str) -> Target:
+        """Take a ZMQ endpoint apart.
+
+        Raises:
+            InvalidEndpoint: it is not written like one.
+            SchemeRefused: its scheme is not allowed.
+            EndpointRefused: its host is a wildcard or none at all.
+        """
+        check_endpoint(endpoint)
+        scheme, _, address = endpoint.partition("://")
+        if scheme not in self.schemes:
+            raise SchemeRefused(endpoint, f"scheme `{scheme}` is not among --connect-schemes")
+        if scheme != "tcp":
+            return Target(endpoint, "", "", "")
+        where, _, port = address.rpartition(":")
+        source, semicolon, host = where.rpartition(";")  # tcp://eth0;host:port
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if (
+            not bare
+            or not _HOST_CHARACTERS.issuperset(where)
+            or not bare[0].isalnum() | (bare[0] == ":")
+        ):
+            raise EndpointRefused(endpoint, "that is no host to connect to")
+        return Target(endpoint, f"{scheme}://{source}{semicolon}", bare, port)
+
+    def why_not(self, host: str, address: Address | None = None) -> str | None:
+        """Return why a host must not be connected to at this address; None: it may be.
+
+        Without an address only what the host's name alone decides is told.
+        """
+        name = host.lower().rstrip(".")
+        faces = () if address is None else tuple(_faces(address))
+        denied = self._deny.match(name, faces)
+        if denied is not None:
+            return f"{denied} is denied (--connect-deny)"
+        if address is None:
+            return None
+        if not self._loopback and any(face.is_loopback for face in faces):
+            return "loopback is denied (--connect-no-loopback)"
+        if self._allow and self._allow.match(name, faces) is None:
+            return "it is not among --connect-allow"
+        return None
+
+
+class _Entries:
+    """One list."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._networks: list[tuple[IPv4Network | IPv6Network, str]] = []
+        self._names: set[str] = set()
+        self._suffixes: tuple[str, ...] = ()
+        for entry in entries:
+            try:
+                self._networks.append((ip_network(entry), entry))
+            except ValueError:
+                self._add_name(entry)
+
+    def _add_name(self, entry: str) -> None:
+        name = entry.lower().rstrip(".")
+        bare = name.removeprefix("*.")
+        if "/" in name or not bare or not all(c.isalnum() or c in "-_." for c in bare):
+            raise ValueError(f"{entry!r} is neither a host nor a network")
+        if bare.replace(".", "").isdigit():
+            raise ValueError(f"{entry!r} is no address")
+        if bare != name:
+            self._suffixes += ("." + bare,)
+        else:
+            self._names.add(name)
+
+    def __bool__(self) -> bool:
+        return bool(self._networks or self._names or self._suffixes)
+
+    def match(self, name: str, faces: Sequence[Address]) -> str | None:
+        """Return the entry that covers a host or one of the faces of its address."""
+        if name in self._names:
+            return name
+        for suffix in self._suffixes:
+            if name.endswith(suffix):
+                return f"*{suffix}"
+        for network, entry in self._networks:
+            if any(face.version == network.version and face in network for face in faces):
+                return entry
+        return None
+
+
+def read_address(text: str) -> Address | None:
+    """Return the address a host spells out, None for a name.
+
+    Spellings that only the resolver understands (`127.1`, `0x7f000001`) are names: they are
+    resolved, and then judged.
+    """
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def _faces(address: Address) -> Iterator[Address]:
+    """Yield an address, and the IPv4 address it may lead to."""
+    yield address
+    if isinstance(address, IPv4Address):
+        return
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address in _NAT64 or (not int(address) >> 32 and int(address) > 1):
+        yield IPv4Address(int(address) & _IPV4_MASK)

@@ -1,0 +1,274 @@
+"""From names to addresses that may be connected to, beside the event loop.
+
+libzmq resolves names by itself, each time it connects, and nobody could look at what it finds: a
+name may lead somewhere else every second. So names are resolved here, their addresses judged
+(`core/reach`), and sockets only ever get addresses. Lookups run in a few threads of their own that
+nobody waits for at the end: the system's resolver may take half a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+from indexer.core.reach import Reach, read_address
+from indexer.errors import EndpointRefused, HostNotFound
+from indexer.types import ReachSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from indexer.core.reach import Address, Target
+
+    Answer: TypeAlias = str | EndpointRefused | HostNotFound
+    """What a name leads to: an endpoint with an address in it, or why there is none."""
+
+__all__ = ["Addresses", "Route"]
+
+THREADS: Final = 4
+"""Lookups at a time; a resolver that hangs holds up other names, and nothing else."""
+
+
+class Route(NamedTuple):
+    """How a URL is asked for at an address that was looked at before."""
+
+    url: str
+    headers: dict[str, str]
+    extensions: dict[str, str]
+
+
+class _Lookup:
+    """A name that is being resolved, and who waits for it."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Future[list[Address]]] = []
+
+
+class Addresses:
+    """Resolves, judges and remembers. Lives on the loop it is used from.
+
+    Attributes:
+        refused: Endpoints and URLs that were not connected to, by what forbade it: the scheme,
+            a host or an address as it was written, an address that a name led to.
+        lookups: Names asked for, by outcome.
+    """
+
+    def __init__(
+        self,
+        settings: ReachSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        look_up: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        """Resolve nothing yet.
+
+        Args:
+            settings: where connections may lead, and how long a lookup may take.
+            clock: monotonic seconds.
+            look_up: returns the addresses of a host, or raises OSError; called in threads.
+
+        Raises:
+            ValueError: an entry of the lists is neither a host nor a network.
+        """
+        self.settings = settings or ReachSettings()
+        self.reach = Reach(self.settings)
+        self._clock = clock
+        self._look_up = look_up or _look_up
+        self._known: OrderedDict[str, tuple[float, list[Address]]] = OrderedDict()
+        self._running: dict[str, _Lookup] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._questions: queue.SimpleQueue[tuple[str, asyncio.AbstractEventLoop] | None]
+        self._questions = queue.SimpleQueue()
+        self._threads = 0
+        self.refused = {"scheme": 0, "address": 0, "resolved": 0}
+        self.lookups = {"found": 0, "failed": 0, "timeout": 0, "left_out": 0}
+
+    def close(self) -> None:
+        """Let threads and waiting lookups go. Idempotent."""
+        for task in list(self._tasks):
+            task.cancel()
+        for _ in range(self._threads):
+            self._questions.put(None)
+        self._threads = 0
+
+    # -- ZMQ endpoints -----------------------------------------------------------------------------
+
+    def place(self, endpoint: str) -> str | None:
+        """Return where an endpoint leads as far as that is known at once; None: ask `find`.
+
+        Raises:
+            EndpointRefused: it must not be connected to, whatever its name may lead to.
+        """
+        target = self._target(endpoint)
+        if not target.host:
+            return endpoint
+        address = read_address(target.host)
+        why = self.reach.why_not(target.host, address)
+        if why is not None:
+            self.refused["address"] += 1
+            raise EndpointRefused(endpoint, why)
+        if address is not None:
+            return target.at(address)
+        known = self._remembered(target.host)
+        return None if known is None else self._pick(target, known)
+
+    def is_named(self, endpoint: str) -> bool:
+        """Whether an endpoint that `place` has accepted has a name for a host."""
+        host = self.reach.target(endpoint).host
+        return bool(host) and read_address(host) is None
+
+    def find(self, endpoint: str, then: Callable[[Answer], None]) -> None:
+        """Resolve an endpoint's name; `then` is called with the answer, never before this returns.
+
+        Args:
+            endpoint: one that `place` has accepted.
+            then: told an endpoint to connect to, or why there is none.
+        """
+        task = asyncio.get_running_loop().create_task(self._find(endpoint, then))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _find(self, endpoint: str, then: Callable[[Answer], None]) -> None:
+        try:
+            target = self._target(endpoint)
+            answer: Answer = self._pick(target, await self._resolve(target.host))
+        except (EndpointRefused, HostNotFound) as error:
+            answer = error
+        then(answer)
+
+    def _target(self, endpoint: str) -> Target:
+        try:
+            return self.reach.target(endpoint)
+        except EndpointRefused:
+            self.refused["scheme"] += 1
+            raise
+
+    def _pick(self, target: Target, addresses: list[Address]) -> str:
+        return target.at(self._first_allowed(target.endpoint, target.host, addresses))
+
+    def _first_allowed(self, asked: str, host: str, addresses: list[Address]) -> Address:
+        why = "it has no address"
+        for address in addresses:
+            found = self.reach.why_not(host, address)
+            if found is None:
+                return address
+            why = found
+        self.refused["resolved"] += 1
+        raise EndpointRefused(asked, f"where its name leads, {why}")
+
+    # -- URLs --------------------------------------------------------------------------------------
+
+    async def route(self, url: str) -> Route:
+        """Return how to ask for a URL without resolving its name once more.
+
+        Raises:
+            EndpointRefused: it leads where nobody may connect to.
+            HostNotFound: its name leads nowhere.
+        """
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise HostNotFound(url, str(error)) from None
+        address = read_address(host)
+        if address is not None:
+            why = self.reach.why_not(host, address)
+            if why is not None:
+                self.refused["address"] += 1
+                raise EndpointRefused(url, why)
+            return Route(url, {}, {})
+        why = self.reach.why_not(host) if host else "it names no host"
+        if why is not None:
+            self.refused["address"] += 1
+            raise EndpointRefused(url, why)
+        found = self._first_allowed(url, host, await self._resolve(host))
+        user, at, where = parts.netloc.rpartition("@")
+        port = f":{parts.port}" if parts.port is not None else ""
+        literal = f"[{found}]" if found.version == 6 else str(found)  # noqa: PLR2004 - of IP
+        there = urlunsplit(parts._replace(netloc=f"{user}{at}{literal}{port}"))
+        return Route(there, {"host": where}, {"sni_hostname": host})
+
+    # -- lookups -----------------------------------------------------------------------------------
+
+    def _remembered(self, host: str) -> list[Address] | None:
+        until, addresses = self._known.get(host, (0.0, []))
+        return addresses if addresses and self._clock() < until else None
+
+    async def _resolve(self, host: str) -> list[Address]:
+        """Return a name's addresses, in the resolver's order.
+
+        Raises:
+            HostNotFound: it has none, or nobody said so in time.
+        """
+        until, known = self._known.get(host, (0.0, []))
+        if self._clock() < until:
+            if not known:
+                raise HostNotFound(host, "it has no address")
+            return known
+        lookup = self._running.get(host)
+        if lookup is None:
+            if len(self._running) >= self.settings.lookups_max:
+                self.lookups["left_out"] += 1
+                raise HostNotFound(host, "too many names are being resolved")
+            lookup = self._running[host] = _Lookup()
+            self._ask(host)
+        future: asyncio.Future[list[Address]] = asyncio.get_running_loop().create_future()
+        lookup.waiting.append(future)
+        try:
+            async with asyncio.timeout(self.settings.lookup_timeout_s):
+                found = await future
+        except TimeoutError:
+            self.lookups["timeout"] += 1
+            raise HostNotFound(host, "no answer in time") from None
+        finally:
+            with contextlib.suppress(ValueError):
+                lookup.waiting.remove(future)
+        if not found:
+            raise HostNotFound(host, "it has no address")
+        return found
+
+    def _ask(self, host: str) -> None:
+        if self._threads < min(THREADS, len(self._running)):
+            self._threads += 1
+            threading.Thread(target=self._work, name="names", daemon=True).start()
+        self._questions.put((host, asyncio.get_running_loop()))
+
+    def _work(self) -> None:
+        """Answer questions; runs in a thread of its own."""
+        while (question := self._questions.get()) is not None:
+            host, loop = question
+            try:
+                found = self._look_up(host)
+            except (OSError, ValueError):  # ValueError: a name that is none, UnicodeError
+                found = []
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody asks any more
+                loop.call_soon_threadsafe(self._heard, host, found)
+
+    def _heard(self, host: str, found: list[str]) -> None:
+        lookup = self._running.pop(host)
+        addresses = [one for one in map(read_address, found) if one is not None]
+        self.lookups["found" if addresses else "failed"] += 1
+        self._known.pop(host, None)
+        self._known[host] = self._clock() + self.settings.lookup_cache_s, addresses
+        while len(self._known) > self.settings.lookups_max:
+            self._known.popitem(last=False)
+        for future in lookup.waiting:
+            if not future.done():
+                future.set_result(addresses)
+
+
+def _look_up(host: str) -> list[str]:
+    """Ask the system; IPv4 first, which is what names of endpoints have always meant here."""
+    rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    rows.sort(key=lambda row: row[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(row[4][0]) for row in rows))

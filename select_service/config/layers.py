@@ -1,0 +1,209 @@
+"""Who says what about a setting: flag, variable, file, or PUT /config; and what follows.
+
+The table of flags is the only one: whatever a source says is read by the flag's own reader, so a
+file and a request can say what the command line can, and are refused in the same words.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from select_service.config.flags import FLAGS, Flag
+from select_service.config.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from select_service.config.environment import RouterSettings
+
+__all__ = ["ConfigError", "Layers", "Source", "plain", "read_file", "read_values"]
+
+Source: TypeAlias = Literal["default", "file", "env", "flag", "put"]
+Values: TypeAlias = "Mapping[str, object]"
+
+FILE_BYTES_MAX: Final = 256 << 10
+_BY_FIELD: Final = {flag.field: flag for flag in FLAGS}
+_ONLY_FLAGS: Final = frozenset({"config"})
+
+
+class ConfigError(ValueError):
+    """A setting that makes no sense; `field` is the one at fault, where it is one."""
+
+    def __init__(self, text: str, field: str | None = None) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+class Layers:
+    """What every source says, by field of Settings; the later ones win."""
+
+    def __init__(
+        self,
+        router: RouterSettings | None = None,
+        *,
+        env: Values | None = None,
+        file: Values | None = None,
+        flags: Values | None = None,
+    ) -> None:
+        """Put sources together.
+
+        Args:
+            router: what variables say of weights and switches.
+            env: what variables say in the place of flags.
+            file: what `--config` says.
+            flags: what the command line says.
+        """
+        self.router = router or Settings().router
+        self.said: dict[Source, Values] = {
+            "file": file or {},
+            "env": env or {},
+            "flag": flags or {},
+            "put": {},
+        }
+
+    @classmethod
+    def of(cls, settings: Settings) -> Layers:
+        """Return layers for settings that a caller in this process has made."""
+        given = {
+            flag.field: value
+            for flag in FLAGS
+            if (value := getattr(settings, flag.field)) != flag.default
+        }
+        return cls(settings.router, flags=given)
+
+    def source_of(self, field: str) -> Source:
+        """Return who decides about a setting."""
+        found: Source = "default"
+        for source, values in self.said.items():
+            if field in values:
+                found = source
+        return found
+
+    def settings(self, *, file: Values | None = None, put: Values | None = None) -> Settings:
+        """Return what follows, with another file or other requests if given.
+
+        With a Unix socket there is TCP only if somebody asks for it.
+        """
+        said = self.said | {
+            source: values
+            for source, values in (("file", file), ("put", put))
+            if values is not None
+        }
+        values: dict[str, Any] = {}
+        for one in said.values():
+            values |= one
+        if values.get("uds") is not None:
+            values.setdefault("port", None)
+        return Settings(router=self.router, **values)
+
+
+def read_file(path: str) -> dict[str, object]:
+    """Read a file of settings: TOML if its name ends so, else YAML.
+
+    Raises:
+        ConfigError: it cannot be read, or says something that makes no sense; of whatever it says
+            then, nothing counts.
+    """
+    file = Path(path)
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path} is longer than {FILE_BYTES_MAX} bytes")
+    try:
+        said = _parse(content.decode(), is_toml=file.suffix == ".toml")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if said is None:
+        return {}
+    if not isinstance(said, dict):
+        raise ConfigError(f"{path} is no list of settings")
+    for name in said:
+        if not isinstance(name, str):
+            raise ConfigError(f"{path}: {name!r} is no name of a setting")
+    try:
+        return read_values(said)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.field) from None
+
+
+def _parse(text: str, *, is_toml: bool) -> object:
+    if is_toml:
+        import tomllib  # noqa: PLC0415 - milliseconds that only such a file should cost
+
+        return tomllib.loads(text)
+    import yaml  # noqa: PLC0415 - the same
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+        """Refuse a name that comes twice, which YAML's own reader lets pass."""
+        names = [loader.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [str(name) for at, name in enumerate(names) if name in names[:at]]
+        if twice:
+            raise ValueError(f"{twice[0]} comes twice")
+        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - a safe one, as above
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def read_values(said: Mapping[str, object]) -> dict[str, object]:
+    """Read settings by name, each as its flag would; names may have hyphens or underscores.
+
+    Raises:
+        ConfigError: there is no such setting, or its value makes no sense.
+    """
+    values: dict[str, object] = {}
+    for name, value in said.items():
+        field = name.replace("-", "_")
+        flag = _BY_FIELD.get(field)
+        if flag is None or field in _ONLY_FLAGS:
+            raise ConfigError(f"{name[:64]!r} is no setting", field[:64])
+        if field in values:
+            raise ConfigError(f"{field} comes twice", field)
+        try:
+            values[field] = _read(flag, value)
+        except ValueError as error:
+            raise ConfigError(f"{field}: {error}", field) from None
+    return values
+
+
+def _read(flag: Flag, value: object) -> object:
+    if flag.parse is None:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+    if type(flag.default) is str and not isinstance(value, str):  # YAML reads 0660 as 432
+        raise ValueError(f"{str(value)[:64]!r} is no text: put it in quotes")
+    return flag.parse(_text(value))
+
+
+def _text(value: object) -> str:
+    """Return a value as one would type it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    if isinstance(value, list) and all(isinstance(one, str) and "," not in one for one in value):
+        return ",".join(value)
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return msgspec.json.encode(value).decode()
+    raise ValueError(f"{str(value)[:64]!r} is not what a flag could say")
+
+
+def plain(value: object) -> object:
+    """Return a setting as JSON shows it, and as `read_values` reads it."""
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value

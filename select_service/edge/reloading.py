@@ -1,0 +1,270 @@
+"""What changes while the process runs: files read again on SIGHUP, and PUT /config.
+
+A change is judged as a whole before anything of it holds: one bad value in the file of settings, in
+tokens, certificates or keys, and all of them stay as they are. What holds is then written into the
+objects that everybody reads it from, in one step of the event loop. What was put is kept with a
+state directory and outlives the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
+from indexer.errors import KeyFileUnusable
+from select_service.config import FLAGS, Flag, Settings
+from select_service.config.layers import (
+    ConfigError,
+    Layers,
+    Source,
+    plain,
+    read_file,
+    read_values,
+)
+from select_service.core.admitting import check_admission
+from select_service.errors import InvalidField, NeedsRestart, SecurityFileUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from select_service.edge.driver import Driver
+
+__all__ = ["ConfigChange", "ConfigStatus", "Reloading", "Setting", "check_settings"]
+
+_log = logging.getLogger("select_service")
+
+_IN_ORDER: Final = (
+    ("lease_ttl_min_s", "lease_ttl_max_s"),
+    ("replay_backoff_s", "replay_backoff_max_s"),
+    ("replica_pull_backoff_s", "replica_pull_backoff_max_s"),
+)
+"""Of these the first must not be more than the second."""
+
+Outcome = Literal["applied", "unchanged", "refused"]
+
+
+class ConfigChange(Struct, kw_only=True):
+    """PUT /config: settings to change at once; null takes back what was put."""
+
+    settings: dict[str, Any]
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One setting: what is in force, who said so, and whether it may change without a restart."""
+
+    value: Any
+    source: Source
+    default: Any
+    reloads: bool
+    after_restart: Any | UnsetType = UNSET  # what the file says, and only a restart can do
+
+
+class ConfigStatus(Struct, frozen=True):
+    """GET and PUT /config."""
+
+    file: str | None
+    settings: dict[str, Setting]
+
+
+class Reloading:
+    """What is in force in one process, and its changes.
+
+    Attributes:
+        settings: in force.
+        followers: told of settings that have come into force; must not fail.
+        counts: of changes, by who asked and what came of it.
+    """
+
+    def __init__(self, layers: Layers, service: Driver) -> None:
+        """Follow nothing yet.
+
+        Args:
+            layers: what was said at the start.
+            service: whose limits change.
+        """
+        self._layers = layers
+        self._service = service
+        self.settings = layers.settings()
+        self.followers: list[Callable[[Settings], None]] = []
+        self.counts: Counter[tuple[str, Outcome]] = Counter()
+        self._after_restart: dict[str, object] = {}
+        self._is_due = False
+        self._reading: asyncio.Task[None] | None = None
+        self._fixed_by = {
+            one.field: layers.source_of(one.field) for one in FLAGS if not one.reloads
+        }
+
+    @property
+    def waiting(self) -> int:
+        """Settings of the file that only a restart can put in force."""
+        return len(self._after_restart)
+
+    def describe(self) -> ConfigStatus:
+        """Say what is in force, who said so, and what a restart would change."""
+        return ConfigStatus(self.settings.config, {one.field: self._of(one) for one in FLAGS})
+
+    def _of(self, flag: Flag) -> Setting:
+        field = flag.field
+        later = self._after_restart
+        return Setting(
+            value=plain(getattr(self.settings, field)),
+            source=self._fixed_by.get(field) or self._layers.source_of(field),
+            default=plain(flag.default),
+            reloads=flag.reloads,
+            after_restart=plain(later[field]) if field in later else UNSET,
+        )
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def put(self, change: ConfigChange) -> ConfigStatus:
+        """Put settings in force at once, all or none.
+
+        Raises:
+            InvalidField: one makes no sense, alone or with others.
+            NeedsRestart: one cannot change while the process runs.
+        """
+        try:
+            put = self._merged(change.settings)
+            settings = self._layers.settings(put=put)
+            check_settings(settings)
+        except ConfigError as error:
+            self.counts["put", "refused"] += 1
+            field = None if error.field is None else f"settings.{error.field}"
+            raise InvalidField(str(error), field=field) from None
+        except NeedsRestart:
+            self.counts["put", "refused"] += 1
+            raise
+        self._layers.said["put"] = put
+        self._service.core.overrides.put({name: plain(value) for name, value in put.items()})
+        self._apply("put", self._reloadable(settings))
+        return self.describe()
+
+    def _merged(self, said: Mapping[str, Any]) -> dict[str, object]:
+        put = dict(self._layers.said["put"])
+        fields = {name.replace("-", "_"): name for name in said}
+        if len(fields) < len(said):
+            raise ConfigError("a setting comes twice")
+        known = {flag.field: flag for flag in FLAGS}
+        for field, name in fields.items():
+            if field in known and not known[field].reloads:
+                raise NeedsRestart(field)
+            if said[name] is None and field in known:
+                put.pop(field, None)
+            else:
+                put |= read_values({name: said[name]})
+        return put
+
+    def restore(self) -> None:
+        """Put in force what was put in an earlier life; what makes no sense any more is left."""
+        said = self._service.core.overrides.values
+        put: dict[str, object] = {}
+        for name, value in said.items():
+            try:
+                one = self._merged({name: value})
+                check_settings(self._layers.settings(put=put | one))
+            except (ConfigError, NeedsRestart) as error:
+                _log.warning("a setting of an earlier life is ignored: %s", error)
+            else:
+                put |= one
+        if put:
+            self._layers.said["put"] = put
+            self._apply("restored", self._reloadable(self._layers.settings()))
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """Read all files again soon."""
+        self._is_due = True
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self.read_again())
+
+    async def read_again(self) -> None:
+        """Read until nobody asked meanwhile; beside the loop, for YAML takes its time."""
+        self._is_due = True
+        while self._is_due:
+            self._is_due = False
+            try:
+                await self._read_all()
+            except (ConfigError, SecurityFileUnusable, KeyFileUnusable) as error:
+                self.counts["sighup", "refused"] += 1
+                _log.error("everything stays as it is: %s", error)
+                if self._service.security is not None:
+                    self._service.security.reject(error)
+
+    async def _read_all(self) -> None:
+        path, security = self.settings.config, self._service.security
+        file = None if path is None else await asyncio.to_thread(read_file, path)
+        guard = None if security is None else await asyncio.to_thread(security.prepare)
+        settings = None if file is None else self._judged(file)
+        # from here on nothing waits, and nothing can fail
+        if guard is not None:
+            guard()
+        if file is not None and settings is not None:
+            self._take(file, settings)
+
+    def _judged(self, file: Mapping[str, object]) -> Settings:
+        settings = self._layers.settings(file=file)
+        check_settings(settings)
+        check_settings(self._reloadable(settings))
+        return settings
+
+    def _take(self, file: Mapping[str, object], settings: Settings) -> None:
+        self._layers.said["file"] = file
+        reloadable = self._reloadable(settings)
+        self._after_restart = {
+            flag.field: getattr(settings, flag.field)
+            for flag in FLAGS
+            if getattr(settings, flag.field) != getattr(reloadable, flag.field)
+        }
+        if self._after_restart:
+            _log.warning("only a restart can change %s", ", ".join(sorted(self._after_restart)))
+        self._apply("sighup", reloadable)
+
+    def _reloadable(self, settings: Settings) -> Settings:
+        """Return what is in force, with the settings that may change as they are in others."""
+        changed = {one.field: getattr(settings, one.field) for one in FLAGS if one.reloads}
+        return replace(self.settings, **changed)
+
+    def _apply(self, source: str, settings: Settings) -> None:
+        """Put checked settings in force; nothing here can fail."""
+        old, self.settings = self.settings, settings
+        changed = [
+            flag.field
+            for flag in FLAGS
+            if getattr(old, flag.field) != getattr(settings, flag.field)
+        ]
+        self.counts[source, "applied" if changed else "unchanged"] += 1
+        if not changed:
+            return
+        self._service.reconfigure(old, settings)
+        for follow in self.followers:
+            follow(settings)
+        said = {name: plain(getattr(settings, name)) for name in changed}
+        _log.info("settings changed", extra={"by": source} | said)
+
+
+def check_settings(settings: Settings) -> list[str]:
+    """Judge settings together; each alone was judged when it was read.
+
+    Returns:
+        What will have no effect.
+
+    Raises:
+        ConfigError: they make no sense.
+    """
+    for low, high in _IN_ORDER:
+        if getattr(settings, low) > getattr(settings, high):
+            raise ConfigError(f"{low} must not be more than {high}", low)
+    try:
+        has_idle_thresholds = check_admission(settings.admission)
+        settings.trust.check()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if has_idle_thresholds:
+        return ["busy thresholds have no effect while --admission-control is none"]
+    return []

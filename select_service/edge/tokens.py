@@ -1,0 +1,198 @@
+"""The token file: who is known by which token or certificate, and what each of them may do.
+
+One JSON object a line. A token is 256 random bits and stands in the file as its SHA-256: a slow
+hash protects what people think up, and nobody can try even a millionth of 2^128 random tokens. For
+the same reason a token that is too short to be random is refused, whatever the file says of it.
+Nothing here knows a request; `authority.py` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from select_service.errors import TokenFileUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = [
+    "ADMIN",
+    "SCOPES",
+    "Entry",
+    "Record",
+    "TokenBook",
+    "new_token",
+    "read_token_file",
+]
+
+AccessScope = Literal["catalog", "select", "lifecycle", "read", "admin"]
+SCOPES: Final[tuple[str, ...]] = get_args(AccessScope)
+ADMIN: Final = "admin"
+"""This scope is all the others as well."""
+
+TOKEN_PREFIX: Final = "sst_"  # noqa: S105 - what scanners for leaked secrets can look for
+TOKEN_BYTES: Final = 32
+TOKEN_CHARS_MIN: Final = 22
+"""Of a token: 128 bits in base64. Fewer can be guessed from their hash."""
+
+TOKEN_CHARS_MAX: Final = 512
+FILE_BYTES_MAX: Final = 4 << 20
+RECORDS_MAX: Final = 10_000
+
+_HEX: Final = "^[0-9a-f]{64}$"
+_NOBODYS: Final = bytes(32)
+
+
+class Record(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line: a name, how its bearer is known, and what that bearer may do."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    sha256: Annotated[str, Meta(pattern=_HEX)] | None = None  # of the token, in hex
+    certificate: Annotated[str, Meta(min_length=1)] | None = None  # or: a name in one (mTLS)
+    scopes: Annotated[list[AccessScope], Meta(min_length=1)]
+    tenants: Annotated[list[str], Meta(min_length=1)] | None = None  # None: all of them
+    expires: Annotated[datetime, Meta(tz=True)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sha256 is None) == (self.certificate is None):
+            raise ValueError("either `sha256` or `certificate` must be given")
+        if not self.name.isprintable():
+            raise ValueError("the name must be printable")
+
+
+class Entry(Struct, frozen=True):
+    """A record as it is used."""
+
+    name: str
+    digest: bytes  # of its token; of none with a certificate
+    scopes: frozenset[str]
+    tenants: tuple[str, ...] | None  # None: of all
+    expires_at: float  # POSIX seconds; infinity: never
+
+
+class TokenBook:
+    """Everybody who is known."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        """Take records in.
+
+        Raises:
+            TokenFileUnusable: two of them have a name, a token or a certificate in common.
+        """
+        self._by_digest: dict[bytes, Entry] = {}
+        self._by_certificate: dict[str, Entry] = {}
+        names: set[str] = set()
+        for record in records:
+            entry = _entry(record)
+            if entry.name in names:
+                raise TokenFileUnusable(f"the name {entry.name!r} comes twice")
+            names.add(entry.name)
+            if record.certificate is not None:
+                if record.certificate in self._by_certificate:
+                    raise TokenFileUnusable(f"{entry.name!r} has the certificate of another")
+                self._by_certificate[record.certificate] = entry
+            elif entry.digest in self._by_digest:
+                raise TokenFileUnusable(f"{entry.name!r} has the token of another")
+            else:
+                self._by_digest[entry.digest] = entry
+
+    def __len__(self) -> int:
+        return len(self._by_digest) + len(self._by_certificate)
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self._by_digest.values()
+        yield from self._by_certificate.values()
+
+    @property
+    def knows_certificates(self) -> bool:
+        """Whether anybody is known by a certificate."""
+        return bool(self._by_certificate)
+
+    def by_token(self, token: bytes) -> Entry | None:
+        """Return whose token this is.
+
+        The hash finds the entry, so time tells nothing of a token that is nearly right; what was
+        found is compared in constant time all the same.
+        """
+        if not TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX:
+            return None
+        digest = hashlib.sha256(token).digest()
+        entry = self._by_digest.get(digest)
+        same = hmac.compare_digest(digest, _NOBODYS if entry is None else entry.digest)
+        return entry if same else None
+
+    def by_certificate(self, names: Sequence[str]) -> Entry | None:
+        """Return who has a certificate with one of these names; the first counts."""
+        for name in names:
+            entry = self._by_certificate.get(name)
+            if entry is not None:
+                return entry
+        return None
+
+    def next_expiry(self, now: float) -> float:
+        """Return when the next of those still known expires, as POSIX seconds; infinity: never."""
+        return min((one.expires_at for one in self if one.expires_at > now), default=math.inf)
+
+
+def _entry(record: Record) -> Entry:
+    scopes = frozenset(SCOPES if ADMIN in record.scopes else record.scopes)
+    digest = b"" if record.sha256 is None else bytes.fromhex(record.sha256)
+    tenants = None if record.tenants is None else tuple(dict.fromkeys(record.tenants))
+    expires_at = math.inf if record.expires is None else record.expires.timestamp()
+    return Entry(record.name, digest, scopes, tenants, expires_at)
+
+
+def read_token_file(path: str) -> TokenBook:
+    """Read a whole file.
+
+    Raises:
+        TokenFileUnusable: it cannot be read, or one line of it makes no sense.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a path"
+        raise TokenFileUnusable(f"cannot read {path}: {why}") from None
+    if len(text) > FILE_BYTES_MAX:
+        raise TokenFileUnusable(f"{path} is longer than {FILE_BYTES_MAX} bytes")
+    records = []
+    decode = msgspec.json.Decoder(Record).decode
+    for number, line in enumerate(map(bytes.strip, text.splitlines()), 1):
+        if not line or line.startswith(b"#"):
+            continue
+        try:
+            records.append(decode(line))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise TokenFileUnusable(f"{path} line {number}: {_why(error)}") from None
+        if len(records) > RECORDS_MAX:
+            raise TokenFileUnusable(f"{path} has more than {RECORDS_MAX} records")
+    try:
+        return TokenBook(records)
+    except TokenFileUnusable as error:
+        raise TokenFileUnusable(f"{path}: {error}") from None
+
+
+def _why(error: Exception) -> str:
+    """Say what is wrong without a word of what was read: it may be a token in the wrong place."""
+    if isinstance(error, msgspec.ValidationError):
+        text = str(error)
+        if "unknown field" in text or "enum value" in text:
+            return "an unknown field or scope" if "unknown field" in text else "an unknown scope"
+        return text
+    return "no JSON object"
+
+
+def new_token() -> tuple[str, str]:
+    """Return a fresh token, and its SHA-256 in hex."""
+    token = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    return token, hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,180 @@
+"""Names resolved beside the loop: judged after it, remembered, bounded, never waited for long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from indexer.edge.addresses import THREADS, Addresses
+from indexer.errors import EndpointRefused, HostNotFound
+from indexer.types import ReachSettings
+
+Answer = str | EndpointRefused | HostNotFound
+SETTINGS = ReachSettings()
+
+
+class Names:
+    """A name service that can be changed, and that counts."""
+
+    def __init__(self, **names: list[str]) -> None:
+        self.names = names
+        self.asked: list[str] = []
+        self.held = threading.Event()
+        self.held.set()
+
+    def __call__(self, host: str) -> list[str]:
+        self.asked.append(host)
+        self.held.wait(10)
+        if host not in self.names:
+            raise OSError("no such name")
+        return self.names[host]
+
+
+def play(
+    scene: Callable[[Addresses], Awaitable[None]],
+    names: Names,
+    settings: ReachSettings = SETTINGS,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> None:
+    async def run() -> None:
+        addresses = Addresses(settings, clock=clock, look_up=names)
+        try:
+            await scene(addresses)
+        finally:
+            names.held.set()
+            addresses.close()
+            addresses.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+async def found(addresses: Addresses, endpoint: str) -> Answer:
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    addresses.find(endpoint, future.set_result)
+    assert not future.done(), "never before the caller has gone on"
+    return await future
+
+
+def test_what_is_known_without_asking() -> None:
+    async def scene(addresses: Addresses) -> None:
+        assert addresses.place("tcp://10.0.0.1:5") == "tcp://10.0.0.1:5"
+        assert addresses.place("tcp://[::1]:5") == "tcp://[::1]:5"
+        assert addresses.place("tcp://engine:5") is None
+        assert not addresses.is_named("tcp://10.0.0.1:5")
+        assert addresses.is_named("tcp://engine:5")
+        with pytest.raises(EndpointRefused, match=r"169\.254\.0\.0/16"):
+            addresses.place("tcp://169.254.169.254:80")
+        with pytest.raises(EndpointRefused):
+            addresses.place("ipc:///etc/passwd")
+        assert addresses.refused == {"scheme": 1, "address": 1, "resolved": 0}
+
+    names = Names()
+    play(scene, names)
+    assert not names.asked
+
+
+def test_a_name_is_judged_by_where_it_leads() -> None:
+    async def scene(addresses: Addresses) -> None:
+        assert await found(addresses, "tcp://good:5") == "tcp://10.0.0.1:5"
+        assert await found(addresses, "tcp://mixed:5") == "tcp://10.0.0.2:5"
+        assert await found(addresses, "tcp://six:5") == "tcp://[2001:db8::1]:5"
+        assert isinstance(await found(addresses, "tcp://bad:5"), EndpointRefused)
+        assert "169.254.169.254" not in str(await found(addresses, "tcp://bad:5"))
+        assert isinstance(await found(addresses, "tcp://none:5"), HostNotFound)
+        assert isinstance(await found(addresses, "tcp://empty:5"), HostNotFound)
+        assert addresses.refused["resolved"] == 2
+        assert addresses.lookups == {"found": 4, "failed": 2, "timeout": 0, "left_out": 0}
+
+    names = Names(
+        good=["10.0.0.1"],
+        mixed=["169.254.1.1", "10.0.0.2"],
+        six=["2001:db8::1"],
+        bad=["169.254.169.254"],
+        empty=[],
+    )
+    play(scene, names)
+
+
+def test_answers_are_remembered_for_a_while() -> None:
+    now = 0.0
+
+    async def scene(addresses: Addresses) -> None:
+        nonlocal now
+        both = await asyncio.gather(*[found(addresses, "tcp://engine:5") for _ in range(2)])
+        assert both == ["tcp://10.0.0.1:5"] * 2
+        assert addresses.place("tcp://engine:6") == "tcp://10.0.0.1:6"
+        names.names["engine"] = ["127.0.0.1"]
+        now = SETTINGS.lookup_cache_s - 0.001
+        assert await found(addresses, "tcp://engine:5") == "tcp://10.0.0.1:5"
+        now = SETTINGS.lookup_cache_s
+        assert addresses.place("tcp://engine:6") is None
+        assert await found(addresses, "tcp://engine:5") == "tcp://127.0.0.1:5"
+        assert names.asked == ["engine", "engine"]
+
+    names = Names(engine=["10.0.0.1"])
+    play(scene, names, clock=lambda: now)
+
+
+def test_a_resolver_that_hangs() -> None:
+    async def scene(addresses: Addresses) -> None:
+        before = threading.active_count()
+        names.held.clear()
+        answers = await asyncio.gather(
+            *[found(addresses, f"tcp://host{number}:1") for number in range(9)]
+        )
+        assert all(isinstance(answer, HostNotFound) for answer in answers)
+        assert addresses.lookups == {"found": 0, "failed": 0, "timeout": 8, "left_out": 1}
+        assert threading.active_count() <= before + THREADS
+        names.held.set()
+        while addresses.lookups["failed"] < 8:  # noqa: ASYNC110 - threads have no event to offer
+            await asyncio.sleep(0.001)
+        assert isinstance(await found(addresses, "tcp://good:1"), str)
+
+    settings = replace(SETTINGS, lookup_timeout_s=0.05, lookups_max=8)
+    names = Names(good=["10.0.0.1"])
+    play(scene, names, settings)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    async def scene(addresses: Addresses) -> None:
+        for number in range(5):
+            await found(addresses, f"tcp://host{number}:1")
+        assert addresses.place("tcp://host4:1") == "tcp://10.0.0.4:1"
+        assert addresses.place("tcp://host2:1") is None
+
+    names = Names(**{f"host{number}": [f"10.0.0.{number}"] for number in range(5)})
+    play(scene, names, replace(SETTINGS, lookups_max=2))
+
+
+def test_urls_are_asked_for_by_address() -> None:
+    async def scene(addresses: Addresses) -> None:
+        assert await addresses.route("http://10.0.0.1:8/dump") == ("http://10.0.0.1:8/dump", {}, {})
+        assert await addresses.route("https://u:p@good:8/dump?x=1") == (
+            "https://u:p@10.0.0.1:8/dump?x=1",
+            {"host": "good:8"},
+            {"sni_hostname": "good"},
+        )
+        assert (await addresses.route("http://six/"))[0] == "http://[2001:db8::1]/"
+        for url in ("http://169.254.169.254/", "http://[fe80::1]/", "http://bad/", "http:///x"):
+            with pytest.raises(EndpointRefused):
+                await addresses.route(url)
+        for url in ("http://none/", "http://[::1", "http://good:port/"):
+            with pytest.raises(HostNotFound):
+                await addresses.route(url)
+
+    play(scene, Names(good=["10.0.0.1"], six=["2001:db8::1"], bad=["169.254.0.1"]))
+
+
+def test_the_system_resolves_odd_spellings() -> None:
+    async def run() -> None:
+        addresses = Addresses(ReachSettings(loopback=False))
+        for host in ("127.1", "0x7f000001", "localhost"):
+            assert isinstance(await found(addresses, f"tcp://{host}:1"), EndpointRefused)
+        assert isinstance(await found(addresses, f"tcp://{'a' * 80}.x:1"), HostNotFound)
+        addresses.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))

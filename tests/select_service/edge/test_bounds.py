@@ -1,0 +1,428 @@
+"""Every cap at one less, at itself, and at one more; crossing it costs who crosses it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from indexer.errors import EndpointRefused
+from select_service.edge.driver import Driver
+from select_service.edge.embedded import SelectionService
+from select_service.errors import TooManyReservations, TooManyWorkers
+from select_service.types import (
+    CoreLimits,
+    ReservationRequest,
+    SelectAndReserveRequest,
+    Selection,
+    WorkerSpec,
+)
+from tests.live.ports import free_port
+from tests.select_service.edge.serving import in_process, listening, seat, until, worker
+
+
+def hashes(count: int) -> dict[str, Any]:
+    values = list(range(count))
+    return {"block_hashes": values, "sequence_hashes": values, "isl_tokens": 16 * count + 1}
+
+
+def booking(name: str, **fields: Any) -> dict[str, Any]:
+    return {"reservation_id": name, "worker_id": 1, **hashes(1), **fields}
+
+
+def statuses(
+    method: str, path: str, bodies: list[dict[str, Any]], status: int, **settings: Any
+) -> list[dict[str, Any]]:
+    """Ask in turn: all but the last are fine, that one is refused. Returns all answers."""
+    answers: list[dict[str, Any]] = []
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for body in bodies:
+            answer = await client.request(method, path, json=body)
+            is_last = body is bodies[-1]
+            assert (answer.status_code == status) is is_last, (answer.status_code, answer.text)
+            assert answer.status_code < 300 or is_last
+            answers.append(answer.json())
+        assert (await client.get("/ready")).status_code == 200, "the others are served"
+        service.core.check()
+
+    in_process(use, **settings)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("path", "prompts", "field"),
+    [
+        ("/select", [hashes(n) for n in (7, 8, 9)], "block_hashes"),
+        ("/select", [{"token_ids": [1] * n} for n in (127, 143, 144)], "token_ids"),
+        (
+            "/select",
+            [{"mm_routing_info": {"routing_token_ids": [1] * n}} for n in (127, 143, 144)],
+            "token_ids",
+        ),
+        ("/select_and_reserve", [hashes(n) for n in (7, 8, 9)], "block_hashes"),
+        ("/potential_loads", [hashes(n) for n in (7, 8, 9)], "block_hashes"),
+        ("/overlap_scores", [{"token_ids": [1] * n} for n in (127, 143, 144)], "token_ids"),
+        ("/reservations", [booking(f"r{n}", **hashes(n)) for n in (7, 8, 9)], "sequence_hashes"),
+    ],
+)
+def test_blocks_of_a_prompt(path: str, prompts: list[dict[str, Any]], field: str) -> None:
+    *_, refused = statuses("POST", path, prompts, 422, blocks_per_request_max=8)
+    assert (refused["code"], refused["field"]) == ("too_many_blocks", field)
+
+
+@pytest.mark.parametrize("field", ["reservation_id", "selection_id"])
+@pytest.mark.parametrize("path", ["/reservations", "/select_and_reserve"])
+@pytest.mark.parametrize("last", ["\N{SNOWMAN}" * 9, "a\nb", "\x1b[31m", "\x00", "\u202e"])
+def test_ids(field: str, path: str, last: str) -> None:
+    fine = ["", "a/b c", "../x", "\N{SNOWMAN}" * 7, "\N{SNOWMAN}" * 8]
+    made = [booking(f"r{at}") | {field: name} for at, name in enumerate([*fine, last])]
+    *_, refused = statuses("POST", path, made, 422, id_length_max=8)
+    assert refused["field"] == field
+
+
+@pytest.mark.parametrize("field", ["lora_name", "fairness_id"])
+@pytest.mark.parametrize("last", ["n" * 9, "a\tb"])
+def test_names_of_a_booking(field: str, last: str) -> None:
+    made = [hashes(1) | {field: name} for name in ("", "n" * 7, "n" * 8, last)]
+    *_, refused = statuses("POST", "/select_and_reserve", made, 422, name_length_max=8)
+    assert refused["field"] == field
+
+
+@pytest.mark.parametrize("field", ["model_name", "tenant_id", "routing_group"])
+@pytest.mark.parametrize("last", ["n" * 9, "a\nb"])
+def test_names_of_a_scope(field: str, last: str) -> None:
+    made = [worker(at, **{field: name}) for at, name in enumerate(["", "n" * 7, "n" * 8, last], 2)]
+    *_, refused = statuses("POST", "/workers", made, 422, name_length_max=8)
+    assert refused["field"] == field
+
+
+@pytest.mark.parametrize("name", ["a\nb", "n" * 9])
+@pytest.mark.parametrize("field", ["lease_id", "owner"])
+def test_names_of_a_lease(field: str, name: str) -> None:
+    lease = {"owner": "o", "lease_id": "l", "ttl_s": 5}
+    made = [lease, lease | {"lease_id": "k" * 8}, lease | {"lease_id": "m", field: name}]
+    *_, refused = statuses("POST", "/leases", made, 422, lease_name_length_max=8)
+    assert refused["field"] == field
+
+
+def test_workers() -> None:
+    made = [worker(2), worker(3), worker(3, taints=["a"]), worker(4)]
+    *_, refused = statuses("POST", "/workers", made, 409, workers_max=3)
+    assert refused["code"] == "too_many_workers"
+
+
+def test_records_of_workers() -> None:
+    size = len(msgspec.msgpack.encode(msgspec.convert(worker(2, taints=[""]), WorkerSpec)))
+    made = [worker(at, taints=["x" * more]) for at, more in ((2, 9), (3, 10), (4, 11))]
+    statuses("POST", "/workers", made, 422, worker_bytes_max=size + 10)
+
+
+def test_ranks_of_a_worker() -> None:
+    made = [
+        worker(2, data_parallel_size=size, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
+        for size in (7, 8, 9)
+    ]
+    statuses("POST", "/workers", made, 400, data_parallel_size_max=8)
+
+
+def test_scopes() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        records = []
+        for number in (2, 3, 4):
+            answer = await client.post("/workers", json=worker(number, model_name=f"m{number}"))
+            records.append(answer.json())
+        assert [one["lifecycle"] for one in records] == ["schedulable", "schedulable", "incomplete"]
+        (reason,) = records[-1]["not_schedulable_reasons"]
+        assert "--scopes-max" in reason
+        assert (await client.post("/workers", json=worker(5))).json()["lifecycle"] == "schedulable"
+        assert 'limit_hits_total{name="scopes_max"} 1.0' in (await client.get("/metrics")).text
+
+    in_process(use, scopes_max=3)
+
+
+def test_reservations() -> None:
+    made = [booking(name) for name in ("a", "b", "b", "c")]
+    *_, refused = statuses("POST", "/reservations", made, 503, reservations_max=2)
+    assert refused["code"] == "too_many_reservations"
+    made = [hashes(1) for _ in range(3)]
+    statuses("POST", "/select_and_reserve", made, 503, reservations_max=2)
+
+
+def test_reservations_that_are_waited_for_count() -> None:
+    async def run() -> None:
+        limits = CoreLimits(reservations_max=2)
+        async with SelectionService(limits=limits) as service:
+            spec = msgspec.convert(worker(1, max_inflight=1), WorkerSpec)
+            await service.upsert_worker(spec)
+            request = msgspec.convert(booking("a"), ReservationRequest)
+            await service.reserve(request)
+            core = service.driver.core
+            body = msgspec.convert(hashes(1), SelectAndReserveRequest)
+            waits = asyncio.ensure_future(service.select_and_reserve(body))
+            while not core.loads()[0].pending_count:  # noqa: ASYNC110 - no event to await
+                await asyncio.sleep(0)
+            with pytest.raises(TooManyReservations):
+                await service.reserve(msgspec.convert(booking("b"), ReservationRequest))
+            await service.free("a")
+            answer = await waits
+            assert isinstance(answer, Selection)
+            assert core.desk.bookings.expected == 1
+            await service.free(str(answer.reservation_id))
+            assert core.desk.bookings.expected == 0
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_leases() -> None:
+    made = [{"owner": "o", "lease_id": name, "ttl_s": 5} for name in ("a", "b", "b", "c")]
+    statuses("POST", "/leases", made, 503, leases_max=2)
+
+
+def test_operations_of_a_batch() -> None:
+    one = {"op": "free", "reservation_id": "x"}
+    made = [{"operations": [one] * count} for count in (2, 3, 4)]
+    statuses("POST", "/reservations/batch", made, 422, batch_operations_max=3)
+
+
+@pytest.mark.parametrize("bracket", ["[]", "{}"])
+def test_depth_of_a_body(bracket: str) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for depth, status in ((7, 200), (8, 200), (9, 400), (100_000, 400)):
+            inner = depth - 2  # within the body and the array of the field
+            opening = '{"a":' if bracket == "{}" else "["
+            text = opening * inner + "1" + bracket[1] * inner
+            body = f'{{"token_ids": [1], "unknown": ["[[[[[[[[\\"[[{{", {text}]}}'
+            headers = {"content-type": "application/json"}
+            answer = await client.post("/select", content=body, headers=headers)
+            assert answer.status_code == status, (depth, answer.text)
+
+    in_process(use, json_depth_max=8)
+
+
+def test_length_of_a_body() -> None:
+    size = len(httpx.Request("POST", "http://s", json={"token_ids": [1]}).content)
+    made = [{"token_ids": value} for value in ([1], [11], [111])]
+    statuses("POST", "/select", made, 413, max_body_bytes=size + 1)
+
+
+def test_connections_from_one_address() -> None:
+    async def run() -> None:
+        async with listening(connections_per_address_max=2) as (port, _, server):
+            counts = server._counts
+
+            async def ask(host: str = "127.0.0.1") -> tuple[asyncio.StreamWriter, bytes]:
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", port, local_addr=(host, 0)
+                )
+                writer.write(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+                return writer, (await reader.readline())[:12]
+
+            first, one = await ask()
+            second, two = await ask()
+            third, three = await ask()
+            other, four = await ask("127.0.0.2")
+            assert [one, two, three, four] == [
+                *(b"HTTP/1.1 200", b"HTTP/1.1 200"),
+                *(b"HTTP/1.1 503", b"HTTP/1.1 200"),
+            ]
+            assert counts.refused_by_address == 1
+            await until(lambda: counts.by_address.get("127.0.0.1") == 2)
+            first.close()
+            await until(lambda: counts.by_address.get("127.0.0.1") == 1)
+            again, five = await ask()
+            assert five == b"HTTP/1.1 200"
+            for writer in (second, third, other, again):
+                writer.close()
+            await until(lambda: not counts.by_address)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_replica_peers_are_refused_where_nobody_may_go() -> None:
+    async def run() -> None:
+        async with (
+            listening(replica_sync_port=free_port(), replica_peers_max=2) as (port, _, _server),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+        ):
+
+            async def register(endpoint: str) -> httpx.Response:
+                body = {"endpoint": endpoint}
+                return await client.post("/replica_sync/register_peer", json=body)
+
+            refused = await register("tcp://169.254.169.254:80")
+            assert (refused.status_code, refused.json()["field"]) == (400, "endpoint")
+            assert "169.254.0.0/16" in refused.json()["details"]["reason"]
+            assert (await register("ipc:///etc/passwd")).status_code == 201
+            assert (await register("tcp://nohost-xyz:1")).status_code == 201
+            assert (await register("tcp://127.0.0.1:1")).status_code == 409
+            text = (await client.get("/metrics")).text
+            assert 'connect_refused_total{reason="scheme"} 1.0' in text
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://169.254.169.254:80", "tcp://[fe80::1]:80", "ipc:///etc/passwd", "inproc://x"],
+)
+def test_event_sources_where_nobody_may_go_put_the_worker_out(endpoint: str) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for number, fields in enumerate(
+            ({"kv_events_endpoint": endpoint}, {"replay_endpoint": endpoint}), 2
+        ):
+            answer = await client.post("/workers", json=worker(number, **fields))
+            assert (answer.status_code, answer.json()["lifecycle"]) == (201, "incomplete")
+            assert endpoint in answer.json()["not_schedulable_reasons"][0]
+        assert service.ready().schedulable_workers == 1
+
+    in_process(use)
+
+
+def test_a_worker_whose_name_leads_where_nobody_may_go() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        service.addresses._look_up = lambda _: ["169.254.169.254"]
+        body = worker(1, kv_events_endpoint="tcp://metadata.test:80")
+        answer = await client.post("/workers", json=body)
+        assert answer.json()["lifecycle"] == "schedulable", "registering waits for no name"
+        await until(lambda: not service.ready().schedulable_workers)
+        (record,) = service.workers()
+        assert "--connect-deny" in str(record.not_schedulable_reasons)
+        assert service.addresses.refused["resolved"] == 1
+
+    in_process(use)
+
+
+def test_an_end_that_is_refused_stays_refused_after_a_patch() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await client.post("/workers", json=worker(1))
+        body = {"kv_events_endpoint": "tcp://169.254.169.254:80"}
+        answer = await client.patch("/workers/1", json=body)
+        assert answer.json()["lifecycle"] == "incomplete"
+        with pytest.raises(EndpointRefused):
+            service.addresses.place(body["kv_events_endpoint"])
+
+    in_process(use)
+
+
+# -- what was taken is given back ----------------------------------------------------------------
+
+
+def test_empty_scopes_are_given_up_and_stay_pinned() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        core = service.core
+        now = 1000.0
+        for number in range(20):
+            seat(service, number, model_name=f"m{number}")
+        core.tick(now)
+        for number in range(1, 20):
+            service.delete_worker(number)
+        for _ in range(50):
+            now += 11.0
+            core.tick(now)
+        assert len(core.partitions) == 20, "they linger"
+        now += core.limits.scope_linger_s
+        for _ in range(3):
+            now += 11.0
+            core.tick(now)
+        assert list(core.partitions) == [("m0", "default")]
+        assert len(list(core.registry.indexes())) == 1
+        assert core.membership.scopes_closed == 19
+        refused = await client.post("/select", json=hashes(1) | {"model_name": "m3"})
+        assert refused.status_code == 503
+        other = await client.post("/workers", json=worker(3, model_name="m3", block_size=32))
+        assert other.json()["not_schedulable_reasons"] == [
+            "reconciliation failed: block_size mismatch for model=m3 tenant=default: "
+            "existing=16 requested=32"
+        ]
+        eagle = await client.post("/workers", json=worker(3, model_name="m3", is_eagle=True))
+        assert "is_eagle mismatch" in eagle.json()["not_schedulable_reasons"][0]
+        again = await client.post("/workers", json=worker(3, model_name="m3"))
+        assert again.json()["lifecycle"] == "schedulable"
+        answer = await client.post("/select", json=hashes(1) | {"model_name": "m3"})
+        assert answer.status_code == 200
+        core.check()
+
+    in_process(use)
+
+
+def rss() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.slow
+def test_memory_of_many_reservations_comes_back() -> None:
+    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+
+        def load(count: int) -> None:
+            for number in range(count):
+                values = list(range(number * 16, number * 16 + 16))
+                service.reserve(
+                    ReservationRequest(
+                        reservation_id=f"reservation-{number}",
+                        worker_id=1,
+                        sequence_hashes=values,
+                        isl_tokens=256,
+                    )
+                )
+
+        def unload(count: int) -> None:
+            for number in range(count):
+                service.free(f"reservation-{number}")
+
+        load(100_000)  # once for what is kept for the next time: freed ids, arenas
+        unload(100_000)
+        gc.collect()
+        before = rss()
+        load(100_000)
+        full = rss()
+        unload(100_000)
+        gc.collect()
+        assert full - before < 400 << 20, "4 KB each"
+        assert rss() - before < 40 << 20
+        assert service.core.desk.bookings.expected == 0
+        service.core.check()
+
+    in_process(use)
+
+
+@pytest.mark.slow
+def test_memory_of_many_scopes_comes_back() -> None:
+    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+        now = 1000.0
+        limits = service.core.limits
+        limits.scope_linger_s = 0.0
+
+        def come_and_go(now: float) -> float:
+            for number in range(1000):
+                seat(service, number, model_name=f"m{number}")
+            for number in range(1000):
+                service.delete_worker(number)
+            for _ in range(5):
+                now += 11.0
+                service.core.tick(now)
+            assert not service.core.partitions
+            gc.collect()
+            return now
+
+        now = come_and_go(now)
+        before = rss()
+        for _turn in range(4):
+            now = come_and_go(now)
+        assert rss() - before < 20 << 20
+
+    in_process(use)
+
+
+def test_too_many_workers_says_how_many_may_be() -> None:
+    assert "10 workers" in str(TooManyWorkers(10))
