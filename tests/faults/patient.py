@@ -57,7 +57,12 @@ class Patient:
 
     def __post_init__(self) -> None:
         self.worker_ids = [one.worker_id for one in self.engines] or [1]
-        self.traffic = Traffic([self.server.port], self.worker_ids)
+        self.traffic = Traffic([self.server.port], self.worker_ids, host=self.host)
+
+    @property
+    def host(self) -> str:
+        """Where it is reached."""
+        return self.server.host
 
     @property
     def pid(self) -> int:
@@ -103,9 +108,9 @@ class Patient:
         line = Line(name)
         before = vitals(self.pid)
         forget_peak(self.pid)
-        self.traffic = Traffic([self.server.port], self.worker_ids, clients=clients)
+        self.traffic = Traffic([self.server.port], self.worker_ids, clients=clients, host=self.host)
         began = time.monotonic()
-        with Probe(self.server.port) as probe, self.traffic:
+        with Probe(self.server.port, self.host) as probe, self.traffic:
             yield line
         line.lasted_s = time.monotonic() - began
         line.health = probe.health

@@ -34,7 +34,7 @@ class Health:
 
 
 class Probe:
-    """Asks from its start to its end. Use as a context manager; `health` and `seen` are there after."""
+    """Asks from its start to its end. Use as a context manager; `health` is there afterwards."""
 
     health: Health
     seen: list[tuple[float, float]]

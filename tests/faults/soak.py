@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.faults.engine import Engine, engines
 from tests.faults.patient import HEALTH_P99_LOADED_MS, Patient, service
@@ -80,7 +80,7 @@ class Soak:
 
 
 class Turns(threading.Thread):
-    """Somebody who does one thing again and again until it is over; an error ends it and is told."""
+    """Somebody who does one thing again and again; an error ends it, and is told in the end."""
 
     def __init__(self, what: Callable[[], None], pause_s: float) -> None:
         super().__init__(daemon=True)
@@ -98,7 +98,7 @@ class Turns(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - told to who waits
             self.error = error
 
-    def __enter__(self) -> Turns:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -135,8 +135,8 @@ def soak(folder: Path, seconds: float) -> Soak:
                 "replicas joined and left": Turns(lambda: join_and_leave(folder, a, b), 3.0),
                 "restarts of an engine": Turns(publishing[0].restart, seconds / 12),
             }
-            for one in turns.values():
-                busy.enter_context(one)
+            for turn in turns.values():
+                busy.enter_context(turn)
             while (passed := time.monotonic() - began) < seconds:
                 for name, replica in zip(samples, (a, b), strict=True):
                     samples[name].append(sample(replica, passed))
@@ -144,7 +144,15 @@ def soak(folder: Path, seconds: float) -> Soak:
         found = Soak(
             samples,
             [(at - began, ms) for at, ms in probe.seen],
-            str(dict(sorted(sum((one.statuses for one in traffics), type(traffics[0].statuses)()).items()))),
+            str(
+                dict(
+                    sorted(
+                        sum(
+                            (one.statuses for one in traffics), type(traffics[0].statuses)()
+                        ).items()
+                    )
+                )
+            ),
             {what: one.count for what, one in turns.items()},
             [],
         )
@@ -240,9 +248,7 @@ def growth(of: Soak) -> Iterator[str]:
             before, after = median(middle, what), median(last, what)
             if after > before * (1 + room) + SLACK[what]:
                 yield f"{name}: {what} grows, {before:.1f} and then {after:.1f}"
-    _, before_ms, after_ms = (
-        share([ms for _, ms in part], 0.99) for part in thirds(of.latencies)
-    )
+    _, before_ms, after_ms = (share([ms for _, ms in part], 0.99) for part in thirds(of.latencies))
     if after_ms > max(2 * before_ms, HEALTH_P99_LOADED_MS):
         yield f"/health becomes slow: p99 {before_ms:.1f} ms and then {after_ms:.1f} ms"
 
@@ -255,21 +261,21 @@ def thirds(values: list[Any]) -> list[list[Any]]:
 
 def median(samples: list[Sample], what: str) -> float:
     """Of one column."""
-    return statistics.median(getattr(one, what) for one in samples)
+    return float(statistics.median(getattr(one, what) for one in samples))
 
 
 def draw(of: Soak, path: Path) -> bool:
     """A picture, where matplotlib is installed."""
     try:
-        import matplotlib  # noqa: PLC0415 - not needed by tests
+        import matplotlib as mpl  # noqa: PLC0415 - not needed by tests
     except ImportError:
         return False
-    matplotlib.use("svg")
-    from matplotlib import pyplot  # noqa: PLC0415
+    mpl.use("svg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    figure, axes = pyplot.subplots(len(ROOM) + 1, 1, sharex=True, figsize=(8, 10))
+    figure, axes = plt.subplots(len(ROOM) + 1, 1, sharex=True, figsize=(8, 10))
     for axis, what in zip(axes, ROOM, strict=False):
-        for name, samples in of.samples.items():
+        for samples in of.samples.values():
             axis.plot([one.at_s for one in samples], [getattr(one, what) for one in samples])
         axis.set_ylabel(what)
     axes[-1].plot(*zip(*of.latencies, strict=True), ".", markersize=1)

@@ -26,7 +26,7 @@ BEGINNINGS = (
     b"POST /select HTTP/1.1\r\nhost: slow\r\ncontent-type: application/json\r\n"
     b"content-length: 1000\r\n\r\n{",
 )
-MANY_CONNECTIONS = 8192
+FEW = 200
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def hung_up_on(connections: list[socket.socket]) -> int:
         one.setblocking(False)
         try:
             while data := one.recv(4096):
-                assert data.startswith(b"HTTP/1.1 408"), data
+                assert data.startswith((b"HTTP/1.1 408", b"HTTP/1.1 503")), data
             count += 1
         except BlockingIOError:
             pass
@@ -70,8 +70,7 @@ def hung_up_on(connections: list[socket.socket]) -> int:
 def test_slow_clients(tmp_path: Path, room: None, record_property: Record) -> None:
     """500 of each kind: all are gone at their deadline, and what they took with them."""
     soon = ("--header-timeout-s", "3", "--body-timeout-s", "3")
-    many = ("--connections-max", str(MANY_CONNECTIONS))
-    with service(tmp_path, *soon, *many) as server, contextlib.ExitStack() as stack:
+    with service(tmp_path, *soon) as server, contextlib.ExitStack() as stack:
         server.seat(1)
         patient = Patient(server)
         before = vitals(patient.pid)
@@ -81,6 +80,23 @@ def test_slow_clients(tmp_path: Path, room: None, record_property: Record) -> No
             eventually(lambda: vitals(patient.pid).fds > together, True)
             line.note = f"{vitals(patient.pid).fds} descriptors"
             eventually(lambda: hung_up_on(slow), SLOW)
+        eventually(lambda: vitals(patient.pid).fds <= before.fds + 2, True)
+        patient.traffic.resolve_doubts()
+        patient.conserves()
+
+
+def test_too_many_from_one_address(tmp_path: Path, room: None, record_property: Record) -> None:
+    """Beyond its share an address is sent away at once, and nobody else notices."""
+    few = ("--connections-per-address-max", str(FEW), "--connections-max", str(2 * FEW))
+    with service(tmp_path, *few) as server, contextlib.ExitStack() as stack:
+        server.seat(1)
+        patient = Patient(server)
+        before = vitals(patient.pid)
+        with patient.suffering("1,500 from one address", record_property) as line:
+            slow = open_slowly(stack, server.port, SLOW)
+            eventually(lambda: hung_up_on(slow), SLOW - FEW)
+            line.note = f"{FEW} let in"
+            stack.close()
         eventually(lambda: vitals(patient.pid).fds <= before.fds + 2, True)
         patient.traffic.resolve_doubts()
         patient.conserves()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -85,7 +85,7 @@ def test_frames_of_fifty_megabytes(patient: Patient, record_property: Record) ->
     huge = b"\x93" + bytes(50 << 20)
     with patient.suffering("50 MB frames", record_property, growth_mb=160) as line:
         patient.engines[1].run(100)
-        for number in range(6):
+        for _ in range(6):
             liar(patient).send(b"kv-events", (1 << 40).to_bytes(8, "big"), huge)
             liar(patient).churn(3)
             time.sleep(0.2)

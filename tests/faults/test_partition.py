@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ from tests.faults.engine import Engine, engines
 from tests.faults.namespaces import Namespace, why_not
 from tests.faults.patient import Patient, is_sum, service
 from tests.faults.traffic import Traffic
-from tests.live.http import exchange
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import eventually
 from tests.live.window import WATCHED
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
@@ -55,24 +53,14 @@ def test_an_engine_is_cut_off(tmp_path: Path, place: Namespace, record_property:
         patient.recovers(deadline_s=60.0)
 
 
-class Far(Replica):
-    """A replica in a namespace; clients reach it by its address on the cable."""
-
-    host = "127.0.0.1"
-
-    def request(self, method: str, path: str, body: object = None) -> Any:
-        return exchange(self.port, method, path, body, host=self.host)
-
-
 def test_a_replica_is_cut_off(tmp_path: Path, place: Namespace, record_property: Record) -> None:
     """Both sides go on; when the cable is back, each carries what clients have at either."""
     folders = [tmp_path / name for name in ("near", "far")]
     for folder in folders:
         folder.mkdir()
     near = service(folders[0], "--host", "0.0.0.0")
-    made = service(folders[1], "--host", "0.0.0.0", command=(*place.command, *WATCHED))
-    far = Far(made.log_path, made.command, made.args[:-2], replica_port=made.replica_port)
-    far.host = place.there
+    command = (*place.command, *WATCHED)
+    far = service(folders[1], "--host", "0.0.0.0", command=command, host=place.there)
     with near, contextlib.ExitStack() as stack:
         stack.enter_context(far)
         near.listen_to(f"tcp://{place.there}:{far.replica_port}")

@@ -55,9 +55,9 @@ def durable(folder: Path, *args: str) -> Replica:
 def test_killed_and_started_again(
     tmp_path: Path, publishing: list[Engine], record_property: Record
 ) -> None:
-    """Five times: what was acknowledged stands, and the index is what engines hold by then."""
+    """Three times: what was acknowledged stands, and the index is what engines hold by then."""
     with at_work(durable(tmp_path), publishing) as patient:
-        for life in range(5):
+        for life in range(3):
             with patient.suffering("kill -9", record_property, breaks=True) as line:
                 for one in publishing:
                     one.run(100)

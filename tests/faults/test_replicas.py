@@ -16,20 +16,21 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from select_service.core.replica_events import ReplicaEnvelope, ReplicaEvent
+from select_service.core.replica_events import Ending, ReplicaEnvelope, ReplicaEvent
 from select_service.core.replica_messages import OWN_TOPIC, Closed, Ended, Heartbeat, Said
 from select_service.core.replica_wire import decode_message, encode_message
 from tests.faults.patient import Patient, is_sum, service
 from tests.faults.proxy import BLACK_HOLE, HEALTHY, REFUSING, Fault, Proxy
 from tests.faults.traffic import Traffic
 from tests.live.engine import FakeEngine
-from tests.live.ports import HOST, free_port
+from tests.live.ports import free_port
 from tests.live.replicas import Replica, eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 Record = Callable[[str, object], None]
 WORKERS = (1, 2)
+ENDINGS: tuple[Ending, ...] = ("Free", "MarkPrefillCompleted")
 FAULTS = {
     "late": Fault(late_s=0.3),
     "garbled": Fault(garbled=0.3),
@@ -51,7 +52,7 @@ class Pair:
     def both(self) -> tuple[Replica, Replica]:
         return self.a, self.b
 
-    def set(self, fault: Fault) -> None:
+    def weather(self, fault: Fault) -> None:
         for way in self.ways:
             way.set(fault)
 
@@ -121,11 +122,11 @@ def synced(one: Replica, count: int = 1) -> None:
 def test_a_bad_way_between_replicas(pair: Pair, name: str, record_property: Record) -> None:
     with pair.suffering(f"replicas {name}", record_property) as there:
         time.sleep(0.5)
-        pair.set(FAULTS[name])
+        pair.weather(FAULTS[name])
         for _ in range(4):
             time.sleep(0.6)
             pair.ways[0].reset()
-        pair.set(HEALTHY)
+        pair.weather(HEALTHY)
     pair.agree([pair.patient.traffic, there])
 
 
@@ -198,8 +199,9 @@ def forged(frames: list[bytes], dice: random.Random) -> Iterator[list[bytes]]:
     yield [topic, payload[: len(payload) // 2]]
     if isinstance(message, ReplicaEnvelope):
         event = message.event
-        for data in ("Free", "MarkPrefillCompleted"):
-            end = ReplicaEvent(event.request_id, event.worker, data, event.router_id)  # type: ignore[arg-type]
+        assert event is not None
+        for data in ENDINGS:
+            end = ReplicaEvent(event.request_id, event.worker, data, event.router_id)
             yield list(encode_message(replace(message, event=end)))
     elif isinstance(message, Said):
         # its own words, under the other's name and number

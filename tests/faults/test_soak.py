@@ -12,11 +12,11 @@ from tests.faults.table import Line
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
-SECONDS = 30.0
+SECONDS = 24.0
 
 
 def test_a_short_soak(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     found = soak(tmp_path, SECONDS)
     Line("soak", SECONDS, note=f"\n{found}").write(record_property)
     assert not found.faults
-    assert all(count > 1 for count in found.turns.values())
+    assert all(count > 0 for count in found.turns.values())

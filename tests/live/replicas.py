@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
+from tests.live.http import Answer, exchange
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS, OURS_EXTRA, Server
 from tests.live.window import WINDOW, View
@@ -32,11 +34,16 @@ class Replica(Server):
 
     replica_port: int = field(default_factory=free_port)
     peers: Sequence[str] = ()
+    host: str = HOST  # where clients reach it
 
     def __post_init__(self) -> None:
         own = ("--replica-sync-port", str(self.replica_port))
         peers = ("--replica-sync-peers", ",".join(self.peers)) if self.peers else ()
         self.args = (*self.args, *own, *peers)
+
+    @override
+    def request(self, method: str, path: str, body: object = None) -> Answer:
+        return exchange(self.port, method, path, body, host=self.host)
 
     @property
     def replica_endpoint(self) -> str:
