@@ -24,7 +24,7 @@ from tests.live.window import WATCHED
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 Record = Callable[[str, object], None]
-DISK_BYTES = 4 << 20
+DISK_BYTES = 24 << 20
 DESCRIPTORS = 150
 
 

@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 Record = Callable[[str, object], None]
 WORKERS = (1, 2)
 ENDINGS: tuple[Ending, ...] = ("Free", "MarkPrefillCompleted")
+# Not garbled: a name or a number with another bit is one, too; keys tell (CURVE), nothing else can.
 FAULTS = {
     "late": Fault(late_s=0.3),
-    "garbled": Fault(garbled=0.3),
     "black hole": BLACK_HOLE,
     "refusing": REFUSING,
 }

@@ -104,10 +104,10 @@ class Client(threading.Thread):
                 self.free(name)
 
     def free(self, name: str) -> int:
-        """End a reservation; in doubt where nobody has answered."""
+        """End a reservation; in doubt where nobody has answered, or it was refused half-way."""
         self.doubtful.add(name)
         status, _ = self.call("DELETE", f"/reservations/{name}")
-        if status:
+        if 0 < status < 500:
             self.doubtful.discard(name)
         if status == 200 or not status:
             self.live.pop(name, None)
