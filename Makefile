@@ -23,7 +23,7 @@ COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-quick bench-plot fuzz test lint test-light coverage test-pure test-full test-floors test-heavy test-long test-browser chromium peer promtool pins sbom readme dashboard clean
+.PHONY: run demo bench bench-quick bench-plot fuzz test lint test-light coverage test-pure test-full test-floors test-heavy test-faults soak iproute test-long test-browser chromium peer promtool pins sbom readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -77,7 +77,24 @@ test-heavy: $(VENV)/.installed-browser $(VENV)/.installed-fuzz chromium
 	-$(MAKE) peer
 	-$(MAKE) promtool
 	$(BIN)/python -m tests.e2e.engines
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
+	  --ignore=tests/faults
+	$(MAKE) test-faults
+
+# What is broken on purpose, one test at a time: /health is timed while it lasts.
+test-faults: $(VENV)/.installed-test iproute
+	$(BIN)/python -m pytest tests/faults --timeout=600
+
+# The table and the picture are in build/soak.*; more than ten minutes show more.
+MINUTES ?= 10
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
+
+# For network namespaces in tests; where it is not there and cannot be installed, they are skipped.
+iproute:
+	@command -v ip >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq -y --no-install-recommends iproute2 >/dev/null; } \
+		|| echo "no ip command here: tests with network namespaces will be skipped" >&2
 
 # More seeds and examples of what make test-full runs already; too many for every submission.
 test-long: $(VENV)/.installed-test
