@@ -31,16 +31,17 @@ class Ticket:
     __slots__ = (
         "answer",
         "ask",
+        "asked",
         "cached_tokens",
         "fingerprint",
         "holders",
-        "judged",
         "key",
         "partition",
         "place",
         "prompt",
         "request",
         "reservation_id",
+        "said",
         "since",
         "until",
         "waiting",
@@ -69,8 +70,9 @@ class Ticket:
         """Once it waits no longer."""
         self.since = -1.0  # when it began to wait; below 0: it did not
         self.until = math.inf  # then it has waited too long
-        self.ask: Ask | None = None  # what the gate was asked, if there is one
-        self.judged: tuple[Ask, Decision] | None = None  # and what it said last
+        self.ask: Ask | None = None  # what the gate was asked of one that waits there
+        self.asked: Ask | None = None  # what a gate was asked last, whatever came of it
+        self.said: Decision | None = None  # and what it said
         self.waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
         self.place: int | None = None  # the full worker whose waiting place it holds
 

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
+from select_service.core.admission.asks import ADMIT
 from select_service.core.admission.gate import AT_CAPACITY, Decision
 from select_service.core.desk import fingerprint_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.gatekeeping import WAITS_FOR_PREFILL
 from select_service.core.queue import Ticket
 from select_service.core.waiting_room import endpoint_of
-from select_service.errors import NoEligibleWorker, QueueFull, ServiceError
+from select_service.errors import (
+    NoEligibleWorker,
+    NoSchedulableWorker,
+    QueueFull,
+    ServiceError,
+    WorkerDraining,
+)
 from select_service.types import Answer, CacheThreshold, SelectAndReserveRequest
 
 if TYPE_CHECKING:
@@ -102,8 +111,22 @@ class Selecting:
             ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
             return self._enter(ticket, now)
         except ServiceError as refusal:
+            known = self._booked_before(request, refusal, unknown)
+            if known is not None:
+                return self._again(request, known), NOTHING
             self._placing.refuse(ticket, refusal, now)
             raise
+
+    def _booked_before(
+        self, request: SelectAndReserveRequest, refusal: ServiceError, unknown: bytes
+    ) -> Selection | PairSelection | Ticket | None:
+        """Return the first answer to a repeat that comes when all workers drain (D14)."""
+        name = request.reservation_id
+        if name is None or not isinstance(refusal, NoSchedulableWorker):
+            return None
+        if self._reader.draining(request) is None:
+            return None
+        return self._desk.repeated_selection(name, fingerprint_of(request, unknown))
 
     def _again(
         self, request: SelectAndReserveRequest, known: Selection | PairSelection | Ticket
@@ -132,6 +155,8 @@ class Selecting:
         number = partition.class_of(ticket.prompt, ticket.weights)
         try:
             return number, partition.candidates(ticket.request)
+        except WorkerDraining:
+            raise  # whoever is in front of it goes elsewhere
         except NoEligibleWorker:
             if partition.queues[number]:  # no overtaking, not even towards a refusal (3.6)
                 return number, slice(0, 0)
@@ -139,45 +164,48 @@ class Selecting:
 
     # -- the gate ------------------------------------------------------------------------------
 
-    def _ask_gate(
+    def _ask_gate(  # noqa: C901, PLR0912 - in one frame and straight on: all pay for it
         self, ticket: Ticket, keeper: Gatekeeper, now: float
     ) -> tuple[Answer | Ticket, Effects]:
         """Let the gate judge; what it decides is settled in the step that does it."""
-        keeper.refresh(now)
+        changes, gate, gone = keeper.changes, keeper.gate, NOTHING
+        keeper.now = now
+        if changes.look:
+            keeper.refresh(now)
         ask = self._admitting.ask(ticket)
-        number, rows = self._candidates_at_gate(ticket, keeper, ask, now)
-        matches, gate = None, keeper.gate
-        if gate.queue is not None:  # it wants to know what is left to compute
-            matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
-            if not matches.empty:
-                ask = _measured(ticket, ask, rows, matches)
-        ask, decision = ticket.judged = keeper.judge(ticket, ask, rows, now)
-        gone = NOTHING
-        if decision.code == AT_CAPACITY.code:
-            gone = self._room.give_way(ask, keeper, rows, now)
-            if gone is not NOTHING:
-                ask, decision = ticket.judged = keeper.judge(ticket, ask, rows, now)
-        if decision is not gate.admitted:
-            return self._turn_back(ticket, decision, ask, rows, now), gone
-        usable = keeper.usable(rows)
-        if gate.queue is None and ticket.partition.must_wait(number, usable):
-            self._wait_in_file(ticket, ask, number, usable, now)
-            return self._room.waits_in_file(ticket, now), NOTHING
-        answer, effects = self._placing.place(ticket, usable, now, gone, matches)
-        if isinstance(answer, CacheThreshold):
-            decision = _cache_refusal(decision)
-        gate.settle(decision, ask, now)
-        return answer, effects
-
-    def _candidates_at_gate(
-        self, ticket: Ticket, keeper: Gatekeeper, ask: Ask, now: float
-    ) -> tuple[int, Rows]:
         try:
-            return self._candidates(ticket)
+            number, rows = self._candidates(ticket)
         except NoEligibleWorker as none:
             refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
             none.retry_after_s = refused.retry_after_s
             raise
+        matches = verdict = None
+        if gate.queue is not None:  # it wants to know what is left to compute
+            matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+            if matches.groups or matches.host or matches.disk:
+                ask = _measured(ticket, ask, rows, matches)
+        if not (changes.look or gate.returns.size):
+            verdict = gate.policy.judge(ask, gate.pool, now)  # as a rule there is nothing else
+        if verdict is ADMIT:
+            ticket.asked, ticket.said = ask, gate.admitted
+        else:
+            ask, decision = keeper.judge(ticket, ask, rows, now, verdict)
+            if decision.code == AT_CAPACITY.code:
+                gone = self._room.give_way(ask, keeper, rows, now)
+                if gone is not NOTHING:
+                    ask, decision = keeper.judge(ticket, ask, rows, now)
+            if decision is not gate.admitted:
+                return self._turn_back(ticket, decision, ask, rows, now), gone
+            rows = keeper.usable(rows)
+        if gate.queue is None and ticket.partition.must_wait(number, rows):
+            self._wait_in_file(ticket, ask, number, rows, now)
+            return self._room.waits_in_file(ticket, now), NOTHING
+        answer, effects = self._placing.place(ticket, rows, now, gone, matches)
+        if type(answer) is CacheThreshold:
+            gate.settle(_cache_refusal(gate.admitted), ask, now)
+        else:
+            gate.admit(ask, now)
+        return answer, effects
 
     def _turn_back(
         self, ticket: Ticket, decision: Decision, ask: Ask, rows: Rows, now: float
@@ -218,7 +246,7 @@ class Selecting:
 def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
     """Say what the best candidate would still have to compute."""
     cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
-    return ask._replace(prefill_tokens=max(0, ask.tokens - cached))
+    return replace(ask, prefill_tokens=max(0, ask.tokens - cached))
 
 
 def _cache_refusal(decision: Decision) -> Decision:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from select_service.admission_types import AdmissionChange, BusyThresholdChange, WorkerMetrics
+from select_service.drain_types import DrainRequest
 from select_service.edge.console.routes import Booth
 from select_service.edge.driver import Driver
 from select_service.edge.http import ROUTES, Handler, PeerRequest
@@ -66,6 +67,7 @@ BODIES: Final[dict[type, dict[str, Any]]] = {
     BusyThresholdChange: {"model": "default"},
     PeerRequest: {"endpoint": "tcp://127.0.0.1:9"},
     ConfigChange: {"settings": {}},
+    DrainRequest: {},
 }
 """A body for each that a route may take, of what exists or might."""
 
