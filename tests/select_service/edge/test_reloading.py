@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,21 @@ def test_sighup_without_a_file_is_for_tokens_alone(tmp_path: Path) -> None:
     asyncio.run(reloading.read_again())
     assert service.security is not None
     assert service.security.reloads == {"done": 1, "refused": 0}
+
+
+def test_a_fifo_in_the_place_of_a_file_holds_nothing_up(tmp_path: Path) -> None:
+    """Opening one waits for ever: the end of the process would, and no reload came after it."""
+    file, tokens = tmp_path / "config.yaml", TokenFile(tmp_path / "tokens")
+    tokens.add("a", "read")
+    file.write_text("workers-max: 5")
+    _, reloading = started("--config", str(file), "--token-file", str(tokens.path))
+    for path in (file, tokens.path):
+        kept = path.rename(tmp_path / "kept")
+        os.mkfifo(path)
+        asyncio.run(reloading.read_again())
+        path.unlink()
+        kept.rename(path)
+    assert reloading.counts == {("sighup", "refused"): 2}
 
 
 def test_who_hangs_up_twice_is_heard_to_the_end(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import shutil
 import socket
 import ssl
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from select_service.edge.driver import Driver
-from select_service.edge.tls import Certificates
+from select_service.edge.tls import FILE_BYTES_MAX, Certificates
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.credentials import Authority, TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
@@ -260,3 +261,10 @@ def test_files_that_cannot_be_used(ca: Authority, tmp_path: Path) -> None:
     (tmp_path / "garbage").write_text("nothing")
     with pytest.raises(CertificatesUnusable):
         Certificates(str(tmp_path / "garbage"), key, None)
+    (tmp_path / "long").write_bytes(b"#" * (FILE_BYTES_MAX + 1))
+    with pytest.raises(CertificatesUnusable, match="longer than"):
+        Certificates(cert, key, str(tmp_path / "long"))
+    os.mkfifo(tmp_path / "fifo")  # the event loop would wait at it for ever
+    for files in (("fifo", None, None), (cert, "fifo", None), (cert, key, "fifo")):
+        with pytest.raises(CertificatesUnusable, match="not a plain file"):
+            Certificates(*(one and str(tmp_path / one) for one in files))  # type: ignore[arg-type]
