@@ -777,7 +777,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--data-parallel-size-max",
-        _whole(1, _COUNT),
+        _whole(1, 1 << 16),  # all of a worker's are seated in one turn of the loop
         "N",
         "most ranks a worker may have, 400 beyond",
         watch="ranks",
@@ -1193,7 +1193,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--max-body-bytes",
-        _whole(1, _COUNT),
+        _whole(128, _COUNT),  # of fewer, PUT /config could not be taken back
         "N",
         "longest request body, 413 beyond",
         watch='http_requests_total{status="413"}',
@@ -1201,7 +1201,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--head-bytes-max",
-        _whole(1, _COUNT),
+        _whole(1024, _COUNT),  # a token has up to 512
         "N",
         "longest request line with its headers, 431 beyond",
         watch='http_connections_cut_total{reason="malformed"}',
@@ -1234,7 +1234,7 @@ FLAGS: Final = (
         "--connections-max",
         _whole(1, _COUNT),
         "N",
-        "open connections, 503 beyond",
+        "open connections, 503 beyond; with TLS as many may be shaking hands besides",
         watch="http_connections",
         reloads=True,
     ),

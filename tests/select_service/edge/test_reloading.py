@@ -92,7 +92,7 @@ def test_nothing_but_what_reloads_differs_after_a_change() -> None:
 @pytest.mark.parametrize(
     ("settings", "field", "why"),
     [
-        ({"max_body_bytes": 0}, "settings.max_body_bytes", "not in 1.."),
+        ({"max_body_bytes": 0}, "settings.max_body_bytes", "not in 128.."),
         ({"max_body_bytes": "many"}, "settings.max_body_bytes", "whole number"),
         ({"max_body_bytes": 1.0}, "settings.max_body_bytes", "whole number"),
         ({"max_body_bytes": True}, "settings.max_body_bytes", "flag could say"),
@@ -187,6 +187,19 @@ def test_over_http() -> None:
         back = {"settings": {"blocks_per_request_max": None, "max_body_bytes": None}}
         assert (await client.put("/config", json=back)).status_code == 200
         assert (await client.post("/select", json=PROMPT)).status_code == 200
+
+    in_process(use)
+
+
+def test_no_limit_locks_out_who_would_take_it_back() -> None:
+    """What was put wins over the file and outlives the process: there would be no other way."""
+
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for field in ("max_body_bytes", "head_bytes_max", "body_timeout_s", "header_timeout_s"):
+            for value in (0, 1e-300, 1, 128, 1024):
+                await client.put("/config", json={"settings": {field: value}})
+                back = await client.put("/config", json={"settings": {field: None}})
+                assert back.status_code == 200, (field, value, back.text)
 
     in_process(use)
 

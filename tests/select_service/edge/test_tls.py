@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.tls import FILE_BYTES_MAX, Certificates
 from select_service.errors import CertificatesUnusable
@@ -240,6 +241,26 @@ def test_refusals_of_the_connection_over_tls(ca: Authority, tmp_path: Path) -> N
         assert b"head_too_large" in await wire.rest()
 
     on_a_port(use, **settings_of(ca, tmp_path))
+
+
+def test_those_who_do_not_shake_hands_are_limited_too(ca: Authority, tmp_path: Path) -> None:
+    """Each would hold a descriptor and 60 KB, and no limit knew of it."""
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        silent = [await Wire.to(port) for _ in range(3)]
+        assert await silent[2].rest() == b""
+        assert server._counts.refused_by_address == 1
+        silent[0].say(b"no TLS\r\n\r\n")
+        await silent[0].rest()
+        wire = await Wire.to(port, ca.client())
+        assert await health(wire) == 200
+        await Wire.to(port)  # who has shaken hands counts among connections, not here
+        server._limits.connections_max = 2
+        assert await (await Wire.to(port)).rest() == b""
+        assert (server._counts.refused, server._counts.refused_by_address) == (1, 1)
+        assert await health(wire) == 200
+
+    on_a_port(use, connections_per_address_max=2, **settings_of(ca, tmp_path))
 
 
 def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:
