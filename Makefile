@@ -13,6 +13,7 @@ COVERAGE :=
 VENV := .venv
 BIN := $(VENV)/bin
 FLOORS := .venv-floors
+RELEASE := .venv-release
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
@@ -22,7 +23,7 @@ COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-quick bench-plot test lint test-light coverage test-pure test-full test-floors test-heavy test-long test-browser chromium peer promtool readme dashboard clean
+.PHONY: run demo bench bench-quick bench-plot test lint test-light coverage test-pure test-full test-floors test-heavy test-long test-browser chromium peer promtool pins sbom readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -50,6 +51,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive indexer select_service
 
 test-light: $(VENV)/.installed-test
 	KERNELS_EXPECTED=$(COMPILER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(COVERAGE)
@@ -114,6 +116,23 @@ promtool:
 dashboard: $(VENV)/.installed-test
 	$(BIN)/python -m tests.deploy.dashboard
 
+# What the image installs, by hash, out of pyproject.toml; a test holds it to the bounds there. What
+# is pinned already stays so: ARGS=--upgrade takes the newest.
+PINS := uv pip compile --quiet --generate-hashes --no-header --no-annotate \
+	--python-version 3.11 --python-platform linux $(ARGS)
+
+pins: $(RELEASE)/.installed
+	$(RELEASE)/bin/$(PINS) --extra otel --output-file deploy/requirements.txt pyproject.toml
+	$(RELEASE)/bin/python .ci/listed.py pyproject.toml build-system.requires > $(RELEASE)/build.in
+	$(RELEASE)/bin/$(PINS) --output-file deploy/requirements-build.txt $(RELEASE)/build.in
+
+# What the image is made of, each part with its hashes, as CycloneDX: a file beside a release.
+SBOM := build/select-service.cdx.json
+sbom: $(RELEASE)/.installed
+	@mkdir -p $(dir $(SBOM))
+	$(RELEASE)/bin/cyclonedx-py requirements deploy/requirements.txt --pyproject pyproject.toml \
+		--mc-type application --output-reproducible --of JSON --output-file $(SBOM)
+
 # The tables of README.md that come out of the program; a test compares them.
 readme: $(VENV)/.installed-test
 	$(BIN)/python -m tests.readme.tables
@@ -156,6 +175,13 @@ $(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service and its benchmark tools into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[bench]'
 	@touch $@ $(VENV)/.installed
+
+$(RELEASE)/.installed: pyproject.toml .ci/listed.py
+	@echo "installing what makes a release into $(RELEASE)"
+	@$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python .ci/listed.py pyproject.toml project.optional-dependencies.release > $(RELEASE)/release.in
+	@$(RELEASE)/bin/python $(PIP_INSTALL) --requirement $(RELEASE)/release.in
+	@touch $@
 
 $(FLOORS)/.installed: pyproject.toml $(KERNELS) .ci/floors.py
 	@echo "installing the lowest supported version of every dependency into $(FLOORS)"

@@ -14,7 +14,7 @@ from typing_extensions import override
 from select_service.types import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 _TRY_AGAIN: Final = frozenset({429, 503})
@@ -24,6 +24,8 @@ wish is met by anybody, the process is leaving. It is the shortest time the head
 costs little, and whoever comes or takes over is not waited for longer than needed."""
 BUSY_GATE: Final = "busy"
 _ROUNDING_S: Final = 1e-9
+_NAMED_MAX: Final = 8
+"""Workers a refusal names."""
 
 
 class ServiceError(Exception):
@@ -280,6 +282,22 @@ class NoWorkerForRole(NoEligibleWorker):
         if role == "aggregated":
             text += ": those there are only prefill or decode, which POST /select_pair books"
         ServiceError.__init__(self, text, details={"role": role})
+
+
+class WorkerDraining(NoEligibleWorker):
+    """Whoever may take this prompt drains: it takes no more work until an operator says so."""
+
+    code = "worker_draining"
+
+    def __init__(self, worker_ids: Iterable[int]) -> None:
+        ids = list(worker_ids)
+        if len(ids) == 1:
+            text = f"worker {ids[0]} is draining: it takes no new work"
+        else:
+            named = ", ".join(map(str, ids[:_NAMED_MAX]))
+            more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
+            text = f"all workers that may take this are draining: {named}{more}"
+        ServiceError.__init__(self, text, details={"worker_ids": ids[:_NAMED_MAX]})
 
 
 class NoTransfer(NoEligibleWorker):

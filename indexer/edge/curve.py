@@ -20,7 +20,7 @@ from indexer.edge.plain_file import open_plain
 from indexer.errors import KeyFileUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["KeyPair", "ReplicaKeys", "is_exposed", "new_key_file", "read_key_file"]
 
@@ -100,6 +100,10 @@ class ReplicaKeys:
 
     The file has a public key a line, and behind it the endpoints of whoever has it. Without one,
     and for endpoints that no line names, a replica has the same pair as we.
+
+    Attributes:
+        allowed: The keys of those who may listen.
+        when_narrower: Called when some of them may no longer; must not fail.
     """
 
     def __init__(self, own: KeyPair, path: str | None) -> None:
@@ -111,6 +115,7 @@ class ReplicaKeys:
         self.own = own
         self._path = path
         self.allowed: frozenset[bytes] = frozenset()
+        self.when_narrower: list[Callable[[], None]] = []
         self._by_endpoint: Mapping[str, str] = {}
         self.adopt(self.prepare())
 
@@ -134,9 +139,12 @@ class ReplicaKeys:
         return keys
 
     def adopt(self, keys: Mapping[str, list[str]]) -> None:
-        """Put a list in force, for connections made from now on."""
-        self.allowed = frozenset(map(_raw, keys))
+        """Put a list in force."""
+        before, self.allowed = self.allowed, frozenset(map(_raw, keys))
         self._by_endpoint = {at: key for key, endpoints in keys.items() for at in endpoints}
+        if not before <= self.allowed:
+            for tell in self.when_narrower:
+                tell()
 
     def key_of(self, endpoint: str) -> str:
         """Return the key that a replica must have."""

@@ -160,7 +160,11 @@ def _parse(text: str, *, is_toml: bool) -> object:
 
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
     try:
-        return yaml.load(text, Loader)  # noqa: S506 - a safe one, as above
+        loader = Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError):  # `!!bool x`, `!!int ""`

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 
+_SEATED = frozenset({"schedulable", "draining"})
 _U32_END = 1 << 32
 _RECONCILIATION = "reconciliation failed: "
 
@@ -40,7 +41,7 @@ class Worker:
     """One registered worker: its record, what follows from it, and the slots it occupies."""
 
     __slots__ = (
-        *("lifecycle", "ranks", "reasons", "scope", "slots", "source", "spec", "taints"),
+        *("drain", "lifecycle", "ranks", "reasons", "scope", "slots", "source", "spec", "taints"),
         "worker_id",
     )
 
@@ -54,9 +55,20 @@ class Worker:
         size = 1 if spec.data_parallel_size is None else spec.data_parallel_size
         self.ranks = range(start, min(start + size, _U32_END))
         self.taints = frozenset(spec.taints)
-        self.slots: dict[int, int] = {}  # dp_rank → slot while schedulable
+        self.slots: dict[int, int] = {}  # dp_rank → slot while schedulable or draining
         self.lifecycle: Lifecycle = "incomplete"
         self.reasons: list[str] = []
+        self.drain: str | None = None
+        """Why it takes no more work; "": nobody said why; None: it does.
+
+        An operator's word about the id, no part of the record: registering the worker again, as
+        engines and sources do, leaves it as it is.
+        """
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether its ranks have load and an index: also while it drains."""
+        return self.lifecycle in _SEATED
 
     @property
     def event_sources(self) -> dict[int, str]:

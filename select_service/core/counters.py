@@ -25,6 +25,8 @@ class Counters(Struct):
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
     cached_tokens_told: dict[str, int] = {}  # by what came of it; see `trusting.py`
+    drains_begun: int = 0
+    drains_undone: int = 0
     rereads: dict[str, int] = {}  # of a doubtful index, by what came of it
 
 

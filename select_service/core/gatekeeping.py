@@ -24,7 +24,7 @@ from select_service.core.load_changes import LoadChanges
 from select_service.core.wait_times import WaitTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from select_service.admission_types import AdmissionSettings, RankMetrics
     from select_service.core.admission.drain import DrainMeter
@@ -157,6 +157,10 @@ class Gatekeeper:
         for ticket in homeless:
             ticket.place = None
         return homeless
+
+    def disregard(self, slots: Collection[int]) -> None:
+        """What these slots carry is no measure of the pool: their workers drain."""
+        self.pool.disregard(slots)
 
     def _unseat_slot(self, slot: int) -> None:
         self._seats.pop(slot, None)

@@ -100,6 +100,9 @@ class Membership:
             reasons = self._clashes(worker)
         worker.reasons = reasons
         worker.lifecycle = "incomplete" if reasons else "schedulable"
+        if worker.drain is not None and not reasons:
+            worker.lifecycle = "draining"
+            worker.reasons = [f"draining: {worker.drain}" if worker.drain else "draining"]
 
     def _clashes(self, worker: Worker) -> list[str]:
         where = scope_text(worker.scope)
@@ -141,7 +144,7 @@ class Membership:
         """
         for scope, partition in list(self.partitions.items()):
             index = partition.index
-            if partition.workers or partition.pending_count or not partition.ledger.is_swept:
+            if partition.seated or partition.pending_count or not partition.ledger.is_swept:
                 self._empty.pop(scope, None)
             elif now - self._empty.setdefault(scope, now) >= self._limits.scope_linger_s and not (
                 index.ranks() or index.stats.unswept or partition.ledger.live
@@ -157,7 +160,7 @@ class Membership:
         self.scopes_closed += 1
 
     def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> int:
-        """Put `new` in the place of `old`; either may be None or not schedulable.
+        """Put `new` in the place of `old`; either may be None or have no seat.
 
         Ranks that exist before and after in the same scope keep load and index; an unchanged event
         source keeps its stream. Everything else of `old` is dropped.
@@ -165,7 +168,7 @@ class Membership:
         Returns:
             How many reservations lost their rank.
         """
-        entering = new is not None and new.lifecycle == "schedulable"
+        entering = new is not None and new.has_seat
         staying = (
             old is not None
             and new is not None
@@ -243,7 +246,7 @@ class Membership:
         slot = partition.index.slot_of(at)
         if slot is not None:
             partition.trust.forget(slot)  # it was another source's index that was not believed
-        worker = partition.workers.get(at.worker_id)
+        worker = partition.seated.get(at.worker_id)
         if worker is None or at.dp_rank not in worker.ranks:
             partition.index.detach(at)  # a listener's rank that was no candidate
 
@@ -275,5 +278,5 @@ class Membership:
             partition.check()
         for at, source in self._sources.items():
             assert not source.stream.closed
-            worker = self.partitions[source.stream.scope].workers[at.worker_id]
+            worker = self.partitions[source.stream.scope].seated[at.worker_id]
             assert worker.event_sources[at.dp_rank] == source.endpoint

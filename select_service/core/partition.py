@@ -24,7 +24,7 @@ from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
 from select_service.core.trust import Trust
-from select_service.errors import NoEligibleWorker, QueueFull
+from select_service.errors import NoEligibleWorker, NoWorkerForRole, QueueFull, WorkerDraining
 from select_service.types import (
     LoadRow,
     Overlap,
@@ -97,6 +97,9 @@ class Partition:
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.workers: dict[int, Worker] = {}
+        """Those who may be chosen."""
+        self.seated: dict[int, Worker] = {}
+        """With them those who drain: they keep load and index, and take nothing more."""
         self.queues = [PendingQueue() for _ in policy.classes]
         self._turn = 0  # whose class drains next, and how often before the next one does
         self._quantum_left = policy.classes[0].quantum
@@ -120,18 +123,26 @@ class Partition:
     # -- who is here ---------------------------------------------------------------------------
 
     def seat(self, worker: Worker) -> None:
-        """Take a schedulable worker in, or follow a change of its record; ranks keep their slots.
+        """Take a worker in, or follow a change of its record; ranks keep their slots.
 
         Ranks that are gone must have been unseated before.
         """
-        self.workers[worker.worker_id] = worker
+        self.seated[worker.worker_id] = worker
+        if worker.drain is None:
+            self.workers[worker.worker_id] = worker
+        else:
+            self.workers.pop(worker.worker_id, None)
         for rank in worker.ranks:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
         self.make_room()
         self._note(worker)
         if self.admission is not None:
-            self.admission.seat(worker)
+            if worker.drain is None:
+                self.admission.seat(worker)
+            else:
+                self._rehouse(self.admission.unseat(worker.worker_id))
+            self.admission.disregard(self._leaving)
 
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
@@ -143,10 +154,18 @@ class Partition:
     def unseat(self, worker: Worker) -> None:
         """Let a worker go; its slots must be free of load."""
         self.workers.pop(worker.worker_id, None)
+        self.seated.pop(worker.worker_id, None)
         self._reseat()
         self._note(worker)
         if self.admission is not None:
             self._rehouse(self.admission.unseat(worker.worker_id))
+            self.admission.disregard(self._leaving)
+
+    @property
+    def _leaving(self) -> list[int]:
+        """Slots of those who drain."""
+        drains = (worker for worker in self.seated.values() if worker.drain is not None)
+        return [slot for worker in drains for slot in worker.slots.values()]
 
     def _note(self, worker: Worker) -> None:
         if self.lookout is not None:
@@ -167,6 +186,7 @@ class Partition:
         self.admission = keeper
         for worker in self.workers.values():
             keeper.seat(worker)
+        keeper.disregard(self._leaving)
 
     def _reseat(self) -> None:
         rows = self.index.capacity
@@ -174,11 +194,11 @@ class Partition:
         self.roles = Roles(self.workers.values(), rows)
         self._owner = [None] * rows
         self._rank = [0] * rows
-        for worker in self.workers.values():
+        for worker in self.seated.values():
             for rank, slot in worker.slots.items():
                 self._owner[slot] = worker
                 self._rank[slot] = rank
-        taken = [slot for slot, owner in enumerate(self._owner) if owner is not None]
+        taken = sorted(slot for one in self.workers.values() for slot in one.slots.values())
         dense = taken == list(range(len(taken)))
         self.everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
         for number, one in enumerate(self.policy.classes):
@@ -210,14 +230,26 @@ class Partition:
             return self.everyone
         slots = eligible_slots(request, self.workers)
         if not slots:
-            raise NoEligibleWorker
+            raise self._nobody(request) or NoEligibleWorker()
         return np.array(slots, dtype=np.int64)
 
     def _candidates_by_role(self, request: SelectRequest) -> Rows:
-        if isinstance(request, SelectPairRequest):
-            return self.roles.pair_rows(request, self.workers, self._open_rows)
-        if_cached = self.holds_to_cache or request.cache_hit_threshold is not None
-        return self.roles.whole_rows(request, self.workers, if_cached=if_cached)
+        try:
+            if isinstance(request, SelectPairRequest):
+                return self.roles.pair_rows(request, self.workers, self._open_rows)
+            if_cached = self.holds_to_cache or request.cache_hit_threshold is not None
+            return self.roles.whole_rows(request, self.workers, if_cached=if_cached)
+        except NoWorkerForRole:
+            raise
+        except NoEligibleWorker as none:
+            raise self._nobody(request) or none from None
+
+    def _nobody(self, request: SelectRequest) -> WorkerDraining | None:
+        """Say so where those who could serve a request drain."""
+        leaving = {id_: one for id_, one in self.seated.items() if one.drain is not None}
+        slots = eligible_slots(request, leaving) if leaving else []
+        ids = dict.fromkeys(self.rank_at(slot)[0].worker_id for slot in slots)
+        return WorkerDraining(ids) if ids else None
 
     def _open_rows(self, slots: Slots) -> Slots:
         """Return those that are neither busy nor full, as far as anybody judges that."""
@@ -536,6 +568,11 @@ class Partition:
             self._turn = (number + 1) % len(self.queues)
             self._quantum_left = self.policy.classes[self._turn].quantum
 
+    def tickets(self) -> list[Ticket]:
+        """Return everybody who waits, but for those who are to be judged again."""
+        waiting = [] if self.admission is None else [*self.admission.waiting]
+        return [*waiting, *(ticket for queue in self.queues for ticket in queue.tickets())]
+
     def withdraw(self, ticket: Ticket) -> bool:
         """Take a ticket out of whichever queue it waits in."""
         return any(queue.remove(ticket) for queue in self.queues)
@@ -558,12 +595,16 @@ class Partition:
     # -- inspection ----------------------------------------------------------------------------
 
     def seats(self) -> list[tuple[WorkerRank, int]]:
-        """Return every candidate rank with its slot, by worker id and rank."""
+        """Return every rank with its slot, by worker id and rank; also of those who drain."""
         return [
             (WorkerRank(worker_id, rank), slot)
-            for worker_id in sorted(self.workers)
-            for rank, slot in self.workers[worker_id].slots.items()
+            for worker_id in sorted(self.seated)
+            for rank, slot in self.seated[worker_id].slots.items()
         ]
+
+    def open_seats(self) -> list[tuple[WorkerRank, int]]:
+        """Return those of them that may be chosen."""
+        return [seat for seat in self.seats() if seat[0].worker_id in self.workers]
 
     def loads(self) -> list[LoadRow]:
         """Return the present load of every rank."""
@@ -581,7 +622,7 @@ class Partition:
 
     def potential_loads(self, prompt: Prompt, weights: Weights) -> list[LoadRow]:
         """Return the load every rank would carry with this prompt (contract 5.2)."""
-        seats = self.seats()
+        seats = self.open_seats()
         rows = np.array([slot for _, slot in seats], dtype=np.int64)
         projection = self.project(prompt, rows, weights)
         added = [
@@ -603,7 +644,7 @@ class Partition:
         """Return the matched blocks of every rank (contract 5.3)."""
         columns, _ = matched(self.index, self.index.find_matches(prompt.block_hashes))
         rows = []
-        for rank, slot in self.seats():
+        for rank, slot in self.open_seats():
             device = host = disk = 0
             if columns is not None:
                 device, host, disk = (int(column[slot]) for column in columns)
@@ -634,12 +675,14 @@ class Partition:
         self.trust.check()
         for queue in self.queues:
             queue.check()
-        for worker in self.workers.values():
+        assert self.workers == {i: one for i, one in self.seated.items() if one.drain is None}
+        for worker in self.seated.values():
+            assert worker.lifecycle == ("schedulable" if worker.drain is None else "draining")
             assert set(worker.slots) == set(worker.ranks), "a seat per rank"
             for rank, slot in worker.slots.items():
                 assert self.rank_at(slot) == (worker, rank)
                 assert self.index.rank_of(slot) == WorkerRank(worker.worker_id, rank)
-        owned = {slot for worker in self.workers.values() for slot in worker.slots.values()}
+        owned = {slot for worker in self.seated.values() for slot in worker.slots.values()}
         if self.admission is not None:
             self.admission.check()
         for slot, requests in enumerate(self.ledger.requests):

@@ -68,6 +68,21 @@ class Reader:
         override = request.router_config_override
         return partition, prompt, self._weights if override is None else self.weights_for(request)
 
+    def draining(self, request: PromptFields) -> Partition | None:
+        """Return the partition asked for if all its workers drain: what was booked lives on."""
+        partition = self._partitions.get(request.scope)
+        drains = partition is not None and partition.seated and not partition.workers
+        return partition if drains else None
+
+    def seated(self, request: PromptFields) -> Partition:
+        """Return the partition asked for, also where all workers drain.
+
+        Raises:
+            NoSchedulableWorker: it has no worker.
+        """
+        partition = self._partitions.get(request.scope)
+        return partition if partition is not None and partition.seated else self.usable(request)
+
     def usable(self, request: PromptFields) -> Partition:
         """Return the partition asked for.
 
@@ -79,8 +94,9 @@ class Reader:
         scope = request.scope
         partition = self._partitions.get(scope)
         if partition is None or not partition.workers:
-            self.strayed += 1
-            self.strayed_to = scope
+            if partition is None or not partition.seated:  # else it was the operator's wish
+                self.strayed += 1
+                self.strayed_to = scope
             raise NoSchedulableWorker.in_scope(scope)
         return partition
 

@@ -65,10 +65,12 @@ class Registering:
         self._catalog.check_room(spec.worker_id)
         return self._replace(self._catalog.admit(spec, source), now)
 
-    def restore(self, spec: WorkerSpec, now: float, source: str) -> Effects:
+    def restore(self, spec: WorkerSpec, now: float, source: str, drain: str | None) -> Effects:
         """Register a worker of an earlier life again, also if fewer may be registered now."""
         self._check_source(spec.worker_id, source)
-        return self._replace(self._catalog.admit(spec, source), now)[1]
+        worker = self._catalog.admit(spec, source)
+        worker.drain = drain
+        return self._replace(worker, now)[1]
 
     def _check_source(self, worker_id: int, source: str) -> None:
         known = self._catalog.find(worker_id)
@@ -107,13 +109,26 @@ class Registering:
         worker.lifecycle, worker.reasons = "unschedulable", []
         return worker.record(), effects
 
+    def set_drain(self, old: Worker, drain: str | None, now: float, effects: Effects) -> Worker:
+        """Let a worker drain, for this reason, or no more."""
+        worker = self._catalog.admit(old.spec, old.source)
+        worker.drain = drain
+        self._put(worker, now, effects)
+        return worker
+
     def _replace(self, worker: Worker, now: float) -> tuple[WorkerRecord, Effects]:
         effects = Effects()
+        known = self._catalog.find(worker.worker_id)
+        if known is not None:
+            worker.drain = known.drain
+        self._put(worker, now, effects)
+        return self._record(worker), effects
+
+    def _put(self, worker: Worker, now: float, effects: Effects) -> None:
         self._membership.judge(worker)
         self._reseat(self._catalog.find(worker.worker_id), worker, effects, now)
         self._catalog.put(worker)
         self._recount()
-        return self._record(worker), effects
 
     def _reseat(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
         """Let ranks go and come; of the load that goes, the first slice is cleared away at once."""
@@ -156,6 +171,7 @@ class Registering:
         effects = Effects()
         old = self._catalog.get(rank.worker_id)
         worker = self._catalog.admit(old.spec, old.source)
+        worker.drain = old.drain
         where = f"worker {rank.worker_id} dp_rank {rank.dp_rank}"
         worker.reasons = [reconciliation_failed(f"event source of {where}: {why}")]
         self._reseat(old, worker, effects, now)

@@ -513,6 +513,12 @@ class Replicas:
 
     # -- inspection ----------------------------------------------------------------------------
 
+    def unsettled(self) -> list[str]:
+        """Say in words what replicas have told, or tried to, that is not in the books yet."""
+        behind = sum(one.state == "behind" for one in self.views.values())
+        told = [f"statements of {behind} replica{'s' if behind > 1 else ''}"] if behind else []
+        return [*told, "claims of replicas"] if self.resolver.again else told
+
     def status(self, now: float) -> list[ReplicaStatus]:
         """Return every publisher heard of, by router id."""
         rows = [

@@ -19,6 +19,7 @@ from select_service.errors import (
     InvalidRequest,
     RankNotFound,
     ServiceError,
+    WorkerDraining,
     WorkerNotFound,
     scope_text,
 )
@@ -95,7 +96,7 @@ class Reserving:
         Raises:
             ServiceError: as in contract 2 and 4.
         """
-        partition = self._reader.usable(request)
+        partition = self._reader.seated(request)
         index = partition.index
         prompt = read_booking(
             request,
@@ -111,6 +112,8 @@ class Reserving:
             return known, NOTHING
         self._desk.check_room(request)
         terms = self._desk.terms(request)
+        if worker.drain is not None:
+            raise WorkerDraining([worker.worker_id])
         slot = worker.slots[dp_rank]
         self._check_cap(partition, slot, now)
         order = Order(
@@ -143,7 +146,7 @@ class Reserving:
             raise self._admitting.refusal(partition, keeper.full(now), _only(slot))
 
     def _rank_asked(self, partition: Partition, request: ReservationRequest) -> tuple[Worker, int]:
-        worker = partition.workers.get(request.worker_id)
+        worker = partition.seated.get(request.worker_id)
         if worker is None:
             raise WorkerNotFound(
                 f"schedulable worker {request.worker_id} not found for "

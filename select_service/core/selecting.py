@@ -16,7 +16,13 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.gatekeeping import WAITS_FOR_PREFILL
 from select_service.core.queue import Ticket
 from select_service.core.waiting_room import endpoint_of
-from select_service.errors import NoEligibleWorker, QueueFull, ServiceError
+from select_service.errors import (
+    NoEligibleWorker,
+    NoSchedulableWorker,
+    QueueFull,
+    ServiceError,
+    WorkerDraining,
+)
 from select_service.types import Answer, CacheThreshold, SelectAndReserveRequest
 
 if TYPE_CHECKING:
@@ -102,8 +108,22 @@ class Selecting:
             ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
             return self._enter(ticket, now)
         except ServiceError as refusal:
+            known = self._booked_before(request, refusal, unknown)
+            if known is not None:
+                return self._again(request, known), NOTHING
             self._placing.refuse(ticket, refusal, now)
             raise
+
+    def _booked_before(
+        self, request: SelectAndReserveRequest, refusal: ServiceError, unknown: bytes
+    ) -> Selection | PairSelection | Ticket | None:
+        """Return the first answer to a repeat that comes when all workers drain (D14)."""
+        name = request.reservation_id
+        if name is None or not isinstance(refusal, NoSchedulableWorker):
+            return None
+        if self._reader.draining(request) is None:
+            return None
+        return self._desk.repeated_selection(name, fingerprint_of(request, unknown))
 
     def _again(
         self, request: SelectAndReserveRequest, known: Selection | PairSelection | Ticket
@@ -132,6 +152,8 @@ class Selecting:
         number = partition.class_of(ticket.prompt, ticket.weights)
         try:
             return number, partition.candidates(ticket.request)
+        except WorkerDraining:
+            raise  # whoever is in front of it goes elsewhere
         except NoEligibleWorker:
             if partition.queues[number]:  # no overtaking, not even towards a refusal (3.6)
                 return number, slice(0, 0)

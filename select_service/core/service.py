@@ -26,6 +26,7 @@ from select_service.core.changes import (
 from select_service.core.counters import Counters
 from select_service.core.decisions import Decisions
 from select_service.core.desk import Desk
+from select_service.core.draining import Draining
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.inspecting import Inspecting
 from select_service.core.matchmaking import Matchmaker
@@ -196,6 +197,12 @@ class SelectionCore:
         self.worker = registering.worker
         self.workers = registering.workers
         self.ready = registering.ready
+        draining = Draining(
+            *(self.catalog, self.partitions, registering, self.room, self.replicas, self.counters)
+        )
+        self.drain = draining.drain
+        self.undrain = draining.undrain
+        self.drain_status = draining.status
         reserving = Reserving(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
@@ -277,6 +284,7 @@ class SelectionCore:
             more |= not partition.ledger.is_swept or partition.ledger.next_expiry() <= now
             if self.room.go_on(partition) or expired or recheck or partition in lighter:
                 self.room.relieve(partition, now, effects)
+            self.room.look_on(partition, now, effects)
             more |= self._keep_gate(partition, now, effects)
         more |= self.room.is_crowded
         self._close_scopes(now)

@@ -77,6 +77,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 
     spec: WorkerSpec
     source: str = API
+    drain: str | None = None  # why it takes no more work
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -139,7 +140,7 @@ class Workers:
     """The catalog: specs as they were registered."""
 
     def __init__(
-        self, catalog: Catalog, admit: Callable[[WorkerSpec, float, str], Effects]
+        self, catalog: Catalog, admit: Callable[[WorkerSpec, float, str, str | None], Effects]
     ) -> None:
         self._catalog = catalog
         self._admit = admit
@@ -147,12 +148,16 @@ class Workers:
     def record(self, name: str) -> bytes | None:
         """Return a worker's whole spec."""
         worker = self._catalog.find(int(name))
-        return None if worker is None else _encode(WorkerState(worker.spec, worker.source))
+        return (
+            None
+            if worker is None
+            else _encode(WorkerState(worker.spec, worker.source, worker.drain))
+        )
 
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
         """Register it again."""
         state = _decode_worker(record)
-        return self._admit(state.spec, now, state.source)
+        return self._admit(state.spec, now, state.source, state.drain)
 
 
 class LeaseRoom:

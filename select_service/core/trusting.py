@@ -253,7 +253,7 @@ class Trusting:
         some = self._verdicts[-self._streams_per_turn :]
         del self._verdicts[-self._streams_per_turn :]
         for partition, rank, verdict in some:
-            worker = partition.workers.get(rank.worker_id)
+            worker = partition.seated.get(rank.worker_id)
             slot = None if worker is None else worker.slots.get(rank.dp_rank)
             if slot is not None:  # it may have gone meanwhile
                 partition.trust.note_freshness(slot, *verdict)
@@ -341,17 +341,21 @@ class Trusting:
             index=self.freshness(rank),
         )
 
+    def lag_of(self, stream: EventStream) -> float | None:
+        """Return by how many seconds its events are late; None: its clock does not say."""
+        watch = self._watches.get(stream)
+        return None if watch is None else watch.lag_s
+
     def freshness(self, rank: WorkerRank) -> IndexFreshness:
         """Return how the event stream of a rank stands."""
         stream = self._membership.stream_at(rank)
         if stream is None:
             return IndexFreshness(state="none", lag_s=None, open_gaps=0, lost_batches=0)
-        watch = self._watches.get(stream)
         state = stream.kv_state
         is_silent = stream.last_event_at is None and state == "current"
         return IndexFreshness(
             state="replaying" if stream.is_replaying else "silent" if is_silent else state,
-            lag_s=None if watch is None else watch.lag_s,
+            lag_s=self.lag_of(stream),
             open_gaps=int(stream.is_replaying and bool(stream.backlog)),
             lost_batches=stream.lost_batches,
         )

@@ -7,6 +7,7 @@ one of five things, and each is counted once.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.admission.gate import EXPIRED_WAITING, Decision
@@ -60,6 +61,8 @@ class WaitingRoom:
         self._patience = Patience()
         self._waiting = 0  # tickets, in whichever line
         self._crowded: dict[Partition, None] = {}
+        self._looked_per_turn_max = limits.judged_per_turn_max
+        self._to_look_at: dict[Partition, deque[Ticket]] = {}
 
     def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
         """It waits in the policy's queue, which has its own deadlines, or for a worker."""
@@ -129,8 +132,34 @@ class WaitingRoom:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether `relieve` has to be called again."""
-        return bool(self._crowded)
+        """Whether `relieve` or `look_on` has to be called again."""
+        return bool(self._crowded or self._to_look_at)
+
+    # -- whom nobody can serve any more ----------------------------------------------------------
+
+    def look_again(self, partition: Partition, now: float, effects: Effects) -> None:
+        """A worker drains, or does no more: tell those it was the last for, let in who may go.
+
+        They are told wherever they stand in line: no end of a request in front of them helps.
+        """
+        if partition.pending_count:
+            self._to_look_at[partition] = deque(partition.tickets())
+            self.look_on(partition, now, effects)
+
+    def look_on(self, partition: Partition, now: float, effects: Effects) -> None:
+        """Go on with that for a turn; housekeeping calls until all have been looked at."""
+        tickets = self._to_look_at.get(partition)
+        if tickets is None:
+            return
+        for _ in range(min(len(tickets), self._looked_per_turn_max)):
+            ticket = tickets.popleft()
+            if ticket.answer is None and ticket.holders > 0 and not _may_be_served(ticket):
+                partition.withdraw(ticket)
+                self._finish(ticket, now, effects)
+        if not tickets:
+            del self._to_look_at[partition]
+        effects.more |= partition in self._to_look_at
+        self.relieve(partition, now, effects)
 
     def _finish(self, ticket: Ticket, now: float, effects: Effects) -> Effects:
         """Place one that waited, or tell it why not."""
@@ -290,6 +319,14 @@ class WaitingRoom:
             return False
         partition.enqueue(number, ticket, rows, now, is_known=True)
         return True
+
+
+def _may_be_served(ticket: Ticket) -> bool:
+    try:
+        ticket.partition.candidates(ticket.request)
+    except NoEligibleWorker:
+        return False
+    return True
 
 
 def endpoint_of(ticket: Ticket) -> str:

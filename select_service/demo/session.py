@@ -57,7 +57,7 @@ class Session:
     def __init__(self, settings: Settings, client: SelectorClient | None = None) -> None:
         self.settings = settings
         self.stats = Stats()
-        self._rng = Random(settings.seed)  # noqa: S311 - traffic, not secrets
+        self._rng = Random(settings.seed)  # noqa: S311  # nosec B311 - traffic, not secrets
         first = settings.first_worker_id
         self.workers = {
             worker_id: SimulatedWorker(worker_id, settings.engine)
@@ -123,7 +123,8 @@ class Session:
                 await self._pause(self._rng.expovariate(conversations_per_s))
 
     async def _converse(self, seed: int, systems: list[list[int]]) -> None:
-        rng = Random(seed)  # noqa: S311 - one generator each: the order of answers changes nothing
+        # one generator each: the order of answers changes nothing
+        rng = Random(seed)  # noqa: S311  # nosec B311 - traffic, not secrets
         conversation = new_conversation(self.settings.chat, rng, systems)
         while (turn := conversation.next_turn()) is not None:
             await self._pause(turn.think_s)

@@ -33,6 +33,7 @@ class Worker(Struct, frozen=True):
     worker_id: int
     model_name: str = "default"
     tenant_id: str = "default"
+    lifecycle: str = "schedulable"
     endpoint: str | None = None
     kv_events_endpoint: str | None = None
     kv_events_endpoints: dict[str, str] = {}

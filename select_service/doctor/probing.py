@@ -27,6 +27,8 @@ def probe(workers: Iterable[Worker], timeout_s: float) -> list[Finding]:
     """Connect to every port a worker's record names; those that do not answer are findings."""
     targets: dict[tuple[str, int], Subject] = {}
     for worker in workers:
+        if worker.lifecycle == "draining":
+            continue  # it may have gone
         for endpoint in _endpoints(worker):
             address = _address(endpoint)
             if address is not None and len(targets) < ENDPOINTS_MAX:

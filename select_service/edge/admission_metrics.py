@@ -250,8 +250,8 @@ class AdmissionMetrics(Collector):
         )
         for partition, keeper, rank, slot in islice(seats, self._ranks_max):
             of_rank = (str(rank.worker_id), str(rank.dp_rank))
-            busy.add_metric([*of_rank, *partition.scope], float(keeper.busy.busy[slot]))
-            role = partition.workers[rank.worker_id].spec.role or _WORKER_TYPE
+            busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
+            role = partition.seated[rank.worker_id].spec.role or _WORKER_TYPE
             blocks.add_metric([*of_rank, role], float(partition.ledger.decode[slot]))
             tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
         yield from (busy, blocks, tokens)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.core.trusting import TrustSeat
+    from select_service.drain_types import DrainRequest, DrainStatus
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
@@ -188,7 +189,7 @@ class Driver:
             ValueError: the settings of admission, trust, or of where to connect, make no sense.
         """
         self.addresses = Addresses(reach, clock=clock)
-        rng = random.Random(seed)  # noqa: S311 - ties, not secrets
+        rng = random.Random(seed)  # noqa: S311  # nosec B311 - ties, not secrets
         registry = (
             Registry(on_event_loss=on_event_loss)
             if stream_limits is None
@@ -468,6 +469,24 @@ class Driver:
         record, effects = self.core.delete_worker(worker_id, self._clock(), source)
         self._carry_out(effects)
         return record
+
+    def drain_worker(self, worker_id: int, request: DrainRequest) -> DrainStatus:
+        """POST /workers/{id}/drain."""
+        status, effects = self.core.drain(worker_id, request, self._clock())
+        return self._drain_told(status, effects)
+
+    def undrain_worker(self, worker_id: int) -> DrainStatus:
+        """DELETE /workers/{id}/drain."""
+        status, effects = self.core.undrain(worker_id, self._clock())
+        return self._drain_told(status, effects)
+
+    def _drain_told(self, status: DrainStatus, effects: Effects) -> DrainStatus:
+        self._carry_out(effects)
+        return self.core.drain_status(status.worker_id) if effects.listen else status
+
+    def drain_status(self, worker_id: int) -> DrainStatus:
+        """GET /workers/{id}/drain."""
+        return self.core.drain_status(worker_id)
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
+from select_service.drain_types import DrainRequest
 from select_service.edge.driver import Driver
 from select_service.edge.keeper import Keeper
 from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from select_service.admission_types import AdmissionSettings
     from select_service.decision_types import Decision
+    from select_service.drain_types import DrainStatus
     from select_service.edge.telling import Wanted
     from select_service.types import (
         Answer,
@@ -129,6 +131,21 @@ class SelectionService:
         """Remove a worker with its load and index; DELETE /workers/{id}. Raises WorkerNotFound."""
         self._check_writable()
         return await self._settled(self.driver.delete_worker(worker_id))
+
+    async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
+        """Give a worker no more work; POST /workers/{id}/drain. Raises WorkerNotFound."""
+        self._check_writable()
+        request = DrainRequest(reason=reason)
+        return await self._settled(self.driver.drain_worker(worker_id, request))
+
+    async def undrain_worker(self, worker_id: int) -> DrainStatus:
+        """Let it be chosen again; DELETE /workers/{id}/drain. Raises WorkerNotFound."""
+        self._check_writable()
+        return await self._settled(self.driver.undrain_worker(worker_id))
+
+    async def drain_status(self, worker_id: int) -> DrainStatus:
+        """Tell what is in flight on it; GET /workers/{id}/drain. Raises WorkerNotFound."""
+        return self.driver.drain_status(worker_id)
 
     async def workers(
         self, model_name: str | None = None, tenant_id: str | None = None

@@ -25,6 +25,7 @@ from select_service.admission_types import (
 )
 from select_service.core.queue import Ticket
 from select_service.decision_types import Decision, DecisionList
+from select_service.drain_types import DrainRequest, DrainStatus
 from select_service.edge.answers import (
     JSON_WRITER,
     Response,
@@ -174,6 +175,7 @@ class Api:
 
         self._worker_spec = read(WorkerSpec)
         self._worker_patch = read(WorkerPatch)
+        self._drain = read(DrainRequest)
         self._select = read(SelectRequest)
         self._select_and_reserve = read(SelectAndReserveRequest)
         self._select_pair = read(SelectPairRequest)
@@ -284,6 +286,20 @@ class Api:
     def delete_worker(self, request: Request) -> Response:
         """Remove a worker with its reservations and its index."""
         return self.writer.reply(self._service.delete_worker(read_u64(request.params[0])))
+
+    def drain_worker(self, request: Request) -> Answer:
+        """Give a worker no more work; what it has goes on. Repeatable. The body may be empty."""
+        worker_id = read_u64(request.params[0])
+        decoded = self._drain.decode(request.body or self._drain.nothing)
+        return self._answer(decoded, lambda ask, _: self._service.drain_worker(worker_id, ask))
+
+    def undrain_worker(self, request: Request) -> Response:
+        """Let a worker be chosen again. Repeatable."""
+        return self.writer.reply(self._service.undrain_worker(read_u64(request.params[0])))
+
+    def drain_status(self, request: Request) -> Response:
+        """Tell how far a worker is from being idle, whether it drains or not."""
+        return self.writer.reply(self._service.drain_status(read_u64(request.params[0])))
 
     def workers(self, request: Request) -> Response:
         """List workers by ascending id."""
@@ -623,6 +639,7 @@ _ask = partial(_route, "POST", changes=False)
 _OPEN, _CATALOG, _SELECT, _LIFECYCLE = "open", "catalog", "select", "lifecycle"
 _READ, _ADMIN = "read", "admin"
 _WORKER: Final = "/workers/{worker_id}"
+_DRAIN: Final = _WORKER + "/drain"
 _RESERVATION: Final = "/reservations/{reservation_id}"
 _LEASE: Final = "/leases/{lease_id}"
 
@@ -645,6 +662,14 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         takes=WorkerPatch,
     ),
     _route("DELETE", _WORKER, Api.delete_worker, WorkerRecord, 404, scope=_CATALOG),
+    _post(
+        *(_DRAIN, Api.drain_worker, DrainStatus, 404),
+        scope=_CATALOG,
+        takes=DrainRequest,
+        body_optional=True,
+    ),
+    _get(_DRAIN, Api.drain_status, DrainStatus, 404, scope=_READ),
+    _route("DELETE", _DRAIN, Api.undrain_worker, DrainStatus, 404, scope=_CATALOG),
     _post(
         *(_WORKER + "/metrics", Api.report, WorkerMetricsAnswer, 404),
         scope=_CATALOG,

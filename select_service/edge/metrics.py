@@ -238,6 +238,15 @@ class _Service(Collector):
         for lifecycle in _LIFECYCLES:
             workers.add_metric([lifecycle], lifecycles.count(lifecycle))
         yield workers
+        core = self._service.core
+        drains = _counter("drains", "Workers that were drained, or put back.", ("event",))
+        drains.add_metric(["begun"], core.counters.drains_begun)
+        drains.add_metric(["undone"], core.counters.drains_undone)
+        yield drains
+        left = _gauge("draining_reservations", "Live reservations of workers that drain.")
+        drained = [worker.worker_id for worker in core.catalog if worker.drain is not None]
+        left.add_metric((), sum(core.drain_status(one).reservations for one in drained))
+        yield left
 
     def _scopes(self) -> Iterator[Metric]:
         count = len(in_use(self._service.core))
@@ -340,7 +349,7 @@ class _Service(Collector):
                 decode.add_metric(labels, float(ledger.decode[slot]))
                 requests.add_metric(labels, float(ledger.requests[slot]))
         yield from (prefill, decode, requests)
-        seats = _gauge("ranks", "Ranks of schedulable workers.")
+        seats = _gauge("ranks", "Ranks of workers that are schedulable or drain.")
         seats.add_metric((), ranks)
         yield seats
         unlisted = _gauge("ranks_unlisted", "Ranks without series of their own: too many.")

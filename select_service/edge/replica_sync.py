@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.edge.guide import Guide
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
-from indexer.errors import SchemeRefused
+from indexer.errors import EndpointRefused, SchemeRefused
 from indexer.types import StreamLimits
 from select_service.doctor_types import PeerLink
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from indexer.edge.addresses import Addresses
     from indexer.edge.curve import ReplicaKeys
+    from indexer.edge.sockets import KeyCheck, Publisher
     from select_service.types import ReplicaLimits
 
 _log = logging.getLogger("select_service")
@@ -54,32 +55,70 @@ class ReplicaPublisher:
         Raises:
             indexer.errors.EndpointRefused: the port cannot be bound.
         """
-        self._socket = open_publisher(f"tcp://*:{port}", messages_max, keys)
-        self.key_check = self._socket.key_check
-        if self.key_check is not None:
-            asyncio.get_running_loop().add_reader(self.key_check.fd, self._check_keys)
-            self._check_keys()  # the descriptor tells of changes only
+        self._port, self._messages_max, self._keys = port, messages_max, keys
+        self.key_check: KeyCheck | None = None
+        self._socket: Publisher | None = None
+        self._again: asyncio.Handle | None = None
+        self._open()
+        if keys is not None:
+            keys.when_narrower.append(self._begin_again_soon)
         self.sent = 0
-        self.dropped = 0  # the socket's queue was full
+        self.dropped = 0  # the socket's queue was full, or there is none at the moment
+
+    def _open(self) -> None:
+        self._socket = open_publisher(f"tcp://*:{self._port}", self._messages_max, self._keys)
+        check, before = self._socket.key_check, self.key_check
+        self.key_check = check
+        if check is not None:
+            if before is not None:  # what was counted goes on
+                check.accepted, check.refused = before.accepted, before.refused
+            asyncio.get_running_loop().add_reader(check.fd, self._check_keys)
+            self._check_keys()  # the descriptor tells of changes only
+
+    def _begin_again_soon(self) -> None:
+        """Have everybody connect anew: libzmq asks for a key at that moment only.
+
+        Who may still listen misses what is said in between, sees it by the numbers, and fetches it.
+        """
+        if self._again is None:
+            self._again = asyncio.get_running_loop().call_soon(self._begin_again)
+
+    def _begin_again(self) -> None:
+        self._again = None
+        self._close_socket()
+        try:
+            self._open()
+        except EndpointRefused as error:  # somebody was quicker
+            _log.error("replicas hear nothing for now: %s", error)
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(RECONNECT_AFTER_S, self._begin_again)
 
     def publish(self, topic: bytes, payload: bytes) -> None:
         """Send one message to whoever listens."""
-        if self._socket.send((topic, payload)):
+        if self._socket is not None and self._socket.send((topic, payload)):
             self.sent += 1
         else:
             self.dropped += 1
 
     def _check_keys(self) -> None:
         """Say who may listen, for some of those who wait to hear."""
-        if self.key_check is not None and self.key_check.answer(KEYS_PER_TURN):
+        is_open = self._socket is not None
+        if is_open and self.key_check is not None and self.key_check.answer(KEYS_PER_TURN):
             asyncio.get_running_loop().call_soon(self._check_keys)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            if self.key_check is not None:
+                asyncio.get_running_loop().remove_reader(self.key_check.fd)
+            self._socket.close()
+            self._socket = None
 
     def close(self) -> None:
         """Close without lingering."""
-        if self.key_check is not None:
-            asyncio.get_running_loop().remove_reader(self.key_check.fd)
-            self.key_check = None
-        self._socket.close()
+        if self._again is not None:
+            self._again.cancel()
+        self._close_socket()
+        self.key_check = None
 
 
 class _Peer:

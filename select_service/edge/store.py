@@ -262,13 +262,13 @@ class Store:
                 part = puts[start : start + ROWS_PER_STATEMENT]
                 rows = ",".join(["(?,?,?)"] * len(part))
                 db.execute(
-                    f"INSERT OR REPLACE INTO state VALUES {rows}",  # noqa: S608 - only marks
+                    f"INSERT OR REPLACE INTO state VALUES {rows}",  # noqa: S608  # nosec B608 - marks
                     [value for row in part for value in row],
                 )
             for start in range(0, len(gone), ROWS_PER_STATEMENT):
                 ids = gone[start : start + ROWS_PER_STATEMENT]
                 marks = ",".join("?" * len(ids))
-                db.execute(f"DELETE FROM state WHERE id IN ({marks})", ids)  # noqa: S608
+                db.execute(f"DELETE FROM state WHERE id IN ({marks})", ids)  # noqa: S608  # nosec B608
             db.execute("COMMIT")
         except sqlite3.Error:
             self.close_file()  # rolls back; what is on disk is read anew, whatever failed

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from select_service.core.leases import Lease
     from select_service.core.queue import Ticket
     from select_service.core.trusting import TrustSeat
+    from select_service.drain_types import DrainRequest, DrainStatus
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
     from select_service.types import (
@@ -163,6 +164,21 @@ class TenantView:
         """DELETE /workers/{id}."""
         self._check_worker(worker_id)
         return self._service.delete_worker(worker_id)
+
+    def drain_worker(self, worker_id: int, request: DrainRequest) -> DrainStatus:
+        """POST /workers/{id}/drain."""
+        self._check_worker(worker_id)
+        return self._service.drain_worker(worker_id, request)
+
+    def undrain_worker(self, worker_id: int) -> DrainStatus:
+        """DELETE /workers/{id}/drain."""
+        self._check_worker(worker_id)
+        return self._service.undrain_worker(worker_id)
+
+    def drain_status(self, worker_id: int) -> DrainStatus:
+        """GET /workers/{id}/drain."""
+        self._check_worker(worker_id)
+        return self._service.drain_status(worker_id)
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
         """POST /workers/{id}/metrics."""

@@ -110,7 +110,8 @@ class Tracing:
         self.sampled = 0
         self.sampler = sampler
         self._shutdown_s = shutdown_s
-        self._random = random.Random(random.SystemRandom().getrandbits(256)).getrandbits  # noqa: S311 - ids
+        seed = random.SystemRandom().getrandbits(256)
+        self._random = random.Random(seed).getrandbits  # noqa: S311  # nosec B311 - ids
 
     def begin(self, parent: Parent | None) -> Span | None:
         """Begin a span if the request is to be traced."""

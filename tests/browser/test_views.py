@@ -93,11 +93,15 @@ def test_fleet_shows_events_gaps_and_the_index(serve: Serve, tab: Tabs) -> None:
         row = page.rows("fleet")["1/0"]
         assert (row["Cached"], row["Gaps · lost"]) == ("4", "0 · 0")
         assert row["Last event"].startswith("5 min")
+        page.until('[data-key="1/0"] > :nth-child(10)', "0 s")  # later than itself it is not
         publish(engine, 5, list(range(500, 532)), 200, time.time())
         page.until('[data-key="1/0"]', "uncertain")  # nobody can be asked for what is missing
         row = page.rows("fleet")["1/0"]
         assert (row["Cached"], row["Gaps · lost"]) == ("6", "1 · 4")
         assert page.text("[data-card=events] b") == "1 in trouble"
+        publish(engine, 6, list(range(900, 932)), 300, time.time() - 400)
+        page.until('[data-key="1/0"] > :nth-child(10)', "min 40 s")  # than either before
+        assert page.rows("fleet")["1/0"]["Lag"].endswith("min 40 s")
 
 
 def test_decisions_are_explained(serve: Serve, tab: Tabs) -> None:

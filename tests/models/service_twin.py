@@ -111,6 +111,7 @@ class ServiceTwin:
     now: float = 0.0
     leases: dict[str, TwinLease] = field(default_factory=dict)
     queue: list[TwinTicket] = field(default_factory=list)
+    drained: set[int] = field(default_factory=set)  # workers that take nothing more
 
     # -- workers (1.5) -------------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class ServiceTwin:
 
     def delete_worker(self, worker_id: int) -> None:
         """Remove: load and index go with it."""
+        self.drained.discard(worker_id)
         for rank in self.workers.pop(worker_id).sources:
             self._drop_rank((worker_id, rank))
 
@@ -138,6 +140,10 @@ class ServiceTwin:
     def ranks(self) -> list[Rank]:
         """Every rank of every worker."""
         return [(w, r) for w, worker in self.workers.items() for r in worker.sources]
+
+    def open_ranks(self) -> list[Rank]:
+        """Those of workers that do not drain."""
+        return [(w, r) for w, r in self.ranks() if w not in self.drained]
 
     # -- load (4) ------------------------------------------------------------------------------
 
@@ -236,6 +242,10 @@ class ServiceTwin:
 
     def eligible(self, wish: Wish) -> list[Rank]:
         """Candidates of a request (3.1)."""
+        return [rank for rank in self.wished(wish) if rank[0] not in self.drained]
+
+    def wished(self, wish: Wish) -> list[Rank]:
+        """With them those of workers that drain."""
         return [
             (worker_id, rank)
             for worker_id, rank in self.ranks()

@@ -35,6 +35,7 @@ from select_service.admission_types import AdmissionSettings
 from select_service.core.partition import Placement
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.drain_types import DrainRequest
 from select_service.errors import (
     LeaseConflict,
     LeaseNotFound,
@@ -43,6 +44,8 @@ from select_service.errors import (
     ReservationConflict,
     ReservationNotFound,
     ServiceError,
+    WorkerDraining,
+    WorkerNotFound,
 )
 from select_service.types import (
     BatchFree,
@@ -160,7 +163,8 @@ class ServiceMachine(RuleBasedStateMachine):
             Registry(),
             config,
             random.Random(7),
-            limits=CoreLimits(dropped_per_turn_max=1),  # what a rank leaves stays for a while
+            # what a rank leaves stays for a while; who waits is looked at in one turn
+            limits=CoreLimits(dropped_per_turn_max=1, judged_per_turn_max=1000),
             trace_decisions=True,
             # a gate that keeps nobody out changes nothing
             admission=None if gate is None else AdmissionSettings(max_inflight=1000, **gate),
@@ -227,7 +231,8 @@ class ServiceMachine(RuleBasedStateMachine):
             taints=sorted(taints),
         )
         record, effects = self.core.upsert_worker(spec, self.later())
-        assert record.lifecycle == "schedulable"
+        drains = worker_id in self.twin.drained
+        assert record.lifecycle == ("draining" if drains else "schedulable")
         self.follow(effects)
         self.twin.put_worker(worker_id, TwinWorker(taints, spec.max_num_batched_tokens, sources))
 
@@ -246,6 +251,44 @@ class ServiceMachine(RuleBasedStateMachine):
         _, effects = self.core.delete_worker(worker_id, self.later())
         self.follow(effects)
         self.twin.delete_worker(worker_id)
+
+    @rule(worker_id=worker_ids, undone=st.sampled_from([False, True, True]))
+    def drain_worker(self, worker_id: int, *, undone: bool) -> None:
+        """Take a worker out, or put it back: whom nobody can serve any more is told at once."""
+        now = self.later()
+        if worker_id not in self.twin.workers:
+            with pytest.raises(WorkerNotFound):
+                self.core.undrain(worker_id, now)
+            return
+        drained = self.twin.drained
+        is_news = (worker_id in drained) is undone
+        if undone:
+            status, effects = self.core.undrain(worker_id, now)
+            drained.discard(worker_id)
+        else:
+            status, effects = self.core.drain(worker_id, DrainRequest(), now)
+            drained.add(worker_id)
+        if not is_news:
+            assert not effects.answered
+        else:
+            self.heard_of_drain(effects)
+        ranks = [rank for rank in self.twin.ranks() if rank[0] == worker_id]
+        assert status.reservations == sum(len(self.twin.on_rank(rank)) for rank in ranks)
+        assert status.prefill_tokens == sum(map(self.twin.prefill, ranks))
+        assert status.decode_blocks == sum(map(self.twin.decode, ranks))
+        assert status.safe_to_terminate is (not undone and not status.reservations)
+
+    def heard_of_drain(self, effects: Any) -> None:
+        """Those that nobody can serve leave, wherever they stand; then those go that may."""
+        queue = self.twin.queue
+        lost = [at for at, one in enumerate(queue) if not self.twin.eligible(one.wish)]
+        told, effects.answered = effects.answered[: len(lost)], effects.answered[len(lost) :]
+        assert told == [self.tickets[at] for at in lost]
+        assert all(isinstance(ticket.answer, NoEligibleWorker) for ticket in told)
+        for at in reversed(lost):
+            del queue[at], self.tickets[at]
+        self.follow(effects)
+        assert not self.twin.head_may_go()
 
     def follow(self, effects: Any) -> None:
         """Open and close streams as the driver would; hand answers to who waited."""
@@ -399,15 +442,18 @@ class ServiceMachine(RuleBasedStateMachine):
         return "lease_id" in term and term["lease_id"] not in self.twin.leases
 
     def expected_refusal(self, wish: Wish, term: dict[str, Any]) -> type[ServiceError] | None:
-        if not self.twin.workers:
+        if not self.twin.open_ranks():
             return NoSchedulableWorker
         clash = wish.pinned and wish.allowed is not None and wish.pinned[0] not in wish.allowed
         if clash:
             return ServiceError
         if self.is_leaseless(term):
             return LeaseNotFound
-        if not self.twin.queue and not self.twin.eligible(wish):
-            return NoEligibleWorker
+        if not self.twin.eligible(wish):
+            if self.twin.wished(wish):
+                return WorkerDraining
+            if not self.twin.queue:
+                return NoEligibleWorker
         return None
 
     def accept(self, asked: TwinTicket, answer: Selection, cost: float) -> None:
@@ -489,6 +535,10 @@ class ServiceMachine(RuleBasedStateMachine):
         )
         if self.is_leaseless(term):
             with pytest.raises(LeaseNotFound):
+                self.core.reserve(request, self.later())
+            return name
+        if rank[0] in self.twin.drained:
+            with pytest.raises(WorkerDraining):
                 self.core.reserve(request, self.later())
             return name
         answer, effects = self.core.reserve(request, self.later())
@@ -685,7 +735,7 @@ class ServiceMachine(RuleBasedStateMachine):
             for row in scope.loads
         }
 
-    @precondition(lambda self: self.twin.workers)
+    @precondition(lambda self: self.twin.open_ranks())
     @rule(blocks=letters, tail=st.integers(1, BLOCK_SIZE - 1))
     def inspect(self, blocks: tuple[int, ...], tail: int) -> None:
         """/overlap_scores and /potential_loads of any prompt."""
@@ -699,7 +749,7 @@ class ServiceMachine(RuleBasedStateMachine):
             )
             for row in scores.workers
         }
-        assert seen == {rank: self.twin.overlap(rank, prompt) for rank in self.twin.ranks()}
+        assert seen == {rank: self.twin.overlap(rank, prompt) for rank in self.twin.open_ranks()}
         for row in self.core.potential_loads(PotentialLoadsRequest(token_ids=tokens)):
             rank = (row.worker_id, row.dp_rank)
             added = max(0, prompt.isl_tokens - self.twin.cached_tokens(rank, prompt))

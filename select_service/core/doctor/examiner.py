@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from indexer.types import LinkState
     from select_service.core.catalog import Catalog
     from select_service.core.counters import Counters, ReplicaCounters
+    from select_service.core.doctor.causes import Cause
     from select_service.core.doctor.suspicions import Change
     from select_service.core.membership import Membership
     from select_service.core.reading import Reader
@@ -135,6 +136,8 @@ class Examiner:
             if stream.closed:
                 continue
             rank, scope = stream.rank, stream.scope
+            drains = self._drains(rank.worker_id)  # it may end any time, and nobody need be told
+            suspect = _overlook if drains else self.suspicions.suspect
             for owner in (scope, (scope, rank)):
                 stored[owner] = stored.get(owner, 0) + stream.tallies.blocks_stored
             link = link_of(stream)
@@ -149,8 +152,9 @@ class Examiner:
                     past_missing |= {scope, (scope, rank)}
                 subject = _subject(scope, rank, endpoint)
                 for cause, what in watch.look(look):
-                    self.suspicions.suspect(cause, subject, what, now)
-            clash = endpoints.name(rank, self._server_of(rank), endpoint, replay)
+                    suspect(cause, subject, what, now)
+            server = self._server_of(rank)
+            clash = None if drains else endpoints.name(rank, server, endpoint, replay)
             if clash is not None:
                 subject = _subject(scope, rank, endpoint)
                 self.suspicions.suspect(causes.ENDPOINT_SHARED, subject, clash, now)
@@ -182,6 +186,10 @@ class Examiner:
         """Whether what a worker caches comes from others, who tell of it."""
         worker = self._catalog.find(worker_id)
         return worker is not None and worker.spec.role == "decode"
+
+    def _drains(self, worker_id: int) -> bool:
+        worker = self._catalog.find(worker_id)
+        return worker is not None and worker.drain is not None
 
     def _server_of(self, rank: WorkerRank) -> str | None:
         worker = self._catalog.find(rank.worker_id)
@@ -220,6 +228,10 @@ class Examiner:
                     what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
                     self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
             yield
+
+
+def _overlook(_: Cause, __: Subject, ___: str, ____: float) -> None:
+    """Suspect nobody."""
 
 
 def _subject(scope: Scope, rank: WorkerRank, endpoint: str | None = None) -> Subject:

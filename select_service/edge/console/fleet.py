@@ -26,7 +26,7 @@ __all__ = ["RANK_FIELDS", "Fleet", "News"]
 
 RANK_FIELDS: Final = (
     *("worker_id", "dp_rank", "prefill_tokens", "decode_blocks", "requests"),
-    *("kv_state", "event_at_ms", "gaps", "lost_batches", "cached_blocks"),
+    *("kv_state", "event_at_ms", "lag_s", "gaps", "lost_batches", "cached_blocks"),
     *("kv_used_blocks", "kv_total_blocks", "requests_waiting", "busy", "trust"),
 )
 """What a rank's row is made of; `kv_used_blocks` to `requests_waiting` are the worker's word."""
@@ -118,7 +118,8 @@ class Fleet:
         reports = core.admitting.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
         for seat in seen.seats:
             dp_rank = seat.rank.dp_rank
-            numbers = _numbers(seat, partition, reports.get(dp_rank))
+            lag_s = None if seat.stream is None else core.trusting.lag_of(seat.stream)
+            numbers = _numbers(seat, partition, reports.get(dp_rank), lag_s)
             if seen.ranks.get(dp_rank) != numbers:
                 seen.ranks[dp_rank] = numbers
                 row = seen.rows[dp_rank] = encode((str(worker.worker_id), dp_rank, *numbers))
@@ -136,7 +137,7 @@ class Fleet:
 _NO_REPORTS: Final[Mapping[int, Report]] = {}
 
 
-def _numbers(seat: _Seat, partition: Partition, report: Report | None) -> _Row:
+def _numbers(seat: _Seat, partition: Partition, report: Report | None, lag_s: float | None) -> _Row:
     slot, stream = seat.slot, seat.stream
     ledger, keeper = partition.ledger, partition.admission
     kv_state, event_at_ms, gaps, lost = "none", None, 0, 0
@@ -149,7 +150,7 @@ def _numbers(seat: _Seat, partition: Partition, report: Report | None) -> _Row:
         ledger.prefill_tokens(slot),
         int(ledger.decode[slot]),
         int(ledger.requests[slot]),
-        *(kv_state, event_at_ms, gaps, lost),
+        *(kv_state, event_at_ms, None if lag_s is None else round(lag_s, 2), gaps, lost),
         sum(partition.index.blocks_of(seat.rank)),
         None if told is None else told.kv_used_blocks,
         None if told is None else told.kv_total_blocks,
@@ -183,6 +184,7 @@ def _describe(worker: Worker) -> bytes:
             "endpoint": spec.endpoint,
             "lifecycle": worker.lifecycle,
             "reasons": worker.reasons,
+            "drains": worker.drain is not None,
             "role": spec.role or "aggregated",
             "source": worker.source,
             "block_size": spec.block_size,

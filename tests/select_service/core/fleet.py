@@ -11,6 +11,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.effects import Effects
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.drain_types import DrainRequest, DrainStatus
 from select_service.types import (
     Answer,
     PairSelection,
@@ -59,6 +60,16 @@ class Fleet:
 
     def delete(self, worker_id: int) -> WorkerRecord:
         answer, effects = self.core.delete_worker(worker_id, self.now)
+        self._did(effects)
+        return answer
+
+    def drain(self, worker_id: int, reason: str | None = None) -> DrainStatus:
+        answer, effects = self.core.drain(worker_id, DrainRequest(reason=reason), self.now)
+        self._did(effects)
+        return answer
+
+    def undrain(self, worker_id: int) -> DrainStatus:
+        answer, effects = self.core.undrain(worker_id, self.now)
         self._did(effects)
         return answer
 

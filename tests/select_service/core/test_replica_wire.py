@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.replica_events import TOPIC, AddRequest, ReplicaEnvelope, Stamp
+from select_service.core.replica_events import (
+    TEXT_CHARS_MAX,
+    TOPIC,
+    AddRequest,
+    ReplicaEnvelope,
+    Stamp,
+)
 from select_service.core.replica_messages import (
     OWN_TOPIC,
     ClaimRecord,
@@ -223,6 +229,19 @@ def test_any_bytes_are_a_message_or_refused(payload: bytes, topic: bytes) -> Non
         decode_message(topic, payload)
     except MalformedReplicaMessage:
         return
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_names_are_not_of_any_length(extra: int) -> None:
+    name = "x" * (TEXT_CHARS_MAX + extra)
+    foreign = msgspec.msgpack.encode(ENVELOPE | {"event": EVENT | {"request_id": name}})
+    own = encode_message(Said(1, 1, 1, [Ended(name, 1, 1)]))
+    for topic, payload in ((TOPIC, foreign), own):
+        if extra:
+            with pytest.raises(MalformedReplicaMessage):
+                decode_message(topic, payload)
+        else:
+            decode_message(topic, payload)
 
 
 def test_other_topics_are_refused() -> None:

@@ -15,7 +15,19 @@ from tests.select_service.core.fleet import Fleet
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("reserve", "complete", "output", "free", "delete", "worker", "wait")),
+        st.sampled_from(
+            (
+                "reserve",
+                "complete",
+                "output",
+                "free",
+                "delete",
+                "worker",
+                "wait",
+                "drain",
+                "undrain",
+            )
+        ),
         st.integers(0, 5),
         st.integers(1, 3),
     ),
@@ -77,6 +89,10 @@ def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
         fleet.tick(0.0)
     elif verb == "worker":
         fleet.worker(worker)
+    elif verb == "drain":
+        fleet.drain(worker, f"for {number}" if number else None)
+    elif verb == "undrain":
+        fleet.undrain(worker)
     else:
         fleet.tick(200.0)
 

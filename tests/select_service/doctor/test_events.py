@@ -8,6 +8,7 @@ import msgspec
 import zmq
 
 from indexer.types import StreamLimits
+from select_service.drain_types import DrainRequest
 from select_service.types import ReservationRequest, RouterConfig
 from tests.indexer.encoding import message, stored
 from tests.select_service.doctor.ward import BLOCK, STREAMS, Engine, Ward, play, prompt
@@ -120,6 +121,9 @@ def test_nobody_publishes_at_the_endpoint(context: Context) -> None:
         await ward.until(lambda: not ward.is_connected(stream))
         assert await ward.pass_time(20) == []  # engines restart
         assert await ward.pass_time(20) == ["events-unreachable"]
+        ward.service.drain_worker(1, DrainRequest())
+        assert await ward.codes() == [], "who drains may end any time"
+        ward.service.undrain_worker(1)
         ward.engine(ports)
         await ward.until(lambda: ward.is_connected(stream))
         assert await ward.codes() == []

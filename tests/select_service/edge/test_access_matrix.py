@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from select_service.admission_types import AdmissionChange, BusyThresholdChange, WorkerMetrics
+from select_service.drain_types import DrainRequest
 from select_service.edge.console.routes import Booth
 from select_service.edge.driver import Driver
 from select_service.edge.http import ROUTES, Handler, PeerRequest
@@ -67,6 +68,7 @@ BODIES: Final[dict[type, dict[str, Any]]] = {
     BusyThresholdChange: {"model": "default"},
     PeerRequest: {"endpoint": "tcp://127.0.0.1:9"},
     ConfigChange: {"settings": {}},
+    DrainRequest: {},
 }
 """A body for each that a route may take, of what exists or might."""
 
@@ -449,6 +451,48 @@ def test_a_tenant_with_a_long_name_has_room_for_ids(name: str) -> None:
     assert len(_prefix(name)) < 60
     assert _prefix(name) != _prefix(name[:-1])
     assert _prefix(_prefix(name).removesuffix(":")) != _prefix(name)
+
+
+def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=[OURS])
+    file.add("theirs", *SCOPES, tenants=[THEIRS])
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 1, tenant_id=OURS)
+        seat(service, 2, tenant_id=THEIRS)
+        wire = await Wire.to(port)
+
+        async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+            route: Route[Any] = Route(method, path, None)
+            status, _, content = await ask(wire, route, body, file.line(name))
+            return status, json.loads(content)
+
+        ids = {"reservation_id": "r", "selection_id": "s"}
+        for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
+            booking = {"tenant_id": tenant, "explain": True, **ids, **PROMPT}
+            status, answer = await do(name, "POST", "/select_and_reserve", booking)
+            assert status == 200, answer
+            told = answer["decision"]
+            assert ids.items() <= told.items()
+            assert told["decision_id"] == "s"
+        for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
+            for found in ("r", "s"):
+                status, told = await do(name, "GET", f"/decisions/{found}")
+                assert (status, told["tenant_id"]) == (200, tenant)
+                assert ids.items() <= told.items()
+            listed = (await do(name, "GET", "/decisions"))[1]["decisions"]
+            assert [one["tenant_id"] for one in listed] == [tenant]
+            assert ids.items() <= listed[0].items()
+        # how long an id may be, is said without what is put before it
+        booking = {"tenant_id": OURS, "reservation_id": "x" * 250, **PROMPT}
+        status, answer = await do("ours", "POST", "/select_and_reserve", booking)
+        assert (status, answer["field"]) == (422, "reservation_id")
+        assert "at most 244 characters" in answer["error"]
+        booking["reservation_id"] = "x" * 244
+        assert (await do("ours", "POST", "/select_and_reserve", booking))[0] == 200
+
+    on_a_port(use, token_file=str(file.path))
 
 
 def test_a_worker_number_of_another_tenant_is_taken(tmp_path: Path) -> None:

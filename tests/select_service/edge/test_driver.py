@@ -253,6 +253,9 @@ def test_the_embedded_service_mirrors_the_routes() -> None:
                 reservation_id="b", worker_id=1, sequence_hashes=[4], isl_tokens=16
             )
             assert (await service.reserve(booking)).endpoint == "h"
+            assert (await service.drain_worker(1, "why")).reason == "why"
+            assert (await service.drain_status(1)).reservations == 2
+            assert (await service.undrain_worker(1)).lifecycle == "schedulable"
             await service.prefill_complete("a")
             await service.output_block("a", 0.5)
             (scope,) = await service.loads()

@@ -91,8 +91,8 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
             assert SECRET_ID.encode() not in relay.seen
             assert b"default" not in relay.seen
             assert one.replicas is not None
-            check = one.replicas.publisher.key_check
-            assert check is not None
+            publisher: Any = one.replicas.publisher
+            check = publisher.key_check
             assert check.accepted == 1
 
             # nobody else hears a word
@@ -109,6 +109,19 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
                 assert not spy.poll(0)
             one.free(SECRET_ID)
             await until(lambda: two.core.desk.bookings.live(SECRET_ID) is None)
+
+            # a key that is taken out hears no more, on the connection it has
+            (tmp_path / "replicas").write_text(stranger.public + "\n")
+            assert one.security is not None
+            refused = check.refused
+            one.security.prepare()()
+            await until(lambda: publisher.key_check.refused > refused)
+            book(one, "unheard")
+            # and one that is put in again hears what it has missed
+            (tmp_path / "replicas").write_text(other.public + "\n")
+            one.security.prepare()()
+            await until(lambda: two.core.desk.bookings.live("unheard") is not None)
+            assert publisher.key_check.accepted == 2
             await relay.stop()
 
     run(use)

@@ -14,6 +14,7 @@ from select_service.edge.answers import JSON_WRITER
 from select_service.edge.driver import Driver
 from select_service.edge.http import ROUTES
 from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+from tests.select_service.edge.test_metrics import scrape, value
 
 JSON = {"content-type": "application/json"}
 
@@ -71,8 +72,13 @@ def test_known_path_wrong_method(method: str, path: str, allow: str) -> None:
     in_process(use)
 
 
-NOT_200 = {"/ready": 503, "/replica_sync/snapshot": 409, "/decisions/{id}": 404}
-"""Of an empty service without replicas."""
+NOT_200 = {
+    "/ready": 503,
+    "/replica_sync/snapshot": 409,
+    "/decisions/{id}": 404,
+    "/workers/{worker_id}/drain": 400,
+}
+"""Of an empty service without replicas; the pattern itself names nothing."""
 
 
 def test_head_works_on_get_routes() -> None:
@@ -268,6 +274,49 @@ def test_the_life_of_a_request() -> None:
         assert dump.json() == {"default:default": {"block_size": 16, "events": []}}
         assert (await client.delete("/workers/7")).json()["lifecycle"] == "unschedulable"
         problem(await client.delete("/workers/7"), 404, "worker_not_found")
+
+    in_process(use)
+
+
+def test_a_worker_is_drained_and_put_back() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        seat(service, 2)
+        booking = {**PROMPT, "reservation_id": "a", "allowed_worker_ids": [1]}
+        assert (await client.post("/select_and_reserve", json=booking)).status_code == 200
+        idle = (await client.get("/workers/1/drain")).json()
+        assert (idle["lifecycle"], idle["drains"]) == ("schedulable", False)
+        told = await client.post("/workers/1/drain")  # no body, and none is needed
+        assert (told.status_code, "reason" in told.json()) == (200, False)
+        told = await client.post("/workers/1/drain", json={"reason": "new image"})
+        assert told.json() == {
+            "worker_id": 1,
+            "model_name": "default",
+            "tenant_id": "default",
+            "lifecycle": "draining",
+            "drains": True,
+            "reason": "new image",
+            "reservations": 1,
+            "prefill_tokens": 32,
+            "decode_blocks": 2,
+            "safe_to_terminate": False,
+            "waiting_for": ["1 reservation"],
+        }
+        pinned = {**PROMPT, "pinned_worker": {"worker_id": 1, "dp_rank": 0}}
+        refused = await client.post("/select", json=pinned)
+        problem(refused, 503, "worker_draining")
+        assert refused.json()["details"] == {"worker_ids": [1]}
+        samples = await scrape(client)
+        assert value(samples, "workers", lifecycle="draining") == 1
+        assert value(samples, "draining_reservations") == 1
+        assert value(samples, "drains_total", event="begun") == 1
+        assert (await client.delete("/reservations/a")).status_code == 200
+        assert (await client.get("/workers/1/drain")).json()["safe_to_terminate"] is True
+        assert (await client.delete("/workers/1/drain")).json()["lifecycle"] == "schedulable"
+        for method in ("GET", "POST", "DELETE"):
+            problem(await client.request(method, "/workers/9/drain"), 404, "worker_not_found")
+        too_long = await client.post("/workers/1/drain", json={"reason": "x" * 257})
+        problem(too_long, 422, "invalid_field", "reason")
 
     in_process(use)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from select_service.edge import protocol
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.tls import FILE_BYTES_MAX, Certificates
@@ -229,8 +230,11 @@ def test_a_unix_socket_beside_tls_is_plain(ca: Authority, tmp_path: Path) -> Non
     on_a_port(use, uds=path, **settings_of(ca, tmp_path))
 
 
-def test_refusals_of_the_connection_over_tls(ca: Authority, tmp_path: Path) -> None:
-    """A transport of TLS cannot be closed on one side."""
+def test_refusals_of_the_connection_over_tls(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transport of TLS cannot be closed on one side: it is closed when the time is up."""
+    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
 
     async def use(port: int, service: Driver, _: object) -> None:
         wire = await Wire.to(port, ca.client())

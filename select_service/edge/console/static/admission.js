@@ -1,6 +1,6 @@
 // Who is let in: the policy in force, what became of every class, refusals by reason, thresholds.
 
-import { ask } from "./api.js";
+import { change } from "./change.js";
 import { confirmed } from "./dialog.js";
 import { count, emptiness, facts, h, panel, percent } from "./dom.js";
 import { LiveTable } from "./table.js";
@@ -117,7 +117,7 @@ export class Admission {
           if (text === "") body.clear.push(field);
           else body[field] = Number(text);
         }
-        await ask("POST", "busy_threshold", body);
+        await change("POST", "busy_threshold", body);
         this.changed(`Busy thresholds of ${name} are in force.`);
       },
     });

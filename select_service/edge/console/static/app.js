@@ -10,7 +10,7 @@ import { Fleet } from "./fleet.js";
 import { Prefix } from "./prefix.js";
 import { Replicas } from "./replicas.js";
 import { Store } from "./store.js";
-import { askForToken } from "./token.js";
+import { askForToken, forgetForChanges } from "./token.js";
 import { Traffic } from "./traffic.js";
 
 const VIEWS = [
@@ -185,6 +185,10 @@ const askAndTry = () =>
     follower.hurry();
   });
 place("token").addEventListener("click", askAndTry);
+place("forget").addEventListener("click", () => {
+  forgetForChanges();
+  announce("The token for changes is forgotten.");
+});
 addEventListener("token-wanted", askAndTry);
 setInterval(showConnection, 1000);
 showFindings();

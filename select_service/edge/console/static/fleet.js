@@ -1,9 +1,11 @@
 // Every rank of every worker: load, KV use, how its event stream stands. Opens a worker's record,
 // and from there the few changes there are routes for.
 
-import { ask } from "./api.js";
+import { get } from "./api.js";
+import { change } from "./change.js";
 import { confirmed, sheet } from "./dialog.js";
 import { count, duration, emptiness, facts, h, NONE, percent, pill, plural } from "./dom.js";
+import { Poll } from "./poll.js";
 import { LiveTable } from "./table.js";
 
 export const LIFECYCLE_TONES = { schedulable: "good", incomplete: "warn", draining: "warn", unschedulable: "bad" };
@@ -17,11 +19,31 @@ export function kvUse({ worker, rank }) {
   return { used, total, share: total ? used / total : null };
 }
 
-export const lagOf = (rank, atMs) => (!rank || rank.event_at_ms === null ? null : (atMs - rank.event_at_ms) / 1000);
+const PROGRESS_MS = 1000;
+
+const OLDEST_S = 365 * 86400; // an engine whose clock says more than that has none
+
+export function ageOf(rank, atMs) {
+  if (!rank || rank.event_at_ms === null) return null;
+  const age = (atMs - rank.event_at_ms) / 1000;
+  return Math.abs(age) < OLDEST_S ? age : null;
+}
+
+function age(rank, atMs) {
+  if (!rank || ["none", "silent"].includes(rank.kv_state)) return NONE;
+  const seconds = ageOf(rank, atMs);
+  return seconds === null ? "unknown" : duration(seconds);
+}
 
 export const scopeOf = (one) => (one.tenant_id === "default" ? one.model_name : `${one.model_name} · ${one.tenant_id}`);
 
-const hasProblem = ({ worker, rank }) => worker.lifecycle !== "schedulable" || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
+// How late its events come; of some engines nobody knows.
+export function lag(rank) {
+  if (!rank || rank.kv_state === "none") return NONE;
+  return rank.lag_s === null ? "unknown" : duration(rank.lag_s);
+}
+
+const hasProblem = ({ worker, rank }) => !["schedulable", "draining"].includes(worker.lifecycle) || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
 
 export class Fleet {
   constructor(store, { changed }) {
@@ -30,7 +52,7 @@ export class Fleet {
     this.most = 1;
     this.cards = h("div", { class: "cards" });
     this.search = h("input", { type: "search", id: "fleet-filter", placeholder: "id, endpoint, model, tenant, state …", autocomplete: "off", spellcheck: "false", oninput: () => this.show() });
-    this.only = h("select", { id: "fleet-only", onchange: () => this.show() }, [["all", "All ranks"], ["problems", "With a problem"], ["schedulable", "Schedulable"], ["incomplete", "Not schedulable"], ["loaded", "With load"]].map(([value, text]) => h("option", { value }, text)));
+    this.only = h("select", { id: "fleet-only", onchange: () => this.show() }, [["all", "All ranks"], ["problems", "With a problem"], ["schedulable", "Schedulable"], ["incomplete", "Not schedulable"], ["draining", "Draining"], ["loaded", "With load"]].map(([value, text]) => h("option", { value }, text)));
     this.shown = h("span", { class: "muted", id: "fleet-shown", role: "status" });
     this.table = new LiveTable({ name: "fleet", caption: "Workers and their ranks", columns: this.columns(), key: (row) => row.key, sort: { id: "worker", down: false }, empty: this.nobody() });
     this.node = h("div", {}, this.cards, h("div", { class: "filter" }, h("label", { for: "fleet-filter" }, "Filter"), this.search, h("label", { for: "fleet-only", class: "unseen" }, "Which"), this.only, this.shown), this.table.node);
@@ -51,7 +73,8 @@ export class Fleet {
       { id: "requests", title: "Requests", numeric: true, sort: ({ rank }) => rank?.requests, cell: ({ rank }) => count(rank?.requests) },
       { id: "cached", title: "Cached", numeric: true, hint: "Blocks the index knows it to hold, on all tiers", sort: ({ rank }) => rank?.cached_blocks, cell: ({ rank }) => count(rank?.cached_blocks) },
       { id: "events", title: "KV events", sort: ({ rank }) => rank?.kv_state ?? null, cell: ({ rank }) => this.events(rank) },
-      { id: "lag", title: "Last event", numeric: true, hint: "By the engine's clock", sort: ({ rank }) => lagOf(rank, this.store.atMs), cell: ({ rank }) => duration(lagOf(rank, this.store.atMs)) },
+      { id: "last", title: "Last event", numeric: true, hint: "How long ago, by the engine's clock", sort: ({ rank }) => ageOf(rank, this.store.atMs), cell: ({ rank }) => age(rank, this.store.atMs) },
+      { id: "lag", title: "Lag", numeric: true, hint: "How late its events come, against the fastest of the last hours", sort: ({ rank }) => rank?.lag_s ?? null, cell: ({ rank }) => lag(rank) },
       { id: "gaps", title: "Gaps · lost", numeric: true, hint: "Gaps in the numbers of its batches · batches that will never come", sort: ({ rank }) => (rank ? rank.lost_batches * 1e6 + rank.gaps : null), cell: ({ rank }) => (rank ? `${count(rank.gaps)} · ${count(rank.lost_batches)}` : NONE) },
     ];
   }
@@ -98,6 +121,7 @@ export class Fleet {
     if (only === "problems" && !hasProblem(row)) return false;
     if (only === "schedulable" && worker.lifecycle !== "schedulable") return false;
     if (only === "incomplete" && worker.lifecycle === "schedulable") return false;
+    if (only === "draining" && !worker.drains) return false;
     if (only === "loaded" && !rank?.requests) return false;
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) return true;
@@ -131,27 +155,78 @@ export class Fleet {
     if (!worker) return;
     const mine = this.store.rows().filter((row) => row.worker.worker_id === id && row.rank);
     const can = this.store.about.actions;
-    const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, percent(row.rank.trust)), h("td", { class: "num" }, duration(lagOf(row.rank, this.store.atMs)))));
-    const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Trust", "num"], ["Last event", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
+    const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, percent(row.rank.trust)), h("td", { class: "num" }, age(row.rank, this.store.atMs)), h("td", { class: "num" }, lag(row.rank))));
+    const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Trust", "num"], ["Last event", "num"], ["Lag", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
     const button = (there, text, why, onclick, tone) => h("button", { type: "button", class: tone, disabled: !there, title: there ? null : why, onclick }, text);
-    sheet(
+    const lifecycle = h("span", {}, pill(worker.lifecycle, LIFECYCLE_TONES[worker.lifecycle]));
+    const progress = h("p", { class: "note", role: "status", id: "drain-progress", hidden: true });
+    const trouble = h("p", { class: "problem", hidden: true });
+    let drains = worker.drains;
+    const switcher = button(can.drain_worker, drains ? "Put back …" : "Drain …", "There is no route for it", () => (drains ? this.putBack(id) : this.drain(worker)));
+    const poll = new Poll(PROGRESS_MS, async () => {
+      const told = await get(`workers/${encodeURIComponent(id)}/drain`);
+      drains = told.drains;
+      switcher.textContent = drains ? "Put back …" : "Drain …";
+      lifecycle.replaceChildren(pill(told.lifecycle, LIFECYCLE_TONES[told.lifecycle]));
+      progress.hidden = !drains;
+      const text = drains ? drainText(told) : "";
+      if (progress.textContent !== text) progress.textContent = text;
+    }, trouble);
+    this.look = () => poll.once();
+    const node = sheet(
       `Worker ${id}`,
       [
-        worker.reasons.length > 0 && h("p", { class: "problem" }, `Not schedulable: ${worker.reasons.join("; ")}`),
-        facts([["Lifecycle", pill(worker.lifecycle, LIFECYCLE_TONES[worker.lifecycle])], ["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && `${worker.block_size} tokens`], ["KV blocks of a rank", worker.total_kv_blocks && count(worker.total_kv_blocks)], ["Batched tokens", worker.max_num_batched_tokens && count(worker.max_num_batched_tokens)], ["Requests at a time", worker.max_inflight && count(worker.max_inflight)], ["Taints", worker.taints.join(", ") || null], ["Events", worker.kv_events ? (worker.replay ? "with replay" : "without replay") : "none"]]),
+        worker.lifecycle === "incomplete" && h("p", { class: "problem" }, `Not schedulable: ${worker.reasons.join("; ")}`),
+        progress,
+        trouble,
+        facts([["Lifecycle", lifecycle], ["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && `${worker.block_size} tokens`], ["KV blocks of a rank", worker.total_kv_blocks && count(worker.total_kv_blocks)], ["Batched tokens", worker.max_num_batched_tokens && count(worker.max_num_batched_tokens)], ["Requests at a time", worker.max_inflight && count(worker.max_inflight)], ["Taints", worker.taints.join(", ") || null], ["Events", worker.kv_events ? (worker.replay ? "with replay" : "without replay") : "none"]]),
         ranks,
-        !can.drain_worker && h("p", { class: "note" }, "This version has no route to drain a worker: cap it, or remove it once its requests are over."),
       ],
       [
-        button(can.drain_worker, "Drain …", "There is no route for it", () => this.drain(id)),
+        switcher,
         button(can.cap_worker, "Cap requests …", "There is no route for it", () => this.cap(worker)),
         button(can.remove_worker, "Remove …", "There is no route for it", () => this.remove(worker), "danger"),
       ],
     );
+    node.addEventListener("close", () => poll.close());
   }
 
-  drain(id) {
-    confirmed({ title: `Drain worker ${id}?`, text: ["It gets no more requests; those it has go on."], verb: "Drain", act: async () => this.done(await ask("POST", `workers/${encodeURIComponent(id)}/drain`), `Worker ${id} drains.`) });
+  live(id) {
+    return this.store.rows().filter((row) => row.worker.worker_id === id).reduce((sum, { rank }) => sum + (rank?.requests ?? 0), 0);
+  }
+
+  drain(worker) {
+    const id = worker.worker_id;
+    const others = [...this.store.workers.values()].filter((one) => one !== worker && one.lifecycle === "schedulable" && scopeOf(one) === scopeOf(worker)).length;
+    const input = h("input", { type: "text", name: "reason", id: "drain-reason", maxlength: "256", autocomplete: "off", autofocus: true });
+    confirmed({
+      title: `Drain worker ${id}?`,
+      text: [
+        `It is given no more work. What it has goes on to its end (${plural(this.live(id), "live reservation")}); who waits for this worker alone is refused.`,
+        ...(others ? [] : [`It is the last schedulable worker of ${scopeOf(worker)}: its requests will be refused.`]),
+      ],
+      fields: [h("div", { class: "field" }, h("label", { for: "drain-reason" }, "Why, for others to read (may be empty)"), input)],
+      verb: "Drain",
+      act: async (form) => {
+        const reason = form.get("reason").trim();
+        await change("POST", `workers/${encodeURIComponent(id)}/drain`, reason ? { reason } : {});
+        await this.look();
+        this.changed(`Worker ${id} drains.`);
+      },
+    });
+  }
+
+  putBack(id) {
+    confirmed({
+      title: `Put worker ${id} back?`,
+      text: ["It may be chosen again at once."],
+      verb: "Put back",
+      act: async () => {
+        await change("DELETE", `workers/${encodeURIComponent(id)}/drain`);
+        await this.look();
+        this.changed(`Worker ${id} is back.`);
+      },
+    });
   }
 
   cap(worker) {
@@ -162,27 +237,32 @@ export class Fleet {
       text: ["Beyond so many requests at a time it takes no more, and those wait or go elsewhere. Requests it has are not touched."],
       fields: [h("div", { class: "field" }, h("label", { for: "cap-number" }, "Requests at a time"), input)],
       verb: "Cap it",
-      act: async (form) => this.done(await ask("PATCH", `workers/${encodeURIComponent(id)}`, { max_inflight: Number(form.get("max_inflight")) }), `Worker ${id} takes ${form.get("max_inflight")} requests at a time.`),
+      act: async (form) => {
+        await change("PATCH", `workers/${encodeURIComponent(id)}`, { max_inflight: Number(form.get("max_inflight")) });
+        this.changed(`Worker ${id} takes ${form.get("max_inflight")} requests at a time.`);
+      },
     });
   }
 
   remove(worker) {
     const id = worker.worker_id;
-    const requests = this.store.rows().filter((row) => row.worker.worker_id === id).reduce((sum, { rank }) => sum + (rank?.requests ?? 0), 0);
     confirmed({
       title: `Remove worker ${id}?`,
-      text: [`Its record, its index and its ${plural(requests, "live reservation")} go at once. Whoever registered it may register it again; a worker that a file or Kubernetes names cannot be removed here.`],
+      text: [`Its record, its index and its ${plural(this.live(id), "live reservation")} go at once. Whoever registered it may register it again; a worker that a file or Kubernetes names cannot be removed here.`],
       verb: "Remove",
       danger: true,
       act: async () => {
-        await ask("DELETE", `workers/${encodeURIComponent(id)}`);
+        await change("DELETE", `workers/${encodeURIComponent(id)}`);
         for (const node of document.querySelectorAll("dialog.sheet")) if (!node.querySelector("form")) node.close();
         this.changed(`Worker ${id} is removed.`);
       },
     });
   }
+}
 
-  done(_, text) {
-    this.changed(text);
-  }
+// How far a drain is, of the answer of its route.
+function drainText(told) {
+  const why = told.reason ? ` (${told.reason})` : "";
+  if (told.safe_to_terminate) return `Drained${why}: nothing is in flight, it may be terminated.`;
+  return `Draining${why}: waits for ${told.waiting_for.join(", ")} · ${plural(told.prefill_tokens, "prefill token")} to compute, ${plural(told.decode_blocks, "KV block")} held`;
 }

@@ -1,0 +1,31 @@
+"""What is asked and told of a worker that takes no more work."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, UnsetType
+
+__all__ = ["DrainRequest", "DrainStatus"]
+
+
+class DrainRequest(Struct, kw_only=True):
+    """POST /workers/{id}/drain, where anything is said at all."""
+
+    reason: Annotated[str, Meta(max_length=256)] | None = None  # for people; GET /workers tells it
+
+
+class DrainStatus(Struct, frozen=True):
+    """How far a worker is from being idle: what this process knows to be in flight on its ranks."""
+
+    worker_id: int
+    model_name: str
+    tenant_id: str
+    lifecycle: Literal["incomplete", "schedulable", "draining"]
+    drains: bool  # also while its record is incomplete
+    reason: str | UnsetType
+    reservations: int  # live, ours and those of replicas
+    prefill_tokens: int  # of them, yet to be computed
+    decode_blocks: int  # held by them
+    safe_to_terminate: bool  # it drains, and nothing is in flight
+    waiting_for: list[str] = []  # what is in the way of that, in words
