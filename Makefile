@@ -23,7 +23,7 @@ COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-quick bench-plot test lint test-light coverage test-pure test-full test-floors test-heavy test-long test-browser chromium peer promtool pins sbom readme dashboard clean
+.PHONY: run demo bench bench-quick bench-plot fuzz test lint test-light coverage test-pure test-full test-floors test-heavy test-faults soak iproute test-long test-browser chromium peer promtool pins sbom readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -73,15 +73,38 @@ test-pure: $(VENV)/.installed-test
 # runs, engines' own publishers, the reference service as an opponent.
 test-full: test-floors test-heavy
 
-test-heavy: $(VENV)/.installed-browser chromium
+test-heavy: $(VENV)/.installed-browser $(VENV)/.installed-fuzz chromium
 	-$(MAKE) peer
 	-$(MAKE) promtool
 	$(BIN)/python -m tests.e2e.engines
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
+	  --ignore=tests/faults
+	$(MAKE) test-faults
+
+# What is broken on purpose, one test at a time: /health is timed while it lasts.
+test-faults: $(VENV)/.installed-test iproute
+	$(BIN)/python -m pytest tests/faults --timeout=600
+
+# The table and the picture are in build/soak.*; more than ten minutes show more.
+MINUTES ?= 10
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
+
+# For network namespaces in tests; where it is not there and cannot be installed, they are skipped.
+iproute:
+	@command -v ip >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq -y --no-install-recommends iproute2 >/dev/null; } \
+		|| echo "no ip command here: tests with network namespaces will be skipped" >&2
 
 # More seeds and examples of what make test-full runs already; too many for every submission.
 test-long: $(VENV)/.installed-test
 	TEST_EFFORT=long $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long or slow" --timeout=3600
+
+# Everything below tests/fuzz, each fuzzer for so many seconds; FUZZ_SEED=N begins elsewhere.
+SECONDS ?= 60
+
+fuzz: $(VENV)/.installed-fuzz
+	FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/fuzz -s $(ARGS)
 
 # Only the console, in a headless browser.
 test-browser: $(VENV)/.installed-browser chromium
@@ -169,6 +192,13 @@ $(VENV)/.installed-browser: $(VENV)/.installed-test
 	@echo "installing what drives a browser into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[browser]' || \
 		echo "no playwright here: the tests of the console in a browser will be skipped" >&2
+	@touch $@
+
+# Where they cannot be installed, the fuzzers that need them say so and skip.
+$(VENV)/.installed-fuzz: $(VENV)/.installed-test
+	@echo "installing the fuzzers into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[fuzz]' || \
+		echo "no schemathesis or atheris here: what needs them will be skipped" >&2
 	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python

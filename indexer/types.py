@@ -147,7 +147,7 @@ class StreamLimits(Struct, kw_only=True):
     polls_max: int = 64
     """Replays at one time that only look for lost last batches; each takes a socket."""
 
-    tick_s: float = 0.1
+    tick_s: float = 0.25
     """How often silence is looked for: the grain of every wait above."""
 
 

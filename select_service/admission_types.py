@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from indexer.types import U64_MASK
 from select_service.types import U32, U64, CacheBasis, CacheScope
 
 __all__ = [
@@ -142,6 +143,10 @@ class RankMetrics(Struct, frozen=True, kw_only=True):
     kv_total_blocks: U64 | None = None
     num_requests_waiting: U32 | None = None
     num_requests_running: U32 | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_total_blocks is not None and self.kv_total_blocks > U64_MASK:
+            raise ValueError("kv_total_blocks must be at most 2^64-1")
 
 
 class WorkerMetrics(Struct, kw_only=True):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "parse"]
 
 
+_CLIENT_COMMANDS = ("call", "workers", "loads", "drain", "explain")
 _NEEDS = {
     "tls_key": "tls_cert",
     "tls_client_ca": "tls_cert",
@@ -52,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from select_service.doctor import cli as doctor  # noqa: PLC0415 - as above
 
         return doctor.main(arguments[1:])
+    if arguments[:1] and arguments[0] in _CLIENT_COMMANDS:
+        from select_service.client import cli as client  # noqa: PLC0415 - as above
+
+        return client.main(arguments)
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
@@ -127,8 +132,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Decides which LLM inference worker serves a request. "
         "Weights and switches come from DYN_* environment variables (README).",
         epilog="subcommands: demo (simulated engines and traffic), doctor (what is wired wrong "
-        "with a running service), token new, keys new (credentials); see select-service demo "
-        "--help and so on",
+        "with a running service), token new, keys new (credentials), "
+        "call, workers, loads, drain, explain (questions to a running service); see "
+        "select-service demo --help and so on",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")

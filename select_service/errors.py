@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from typing_extensions import override
-
 from select_service.types import Scope
 
 if TYPE_CHECKING:
@@ -342,7 +340,6 @@ class AdmissionRefused(ServiceError):
         self.promised = promised
         self.facts = facts or {}
 
-    @override
     def body(self) -> dict[str, object]:
         """Return why in one form for every gate; of busy workers in the reference's, and ours."""
         if self.gate == BUSY_GATE:

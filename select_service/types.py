@@ -75,6 +75,7 @@ __all__ = [
 
 U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # upper bound: `__post_init__` (JSON schema has no u64)
+I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Seconds = Annotated[float, Meta(gt=0.0)]
@@ -266,6 +267,9 @@ class MmObject(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _u64("mm_hash", self.mm_hash)
+        for start, end in self.offsets:
+            _u64("offsets", start)
+            _u64("offsets", end)
 
 
 class BlockMmInfo(Struct, frozen=True):
@@ -365,7 +369,7 @@ class SelectRequest(PromptFields, kw_only=True):
     routing_constraints: RoutingConstraints | UnsetType = UNSET
     # admission
     slo_class: str | None = None
-    priority: int | None = None  # names the class of that priority
+    priority: I64 | None = None  # names the class of that priority
     slo_ttft_ms: Milliseconds | None = None
     fairness_id: str | None = None  # who shares fairly; the tenant unless given
     cache_hit_threshold: Fraction | None = None
@@ -457,11 +461,13 @@ class BatchPrefillComplete(Struct, kw_only=True, tag_field="op", tag="prefill_co
 
 
 class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block"):
-    """As POST /reservations/{id}/output_block, `count` times."""
+    """As POST /reservations/{id}/output_block, `count` times, or until there are `total`."""
 
     reservation_id: str
     decay_fraction: float | None = None
     count: OutputBlocks = 1
+    total: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
+    """Of the whole reservation: safe to repeat, as `count` is not."""
 
 
 class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):

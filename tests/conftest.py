@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.faults.table import HEADINGS, lines_of
+
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -24,3 +26,18 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         yield Path(folder)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the fault suite has measured, if it ran."""
+    reports = [
+        report
+        for kind in ("passed", "failed")
+        for report in terminalreporter.getreports(kind)
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+    ]
+    lines = [line for report in reports for line in lines_of(report.user_properties)]
+    if lines:
+        terminalreporter.section("faults: /health in milliseconds, seen from outside")
+        for line in [HEADINGS, *lines]:
+            terminalreporter.write_line(line)

@@ -14,6 +14,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.busy import BusyRanks
@@ -114,7 +115,7 @@ def main() -> None:
         print(f"  {' '.join([policy, *keys]):40} {cost:5.2f} µs   ({refused} refused)")
     for policy, config in REFUSING:
         gate = gate_of(policy, config, workers)
-        cost = best(deciding(gate, [ask._replace(slo_class="batch") for ask in some], rows)) - loop
+        cost = best(deciding(gate, [replace(ask, slo_class="batch") for ask in some], rows)) - loop
         assert not gate.tallies.total().admitted
         print(f"  {policy + ', refusing with a promise':40} {cost:5.2f} µs")
     gate = gate_of("slo-shed", {}, workers)

@@ -25,6 +25,9 @@ EVENT_BYTES_MAX: Final = 16 << 20
 SKELETON_BYTES_MAX: Final = 4 << 20
 """Longest document without its events: 40,000 scopes."""
 
+DEPTH_MAX: Final = 64
+"""Deepest document: blocks lie nine deep, and each step into something costs a microsecond."""
+
 _NAME_BYTES_MAX: Final = 64 << 10  # a name may be cut by the end of a piece and is scanned again
 _STRING: Final = rb'"(?:[^"\\]|\\.)*+"'
 _PLAIN: Final = rb'[^"{}\[\]]++'
@@ -52,6 +55,9 @@ class _ScopeHead(Struct, frozen=True):
     block_size: int | UnsetType = UNSET
     events: list[int] | UnsetType = UNSET  # always empty: a skeleton holds none
 
+
+UNREADABLE: Final = (ValueError, RecursionError)
+"""What msgspec raises: of what is no JSON, no UTF-8, or nested without end."""
 
 _decode_head: Final = msgspec.json.Decoder(_ScopeHead).decode
 _decode_skeleton: Final = msgspec.json.Decoder(dict[str, _ScopeHead]).decode
@@ -109,7 +115,7 @@ class DumpReader:
         self._keep(len(self._rest))
         try:
             scopes = _decode_skeleton(self._skeleton)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadDump(f"not a dump: {error}") from None
         for name, head in scopes.items():
             _read_scope(name)
@@ -118,6 +124,8 @@ class DumpReader:
     def _step(self, token: bytes, start: int, end: int) -> ScopeOpened | bytes | None:
         if token in (b"{", b"["):
             self._depth += 1
+            if self._depth > DEPTH_MAX:
+                raise BadDump("nested too deeply")
             return self._open(token, start, end)
         if token in (b"}", b"]"):
             self._depth -= 1
@@ -152,7 +160,7 @@ class DumpReader:
         try:
             head = _decode_head(bytes(self._skeleton[self._scope_start :]) + b"]}")
             name = _decode_name(self._scope_name)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadDump(f"not a dump: {error}") from None
         return ScopeOpened(_read_scope(name), _read_block_size(head))
 

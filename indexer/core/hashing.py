@@ -7,15 +7,19 @@ stream hashes what workers announce, the service what clients ask: both must get
 
 from __future__ import annotations
 
-import struct
-import sys
-from array import array
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from indexer.compiled import usable
+from indexer.core.packing import (
+    TOKEN_BYTES,
+    pack_tokens,
+    pack_u64,
+    unpack_i64,
+    unpack_u64,
+)
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, PackedHashes
 
 if usable("indexer._speed", 1):
@@ -43,13 +47,10 @@ __all__ = [
 BASE_SEED: Final = 1337
 """Seed of a plain block, and of every link of the chain, whatever its namespace."""
 
-TOKEN_BYTES: Final = 4
 NAMESPACES_REMEMBERED: Final = 4096
 """Seeds kept ready. One costs 0.3 µs to compute: enough to cover the names in daily use."""
 
 _UNMATCHABLE_SEED: Final = 0x6F70617175650000  # any seed that no namespace is likely to have
-_I64_MIN: Final = -(1 << 63)
-_SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
 
 
 @lru_cache(maxsize=NAMESPACES_REMEMBERED)
@@ -102,7 +103,7 @@ def block_hashes(
         media = mm_hashes[i] if i < len(mm_hashes) else ()
         data = window + pack_u64(sorted(m & U64_MASK for m in media)) if media else window
         out.append(xxh3_64_intdigest(data, seed))
-    return _pack_array("Q", out)
+    return pack_u64(out)
 
 
 def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHashes:
@@ -116,65 +117,6 @@ def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHash
     for block, colour in colours.items():
         hashes[block] = xxh3_64_digest(hashes[block] + colour, _UNMATCHABLE_SEED)[::-1]
     return b"".join(hashes)
-
-
-def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Pack token ids as unsigned 32-bit numbers, little-endian.
-
-    Raises:
-        ValueError: one is not such a number.
-    """
-    try:
-        packed = array("I", token_ids)
-    except (OverflowError, TypeError) as error:
-        msg = f"token ids must be unsigned 32-bit integers: {error}"
-        raise ValueError(msg) from None
-    if _SWAP:
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def pack_u64(values: Sequence[int]) -> PackedHashes:
-    """Pack hashes written as signed or unsigned 64-bit numbers; both spellings give the same bytes.
-
-    Raises:
-        ValueError: A value is not an integer in [-2^63, 2^64).
-    """
-    # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon
-    try:
-        return _pack_array("Q", values)
-    except OverflowError:
-        pass
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    try:
-        return struct.pack(f"<{len(values)}q", *values)  # `array` takes half as long again
-    except struct.error:
-        pass
-    if not all(isinstance(value, int) for value in values):
-        msg = "a hash must be an integer"
-        raise ValueError(msg)
-    if min(values) < _I64_MIN or max(values) > U64_MASK:
-        msg = "hash does not fit 64 bits"
-        raise ValueError(msg)
-    return _pack_array("Q", [value & U64_MASK for value in values])
-
-
-def unpack_u64(packed: PackedHashes) -> list[int]:
-    """The hashes as unsigned numbers."""
-    return list(struct.unpack(f"<{len(packed) // HASH_BYTES}Q", packed))
-
-
-def unpack_i64(packed: PackedHashes) -> list[int]:
-    """The hashes as signed numbers, the way the HTTP API prints them."""
-    return list(struct.unpack(f"<{len(packed) // HASH_BYTES}q", packed))
-
-
-def _pack_array(form: str, values: Sequence[int]) -> PackedHashes:
-    packed = array(form, values)
-    if _SWAP:
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def _windows(tokens: bytes, stride: int, width: int) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from indexer.core.dump import DumpChange, DumpEvent, DumpKvEvent, DumpStored
-from indexer.core.dump_reader import DumpReader, ScopeOpened
+from indexer.core.dump_reader import UNREADABLE, DumpReader, ScopeOpened
 from indexer.core.index import KvIndex
 from indexer.edge.addresses import Addresses
 from indexer.errors import BadDump, EndpointRefused, HostNotFound
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
 
-__all__ = ["Recovery"]
+__all__ = ["Recovery", "read_event"]
 
 _log = logging.getLogger("indexer")
 
@@ -224,14 +224,8 @@ class Recovery:
         reader.finish()
 
     def _events_of(self, text: bytes) -> Iterator[DumpEvent]:
-        try:
-            event = _decode_event(text)
-        except msgspec.ValidationError:
-            self.skipped += 1
-            return
-        except msgspec.DecodeError as error:
-            raise BadDump(f"an event is not JSON: {error}") from None
-        if not (0 <= event.worker_id <= U64_MASK and 0 <= event.event.dp_rank <= _U32_MAX):
+        event = read_event(text)
+        if event is None:
             self.skipped += 1
             return
         self.events += 1
@@ -278,6 +272,22 @@ class Recovery:
                 index.detach(rank)
             while index.sweep(_SWEPT_AT_ONCE):
                 await self._give_way()
+
+
+def read_event(text: bytes) -> DumpEvent | None:
+    """Read one event of a dump; None if it is none that could be loaded.
+
+    Raises:
+        BadDump: it is no JSON that can be read.
+    """
+    try:
+        event = _decode_event(text)
+    except msgspec.ValidationError:
+        return None
+    except UNREADABLE as error:
+        raise BadDump(f"an event is not JSON: {error}") from None
+    is_known = 0 <= event.worker_id <= U64_MASK and 0 <= event.event.dp_rank <= _U32_MAX
+    return event if is_known else None
 
 
 def _parts(event: DumpEvent) -> Iterator[DumpEvent]:

@@ -13,7 +13,7 @@ import os
 import random
 import threading
 from struct import Struct as Packing
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -22,8 +22,10 @@ from indexer.core.memory import StreamMemory
 from indexer.types import U64_MASK, Scope, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+T = TypeVar("T")
 
 NAME: Final = "index.snapshot"
 NEW: Final = "index.snapshot.new"
@@ -247,14 +249,24 @@ class SnapshotReader:
             elif kind == _LAST:
                 return
             elif kind == _HEAD:
-                head = _decode_head(payload)
+                head = self._decoded(_decode_head, payload)
                 start, frames = self._file.tell(), 0
             elif kind == _RUNS:
                 frames += 1
             elif head is not None:
-                self.entries[head.key] = Entry(head, _decode_end(payload), start, frames)
+                end = self._decoded(_decode_end, payload)
+                if end is not None:
+                    self.entries[head.key] = Entry(head, end, start, frames)
                 head = None
         self._count("torn")
+
+    def _decoded(self, decode: Callable[[bytes], T], payload: bytes) -> T | None:
+        """Decode a frame as it was written, maybe by another version of this program."""
+        try:
+            return decode(payload)
+        except ValueError:  # msgspec's, and of what is no UTF-8
+            self._count("frame")
+            return None
 
     def _frames(self, place: int) -> Iterator[tuple[int, bytes | None]]:
         """Yield kind and payload; None for a payload that is not what was written.

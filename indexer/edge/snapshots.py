@@ -121,7 +121,7 @@ class Snapshots:
             reader = await asyncio.to_thread(SnapshotReader, self._directory / NAME)
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError) as error:
+        except OSError as error:
             _log.error("index snapshot: cannot be read, the index starts empty: %s", error)
             self.damage["unreadable"] = 1
             return
@@ -170,7 +170,7 @@ class Snapshots:
             await self._thaw(entry, stream, index)
         except _LeftOut as reason:
             self._reject(str(reason))
-        except (BadSnapshot, BadFrost, OSError, msgspec.DecodeError) as error:
+        except (BadSnapshot, BadFrost, OSError, ValueError) as error:
             _log.error("index snapshot: worker %d: %s", stream.rank.worker_id, error)
             self._reject("damaged")
         except asyncio.CancelledError:

@@ -1,6 +1,13 @@
+import builtins
 from collections.abc import Callable, Iterator
 
-from select_service.core.columns import Floats, Slots
+from indexer.types import PackedHashes
+from select_service.core.admission.asks import Ask
+from select_service.core.admission.gate import Decision
+from select_service.core.columns import Floats, Rows, Slots
+from select_service.core.decision_record import Odds, Record, Seating, Seen
+from select_service.core.scoring import Weights
+from select_service.types import CacheHit
 
 ABI: int
 
@@ -21,12 +28,41 @@ class Pricer:
         trust: Floats | None = None,
     ) -> tuple[int, float, int]: ...
     def matched_at(self, row: int) -> int: ...
+    def packed(self) -> bytes: ...
 
 class Fill:
     def __init__(
         self, prefill: Floats, decode: Floats, block_tokens: Floats, floor: Floats
     ) -> None: ...
     def total(self, room: float) -> float: ...
+
+class RecordRing:
+    bytes: int
+    next: int
+    def __init__(self, count_max: int, bytes_max: int, first: int) -> None: ...
+    def __len__(self) -> int: ...
+    def keep(
+        self,
+        at: float,
+        since: float,
+        lookout: tuple[Seating, builtins.bytes, builtins.bytes],
+        rows: Rows | None,
+        seen: Seen,
+        block_hashes: PackedHashes,
+        blocks: int,
+        isl_tokens: int,
+        weights: Weights,
+        slot: int,
+        selection_id: str | None,
+        reservation_id: str | None,
+        odds: Odds | None,
+        ask: Ask | None,
+        said: Decision | None,
+        cache_hit: CacheHit | None,
+        more: int,
+    ) -> Record: ...
+    def newest_first(self) -> list[Record]: ...
+    def numbered(self, number: int) -> Record | None: ...
 
 class ValueSet:
     def __len__(self) -> int: ...

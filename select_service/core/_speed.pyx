@@ -1,13 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""Compiled twins of what costs most in the core: pricing a fleet, and a set of 64-bit values.
+"""Compiled twins of what costs most in the core: pricing a fleet, records, a set of 64-bit values.
 
 Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The twins are
-in `plain_pricer.py` and `plain_value_set.py`, and give the same to the last bit.
+in `plain_pricer.py`, `plain_record_ring.py` and `plain_value_set.py`, and give the same to the last
+bit.
 """
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -15,12 +16,13 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
     SLOTS_MIN = 64  # of a table; a power of two
     AHEAD = 16  # values whose places are fetched before they are looked at: memory is slow
+    LANES = 8  # of a sum
     MOVED_PER_VALUE = 8  # places of an old table looked at for every value that comes or goes
 
 
@@ -164,6 +166,16 @@ cdef class Pricer:
             raise IndexError(row)
         return <long long>self._scratch[row]
 
+    def packed(self):
+        """Return both columns as they are now, one behind the other."""
+        cdef Py_ssize_t size = self._rows * sizeof(double)
+        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 2 * size)
+        cdef char *start = PyBytes_AS_STRING(copy)
+        if size:
+            memcpy(start, &self._prefill[0], size)
+            memcpy(start + size, &self._decode[0], size)
+        return copy
+
     cdef int _fill(self, double *column, list groups) except -1:
         cdef Py_buffer view
         cdef const int64_t *row
@@ -208,16 +220,162 @@ cdef class Fill:
 
     def total(self, double room):
         """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room)."""
-        cdef Py_ssize_t row
-        cdef double total = 0.0, one
-        for row in range(self._prefill.shape[0]):
-            one = self._decode[row] * self._block_tokens[row]
-            if one < self._prefill[row]:
-                one = self._prefill[row]
-            if one < self._floor[row] * room:
-                one = self._floor[row] * room
-            total += one
-        return total
+        cdef Py_ssize_t row = 0, lane, rows = self._prefill.shape[0]
+        cdef double sums[LANES]  # side by side: the compiler adds several at once
+        if not rows:
+            return 0.0
+        cdef const double *prefill = &self._prefill[0]
+        cdef const double *decode = &self._decode[0]
+        cdef const double *block_tokens = &self._block_tokens[0]
+        cdef const double *floor = &self._floor[0]
+        for lane in range(LANES):
+            sums[lane] = 0.0
+        while row + LANES <= rows:
+            for lane in range(LANES):
+                sums[lane] += fullest(
+                    decode[lane] * block_tokens[lane], prefill[lane], floor[lane] * room
+                )
+            prefill, decode = prefill + LANES, decode + LANES
+            block_tokens, floor = block_tokens + LANES, floor + LANES
+            row += LANES
+        for lane in range(rows - row):
+            sums[lane] += fullest(
+                decode[lane] * block_tokens[lane], prefill[lane], floor[lane] * room
+            )
+        for lane in range(1, LANES):
+            sums[0] += sums[lane]
+        return sums[0]
+
+
+cdef inline double fullest(double one, double other, double third) noexcept nogil:
+    one = other if one < other else one
+    return third if one < third else one
+
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+
+cdef enum:  # as in the twin, where they are explained
+    CHAR_BYTES = 4
+    RECORD_BYTES = 640
+    GROUP_BYTES = 256
+    ASKED_BYTES = 320
+    HIT_BYTES = 64
+    SEEN = 5
+    SIZE = 17
+
+
+cdef inline Py_ssize_t text_bytes(str text) noexcept:
+    cdef Py_ssize_t length = PyUnicode_GET_LENGTH(text)
+    return length if PyUnicode_IS_ASCII(text) else CHAR_BYTES * length
+
+
+@cython.final
+cdef class RecordRing:
+    """Makes records of decisions and keeps the last of them, bounded by count and by bytes."""
+
+    cdef list _records  # a place for each
+    cdef Py_ssize_t _oldest, _count, _count_max
+    cdef bytes _columns  # of the newest
+    cdef long long _bytes_max
+    cdef readonly long long bytes
+    cdef readonly long long next
+
+    def __cinit__(self, Py_ssize_t count_max, long long bytes_max, long long first):
+        self._count_max = count_max if bytes_max else 0
+        self._bytes_max = bytes_max
+        self._records = [None] * self._count_max
+        self._columns = b""
+        self.next = first
+
+    def __len__(self):
+        return self._count
+
+    def keep(
+        self, at, since, lookout, rows, tuple seen not None, bytes block_hashes not None, blocks,
+        isl_tokens, weights, slot, str selection_id, str reservation_id, odds, ask, said,
+        cache_hit, Py_ssize_t more,
+    ):
+        """Make a record of these members, keep it, and let the oldest go for it."""
+        cdef bytes columns = <bytes?>seen[0]
+        cdef bytes trust = <bytes?>seen[3] if seen[3] is not None else None
+        cdef Py_ssize_t size = RECORD_BYTES + PyBytes_GET_SIZE(block_hashes) + more
+        cdef Py_ssize_t width = PyBytes_GET_SIZE(columns)
+        cdef tuple record
+        if seen[1] is not None:
+            size += 2 * width + GROUP_BYTES * len(seen[1])
+        if seen[2] is not None:
+            size += width + GROUP_BYTES * len(seen[2])
+        if trust is not None:
+            size += PyBytes_GET_SIZE(trust)
+        if selection_id is not None:
+            size += text_bytes(selection_id)
+        if reservation_id is not None:
+            size += text_bytes(reservation_id)
+        if ask is not None:
+            size += ASKED_BYTES + text_bytes(<str?>ask.tenant_id)
+        if cache_hit is not None:
+            size += HIT_BYTES
+        record = (
+            self.next, at, since, lookout, rows, seen, block_hashes, blocks, isl_tokens, weights,
+            slot, selection_id, reservation_id, odds, ask, said, cache_hit, size,
+        )
+        if self._count_max:
+            self._add(record, size, columns, width)
+        return record
+
+    cdef int _add(self, tuple record, Py_ssize_t size, bytes columns, Py_ssize_t width) except -1:
+        cdef Py_ssize_t place
+        self.next += 1
+        if self._count == self._count_max:
+            self._drop_oldest()
+        place = self._oldest + self._count
+        if place >= self._count_max:
+            place -= self._count_max
+        self._records[place] = record
+        self._count += 1
+        self.bytes += size
+        if columns is not self._columns:  # charged once for a run of records with the same
+            self._columns = columns
+            self.bytes += width
+        while self._count and self.bytes > self._bytes_max:
+            self._drop_oldest()
+        return 0
+
+    cdef int _drop_oldest(self) except -1:
+        cdef tuple oldest = <tuple>self._records[self._oldest], following
+        cdef bytes columns = <bytes>(<tuple>oldest[SEEN])[0]
+        cdef Py_ssize_t width = PyBytes_GET_SIZE(columns)
+        self._records[self._oldest] = None
+        self._oldest += 1
+        if self._oldest == self._count_max:
+            self._oldest = 0
+        self._count -= 1
+        self.bytes -= <Py_ssize_t>oldest[SIZE]
+        if not self._count:
+            self._columns = b""
+            self.bytes -= width
+            return 0
+        following = <tuple>self._records[self._oldest]
+        if (<tuple>following[SEEN])[0] is not columns:
+            self.bytes -= width
+        return 0
+
+    def newest_first(self):
+        """Return the records there are."""
+        cdef Py_ssize_t at
+        return [
+            self._records[(self._oldest + at) % self._count_max]
+            for at in range(self._count - 1, -1, -1)
+        ]
+
+    def numbered(self, long long number):
+        """Return the record of a number, if it is there."""
+        cdef long long at = number - (self.next - self._count)
+        if not 0 <= at < self._count:
+            return None
+        return self._records[(self._oldest + at) % self._count_max]
 
 
 cdef struct Table:

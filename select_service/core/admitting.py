@@ -16,6 +16,7 @@ from select_service.admission_types import (
     BusyThresholds,
 )
 from select_service.core.admission.asks import Ask
+from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.policies import build, read_config
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.thresholds import (
@@ -202,24 +203,21 @@ class Admitting:
         Raises:
             InvalidField: `priority` and `slo_class` disagree.
         """
-        request, settings = ticket.request, self.settings
-        name = request.slo_class or ""
-        if request.priority is not None or settings.slo_class_max is not None:
+        request = ticket.request
+        name = request.slo_class
+        if request.priority is not None or self.settings.slo_class_max is not None:
             name = self.class_of(request)
         target_ms, tenant = request.slo_ttft_ms, request.fairness_id
         if tenant is not None:
             self.check_fairness_id(tenant)
-        facts = (
+        return Ask(
             ticket.prompt.isl_tokens,
-            self.classes.known(name),  # it is counted as that for good
+            self.classes.known(name) if name else STANDARD,  # it is counted as that for good
             ticket.partition.scope.tenant_id if tenant is None else tenant,
             -1,
             request.expected_output_tokens or 0,
             _FOREVER if target_ms is None else target_ms / 1e3,
-            b"",
-            request.selection_id is not None or request.reservation_id is not None,
         )
-        return tuple.__new__(Ask, facts)  # `Ask(...)` at half the price: every request pays it
 
     def check_fairness_id(self, name: str) -> None:
         """Refuse one that queues and tallies should not remember.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import xxhash
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
+    from select_service.core.admission.asks import Ask
     from select_service.core.admission.capacity import WorkerCap
     from select_service.core.admission.gate import Decision
     from select_service.core.queue import Ticket
@@ -48,8 +50,16 @@ def policy_facts(decision: Decision) -> dict[str, object]:
     return {**facts, "knob": knob, "value": facts[value]}
 
 
-def key_of(ticket: Ticket) -> bytes:
-    """Return what a request is recognised by when it comes again."""
+def recognisable(ask: Ask, ticket: Ticket) -> Ask:
+    """Return the same with what it is recognised by when it comes again; that costs a µs."""
+    if ask.key:
+        return ask
+    request = ticket.request
+    is_unique = request.selection_id is not None or request.reservation_id is not None
+    return replace(ask, key=_key_of(ticket), is_unique=is_unique)
+
+
+def _key_of(ticket: Ticket) -> bytes:
     request, prompt = ticket.request, ticket.prompt
     route = "r" if ticket.reservation_id is not None else "s"
     said = (

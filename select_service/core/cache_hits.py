@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 RATE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
+_NOTHING: Final = CacheHit(best_hit_rate=0.0, threshold=0.0, threshold_source="request")
+
+
 class HitTally:
     """What thresholds did in one partition."""
 
@@ -66,12 +69,24 @@ class CacheHits:
     """Holds requests to their threshold, or to the process's."""
 
     def __init__(self, settings: AdmissionSettings) -> None:
-        self._settings = settings
+        self.settings = settings  # read anew each time: they may change
+        self.settings = settings
         self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
-    def concerns(self, request: SelectRequest) -> bool:
-        """Tell whether any threshold may be in force for a request."""
-        return request.cache_hit_threshold is not None or self._settings.cache_hit_threshold > 0.0
+    def at_once(
+        self, partition: Partition, request: SelectRequest, prompt: Prompt, matches: Matches
+    ) -> CacheHit | None:
+        """Return how it stands where nothing is asked for and nobody holds any; None: `filter`."""
+        if (
+            request.cache_hit_threshold != 0.0
+            or matches.groups
+            or matches.host
+            or matches.disk
+            or prompt.isl_tokens <= partition.index.block_size  # there may be nothing to hold
+        ):
+            return None
+        partition.hit_tally.rates[0] += 1
+        return _NOTHING
 
     def filter(
         self,
@@ -83,16 +98,11 @@ class CacheHits:
     ) -> Found:
         """Keep the candidates that hold enough; count what came of it."""
         tally = partition.hit_tally
-        size = partition.index.block_size
-        if request.cache_hit_threshold == 0.0 and matches.empty and prompt.isl_tokens > size:
-            # it asks for nothing, nobody holds any of it, and there is something to hold
-            tally.measure(0.0)
-            return Found(rows, self._facts(0.0, 0.0, "request"))
         threshold = threshold_in_force(
             request.cache_hit_threshold,
-            self._settings.cache_hit_threshold,
+            self.settings.cache_hit_threshold,
             attempt=request.attempt,
-            attempts_max=self._settings.cache_hit_attempts_max,
+            attempts_max=self.settings.cache_hit_attempts_max,
         )
         hits = self._hits(partition, request, prompt, rows, matches, threshold.value)
         if hits.best_rate is not None:
@@ -134,7 +144,7 @@ class CacheHits:
         threshold: float,
     ) -> Hits:
         index, isl_tokens = partition.index, prompt.isl_tokens
-        basis = request.cache_hit_basis or self._settings.cache_hit_basis
+        basis = request.cache_hit_basis or self.settings.cache_hit_basis
         trust = partition.trust.column
         is_plain = trust is None and not (matches.host or matches.disk)
         if is_plain and isinstance(rows, slice):
@@ -145,7 +155,7 @@ class CacheHits:
             count = rows.stop if isinstance(rows, slice) else len(rows)
             blocks = np.zeros(count)
         else:
-            scope = request.cache_hit_scope or self._settings.cache_hit_scope
+            scope = request.cache_hit_scope or self.settings.cache_hit_scope
             blocks = cached_blocks(*overlap, scope)[rows]
             if trust is not None:
                 blocks = blocks * trust[rows]
@@ -155,9 +165,9 @@ class CacheHits:
         """Return who of `slots` holds enough; None: no threshold above 0 is in force."""
         threshold = threshold_in_force(
             request.cache_hit_threshold,
-            self._settings.cache_hit_threshold,
+            self.settings.cache_hit_threshold,
             attempt=request.attempt,
-            attempts_max=self._settings.cache_hit_attempts_max,
+            attempts_max=self.settings.cache_hit_attempts_max,
         )
         if threshold.value <= 0.0:
             return None
@@ -166,7 +176,7 @@ class CacheHits:
             projection.block_size,
             projection.isl_tokens,
             threshold.value,
-            request.cache_hit_basis or self._settings.cache_hit_basis,
+            request.cache_hit_basis or self.settings.cache_hit_basis,
         )
         return slots if hits.passing is None else slots[hits.passing]
 
@@ -174,7 +184,7 @@ class CacheHits:
         overlap = projection.overlap
         if overlap is None:
             return np.zeros(len(projection.prefill))
-        scope = request.cache_hit_scope or self._settings.cache_hit_scope
+        scope = request.cache_hit_scope or self.settings.cache_hit_scope
         blocks = cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
         return blocks if projection.trust is None else blocks * projection.trust
 

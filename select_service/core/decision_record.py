@@ -2,7 +2,8 @@
 
 A record must stay true while ranks come and go and load changes: columns are copied as bytes,
 slot lists are never written to by anybody, and who sat on which slot is in a `Seating` that is
-replaced, not changed. `decisions.py` keeps records, `explaining.py` reads them.
+replaced, not changed. `plain_record_ring.py` and its kernel make and keep records for
+`decisions.py`, `explaining.py` reads them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from select_service.core.roles import Legs, Roles
     from select_service.core.scoring import Weights
     from select_service.decision_types import DecisionRefusal
-    from select_service.types import PinnedWorker, RoutingConstraints
+    from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
 
 HASHES_KEPT: Final = 512
 HASH_BYTES_KEPT: Final = HASHES_KEPT * HASH_BYTES
@@ -97,7 +98,6 @@ class Odds(Struct, gc=False):
     constraints: RoutingConstraints | None = None
     busy: frozenset[int] = frozenset()  # slots
     full: frozenset[int] = frozenset()
-    holds_to_cache: bool = False  # whether a cache-hit threshold was in force
     refusal: DecisionRefusal | None = None
     is_threshold: bool = False  # nobody held enough
     is_pair: bool = False  # whether it might have been one
@@ -107,7 +107,7 @@ class Odds(Struct, gc=False):
 
 
 class Record(NamedTuple):
-    """One decision. The ring holds plain tuples of these members: they are made in half the time.
+    """One decision. The ring makes and holds plain tuples of these members, in a third of the time.
 
     Nothing in it leads back to it, so that it ends with its last reference.
     """
@@ -126,7 +126,9 @@ class Record(NamedTuple):
     selection_id: str | None
     reservation_id: str | None
     odds: Odds | None
-    judged: tuple[Ask, GateDecision] | None  # what a gate was asked, and what it said
+    ask: Ask | None  # what a gate was asked, if one was
+    said: GateDecision | None  # and what it said
+    cache_hit: CacheHit | None  # how it stood to a cache-hit threshold, if one was in force
     size: int  # bytes it is charged with, its columns aside
 
     @property
@@ -137,6 +139,6 @@ class Record(NamedTuple):
 
 SELECTION_ID: Final = 11
 RESERVATION_ID: Final = 12
-SIZE: Final = 15
+SIZE: Final = 17
 SEEN: Final = 5
 """Members by position, where they are looked at in every one of many."""

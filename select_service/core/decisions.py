@@ -1,19 +1,20 @@
 """The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
 
-A selection pays for one tuple of references and a copy of the load columns, no more (under a µs);
+A selection pays for one tuple of references and a copy of the load columns, no more;
 what an answer about it costs is paid by who asks (`explaining.py`). `placing.py` and `selecting.py`
 leave records here.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
+from indexer.compiled import usable
 from select_service.core.decision_record import (
     HASH_BYTES_KEPT,
+    HASHES_KEPT,
     RESERVATION_ID,
     SEEN,
     SELECTION_ID,
@@ -25,6 +26,11 @@ from select_service.core.lookout import Lookout
 from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
+
+if not TYPE_CHECKING and usable("select_service.core._speed", 4):
+    from select_service.core._speed import RecordRing
+else:
+    from select_service.core.plain_record_ring import RecordRing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.errors import ServiceError
+    from select_service.types import CacheHit
 
 EXPLAINED_MAX: Final = 64
 """Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
@@ -47,11 +54,7 @@ EXPLAINED_BYTES_MAX: Final = 4 << 20
 """What they may take together: a client may name a booking by a megabyte."""
 
 _CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
-RECORD_BYTES: Final = 640  # the record with its places in ring and ids; measured, rounded up
-_LONG: Final = RECORD_BYTES + HASH_BYTES_KEPT
-_GROUP_BYTES: Final = 256  # one group of matches, without its slots
 _ODDS_BYTES: Final = 512
-_JUDGED_BYTES: Final = 320  # what was asked and said; the classes' names are the gate's own
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 503})
 """Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
@@ -80,16 +83,14 @@ class Decisions:
             first: number of the first; beyond those of the process's earlier lives.
         """
         self.is_on = count_max > 0 and bytes_max > 0
-        self.bytes = 0
         self._catalog = catalog
         self._lookouts: dict[Scope, Lookout] = {}
         catalog.watchers.append(self._note)
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._first = self._next = first
-        self._ring: deque[Record] = deque()
-        self._columns = b""  # of the newest
+        self._first = first
+        self._ring = RecordRing(count_max, bytes_max, first)
         self._explained: dict[str, Record] = {}
         self._explained_bytes = 0
 
@@ -97,13 +98,18 @@ class Decisions:
         return len(self._ring)
 
     @property
+    def bytes(self) -> int:
+        """What the records take together."""
+        return self._ring.bytes
+
+    @property
     def evicted(self) -> int:
         """Records that had to go for others."""
-        return self._next - self._first - len(self._ring) if self.is_on else 0
+        return self._ring.next - self._first - len(self._ring)
 
     # -- what happened --------------------------------------------------------------------------
 
-    def keep(  # noqa: C901, PLR0912, PLR0915 - in one call and straight on: all pay for it
+    def keep(  # noqa: PLR0913, PLR0917 - in one call: all pay for it
         self,
         ticket: Ticket,
         seen: Seen,
@@ -111,8 +117,9 @@ class Decisions:
         slot: int,
         now: float,
         odds: Odds | None = None,
+        cache_hit: CacheHit | None = None,
     ) -> Record:
-        """A decision was made; 0.6 µs, and what memory costs that is not hot.
+        """A decision was made; half a µs, and what memory costs that is not hot.
 
         Args:
             ticket: the request.
@@ -121,74 +128,30 @@ class Decisions:
             slot: who was chosen; -1: nobody.
             now: monotonic seconds.
             odds: what is unusual, if the caller knows of something.
+            cache_hit: how it stands to a cache-hit threshold, if one is in force.
         """
         partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
+        more = 0
         if odds is None and (
             rows is not partition.everyone or request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
-        columns, matched, shared, trust = seen
+        if odds is not None:
+            more = _size_of(odds, rows, len(seen[0]))
         hashes = prompt.block_hashes
-        size = RECORD_BYTES + len(hashes)
-        if size > _LONG:
+        if prompt.blocks > HASHES_KEPT:
             hashes = hashes[:HASH_BYTES_KEPT]
-            size = _LONG
         lookout = partition.lookout
         if lookout is None or now >= lookout.until:
             lookout = self._look_at(partition, now)
-            size += lookout.size
-        if matched is not None:
-            size += 2 * len(columns) + _GROUP_BYTES * len(matched)
-        if shared is not None:
-            size += len(columns) + _GROUP_BYTES * len(shared)
-        if trust is not None:
-            size += len(trust)
-        name, booked, number = request.selection_id, ticket.reservation_id, self._next
-        if name is not None:
-            size += len(name) if name.isascii() else _CHAR_BYTES * len(name)
-        if booked is not None:  # the caller's words as well, and of any length
-            size += len(booked) if booked.isascii() else _CHAR_BYTES * len(booked)
-        judged = ticket.judged
-        if judged is not None:  # the tenant is as it was sent
-            tenant = judged[0].tenant_id
-            size += _JUDGED_BYTES + (len(tenant) if tenant.isascii() else _CHAR_BYTES * len(tenant))
-        if odds is not None:
-            size += _size_of(odds, rows, len(columns))
+            more += lookout.size
         # fmt: off
-        record: Record = (  # type: ignore[assignment]
-            number, now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks,
-            prompt.isl_tokens, ticket.weights, slot, name, booked, odds, judged, size,
+        return self._ring.keep(
+            now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks, prompt.isl_tokens,
+            ticket.weights, slot, request.selection_id, ticket.reservation_id, odds, ticket.asked,
+            ticket.said, cache_hit, more,
         )
         # fmt: on
-        if self.is_on:
-            self._next = number + 1
-            ring = self._ring
-            ring.append(record)
-            if columns is not self._columns:  # charged once for a run of records with the same
-                self._columns = columns
-                size += len(columns)
-            if len(ring) > self._count_max:
-                oldest = ring.popleft()
-                size -= oldest[SIZE]
-                columns = oldest[SEEN][0]
-                if ring[0][SEEN][0] is not columns:
-                    size -= len(columns)
-            self.bytes += size
-            if self.bytes > self._bytes_max:
-                self._shrink()
-        return record
-
-    def _shrink(self) -> None:
-        """Let the oldest go until what is left takes no more than it may."""
-        ring = self._ring
-        while self.bytes > self._bytes_max:
-            record = ring.popleft()
-            self.bytes -= record[SIZE]
-            columns = record[SEEN][0]
-            if not ring:
-                self._columns = b""
-            if not ring or ring[0][SEEN][0] is not columns:
-                self.bytes -= len(columns)
 
     def note_explained(self, ticket: Ticket, record: Record) -> None:
         """Keep a record that was told with its booking, for who repeats that."""
@@ -256,7 +219,7 @@ class Decisions:
             name: the id.
             tenants: whose it has to be; None: anybody's.
         """
-        for record in reversed(self._ring):
+        for record in self._ring.newest_first():
             if record[RESERVATION_ID] == name or record[SELECTION_ID] == name:
                 found = Record._make(record)
                 if is_of(found, tenants):
@@ -269,10 +232,9 @@ class Decisions:
     def _numbered(self, name: str) -> Record | None:
         """Return the record under an id that neither a selection nor a reservation gave."""
         digits = name.removeprefix(PREFIX)
-        if name == digits or not self._ring or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
+        if name == digits or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             return None
-        at = int(digits) - self._ring[0][0]
-        return self._ring[at] if 0 <= at < len(self._ring) else None
+        return self._ring.numbered(int(digits))
 
     def explained(self, name: str) -> Record | None:
         """Return the record behind a booking that is repeated."""
@@ -281,7 +243,7 @@ class Decisions:
 
     def newest_first(self) -> Iterator[Record]:
         """Yield the records there are now, whatever comes meanwhile."""
-        return map(Record._make, reversed(list(self._ring)))
+        return map(Record._make, self._ring.newest_first())
 
     def check(self) -> None:
         """State every promise of the ring."""
@@ -297,13 +259,15 @@ class Decisions:
         assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
         assert self._explained_bytes <= EXPLAINED_BYTES_MAX
         numbers = [one.number for one in records]
-        assert numbers == [*range(self._next - 1, self._next - 1 - len(numbers), -1)]
+        following = self._ring.next
+        assert numbers == [*range(following - 1, following - 1 - len(numbers), -1)]
+        assert all(self._ring.numbered(one.number) == one for one in records)
 
 
 PREFIX: Final = "decision-"
 """Of an id that neither a selection nor a reservation gave."""
 
-_DIGITS_MAX: Final = 20
+_DIGITS_MAX: Final = 18  # of a number of 64 bits
 
 
 def odds_of(ticket: Ticket) -> Odds:

@@ -6,7 +6,7 @@ here. A booking is refused only for its id (D14, D16): everything else was check
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
@@ -82,7 +82,7 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
     return xxhash.xxh3_128_digest(route + body + unknown)
 
 
-class Order(NamedTuple):
+class Order(msgspec.Struct, frozen=True):
     """What a caller wants booked, once a rank is known; what comes of it is a claim."""
 
     reservation_id: str
@@ -332,6 +332,14 @@ class Desk:
         if self.announcer.speaks:
             name = booking.reservation.reservation_id
             self.announcer.claims.output(name, decay_fraction, count)
+
+    def outputs(self, name: str) -> int:
+        """Return how many output blocks it has, those that other replicas were told of included.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        return self.bookings.get(name).reservation.output_blocks
 
     def _cared_for(self, booking: Booking, now: float) -> None:
         """A lifecycle call came: it lives, and is ours if its owner is gone."""

@@ -155,7 +155,7 @@ class Told:
             ],
         ]
         whole = (terms.prefill, terms.decode, terms.shared, *terms.overlap, terms.cached)
-        columns += [column[some].astype(np.int64).tolist() for column in whole]
+        columns += [list(map(int, column[some].tolist())) for column in whole]
         columns += [column[some].tolist() for column in (terms.raw, terms.credit, terms.bare)]
         columns.append([None] * count if terms.factors is None else terms.factors[some].tolist())
         columns.append(terms.cost[some].tolist())
@@ -178,7 +178,7 @@ class Told:
             return "pinned_elsewhere"
         if odds.constraints and not seat.taints.issuperset(odds.constraints.required_taints):
             return "taint"
-        return _unfit(odds, seat)
+        return _unfit(odds, seat, holds_to_cache=self._record.cache_hit is not None)
 
     def _index(self, position: int) -> DecisionIndex:
         states = self._record.lookout[1]
@@ -188,10 +188,10 @@ class Told:
         return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING))
 
 
-def _unfit(odds: Odds, seat: Seat) -> Excluded:
+def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
     """Say why a rank that meets every wish was no candidate."""
     if not odds.is_pair and not (
-        seat.role == "aggregated" or (seat.role == "decode" and odds.holds_to_cache)
+        seat.role == "aggregated" or (seat.role == "decode" and holds_to_cache)
     ):
         return "role"
     if seat.slot in odds.full:
@@ -234,9 +234,9 @@ def _prompt(record: Record) -> DecisionPrompt:
 
 
 def _admission(record: Record) -> DecisionAdmission | None:
-    if record.judged is None:
+    ask, said = record.ask, record.said
+    if ask is None or said is None:
         return None
-    ask, said = record.judged
     return DecisionAdmission(
         policy=said.policy,
         slo_class=ask.slo_class or None,

@@ -19,7 +19,7 @@ from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tallies import TenantTally
 from select_service.core.admission.tenant_budgets import TenantBudgets
-from select_service.core.asking import busy_facts, cap_facts, key_of, policy_facts
+from select_service.core.asking import busy_facts, cap_facts, policy_facts, recognisable
 from select_service.core.load_changes import LoadChanges
 from select_service.core.wait_times import WaitTimes
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from select_service.admission_types import AdmissionSettings, RankMetrics
+    from select_service.core.admission.asks import Verdict
     from select_service.core.admission.drain import DrainMeter
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
@@ -96,17 +97,18 @@ class Gatekeeper:
         self.wait_times: dict[str, WaitTimes] = {}
         self.now = 0.0  # of the last refresh
         self._ledger = ledger
-        self._changes = LoadChanges(self.busy.slots, self.caps.slots)
+        self.changes = LoadChanges(self.busy.slots, self.caps.slots)
+        """What the ledger notes; while that is nothing to `look` at, no `refresh` is needed."""
         self._has_new_limits = False
         self._seats: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
         self._slots: dict[int, dict[int, int]] = {}  # worker id → rank → slot
         self._capped: set[int] = set()  # workers with a cap
-        ledger.changes = self._changes
+        ledger.changes = self.changes
         self._learn_wants()
 
     def _learn_wants(self) -> None:
         """Count whose requests are in flight when the policy in force asks for it."""
-        changes = self._changes
+        changes = self.changes
         wanted = isinstance(self.gate.policy, TenantBudgets)
         if wanted and not changes.names_wanted:
             reservations = self._ledger.all_reservations()
@@ -114,6 +116,7 @@ class Gatekeeper:
         changes.begun.clear()
         changes.ended.clear()
         changes.names_wanted = wanted
+        changes.look = True
 
     def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
         return ReturnBook(
@@ -138,18 +141,20 @@ class Gatekeeper:
             self._seats[slot] = (worker_id, rank)
             self.pool.seat(slot, spec.total_kv_blocks)
             self.busy.seat(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
-            self._changes.slots.add(slot)
+            self.changes.note(slot)
         self._has_new_limits = True
         most = self._settings.max_inflight if spec.max_inflight is None else spec.max_inflight
         queued = self._settings.max_queued if spec.max_queued is None else spec.max_queued
         self.caps.seat(worker_id, worker.slots.values(), most, queued)
         (self._capped.discard if most is None else self._capped.add)(worker_id)
+        self.changes.look = True
 
     def unseat(self, worker_id: int) -> list[Ticket]:
         """A worker goes; returns who held a waiting place with it and needs another."""
         for slot in self._slots.pop(worker_id, {}).values():
             self._unseat_slot(slot)
         self._capped.discard(worker_id)
+        self.changes.look = True
         if not self.caps.unseat(worker_id):
             return []
         both = (*self.waiting, *self.displaced)
@@ -170,7 +175,8 @@ class Gatekeeper:
     def set_thresholds(self, thresholds: Thresholds) -> None:
         """Put thresholds in force at once."""
         self.busy.set_thresholds(thresholds)
-        self._changes.slots.update(self._seats)
+        self.changes.slots.update(self._seats)
+        self.changes.look = True
         self._has_new_limits = True
 
     def report(self, worker: Worker, told: RankMetrics) -> None:
@@ -187,7 +193,7 @@ class Gatekeeper:
         self.pool.mark_stale(slot, stale=False)
         if told.num_requests_waiting is not None:
             self.pool.tell_waiting(slot, told.num_requests_waiting)
-        self._changes.slots.add(slot)
+        self.changes.note(slot)
 
     def report_stale(self, worker: Worker, dp_rank: int) -> None:
         """What a rank told is too old: its blocks are not believed, and it counts as full."""
@@ -196,7 +202,7 @@ class Gatekeeper:
             self.busy.report(slot, None)
             self.pool.tell_waiting(slot, None)
             self.pool.mark_stale(slot, stale=True)
-            self._changes.slots.add(slot)
+            self.changes.note(slot)
 
     # -- load ----------------------------------------------------------------------------------
 
@@ -206,7 +212,7 @@ class Gatekeeper:
         Called before anything is judged, and not with every change.
         """
         self.now = now
-        changes = self._changes
+        changes = self.changes
         if changes.slots:
             if self._has_new_limits:
                 self._set_alarms()
@@ -219,10 +225,17 @@ class Gatekeeper:
             for tenant in changes.ended:
                 self.pool.left(tenant)
             changes.ended.clear()
+        changes.look = bool(
+            self.busy.slots
+            or self.caps.slots
+            or changes.names_wanted
+            or self._has_new_limits
+            or not self.pool.instances
+        )
 
     def _set_alarms(self) -> None:
         """Say which load is worth a look, after limits have changed."""
-        changes = self._changes
+        changes = self.changes
         changes.prefill_alarm, changes.decode_alarm = self.busy.lowest_limits()
         changes.requests_alarm = self.caps.lowest_limit()
         self._has_new_limits = False
@@ -245,24 +258,35 @@ class Gatekeeper:
 
     # -- judging -------------------------------------------------------------------------------
 
-    def judge(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> tuple[Ask, Decision]:
+    def judge(
+        self, ticket: Ticket, ask: Ask, rows: Rows, now: float, verdict: Verdict | None = None
+    ) -> tuple[Ask, Decision]:
         """Say whether a request may be placed on one of these rows now; charges nothing.
 
-        Who asks is looked at closely (`Ask.key`) only when that may matter: it costs a µs.
+        Who asks is looked at closely only when that may matter.
+
+        Args:
+            ticket: the request.
+            ask: what is asked.
+            rows: the candidates.
+            now: monotonic seconds.
+            verdict: what the policy has said to that, if there was nobody else to ask.
         """
         gate = self.gate
         if gate.returns.size:
-            ask = ask._replace(key=key_of(ticket))
+            ask = recognisable(ask, ticket)
         name: GateName = "policy"
-        if self.pool.instances and not (self.busy.slots or self.caps.slots):  # as a rule
-            verdict = gate.policy.judge(ask, self.pool, now)
-        else:
-            name, verdict = gate.first_word(ask, rows, now)
-        if verdict is ADMIT:
-            return ask, gate.admitted
-        if not ask.key:
-            ask = ask._replace(key=key_of(ticket))
-        return ask, gate.decide(ask, name, verdict, rows, now)
+        if verdict is None:
+            if self.pool.instances and not (self.busy.slots or self.caps.slots):
+                verdict = gate.policy.judge(ask, self.pool, now)
+            else:
+                name, verdict = gate.first_word(ask, rows, now)
+        decision = gate.admitted
+        if verdict is not ADMIT:
+            ask = recognisable(ask, ticket)
+            decision = gate.decide(ask, name, verdict, rows, now)
+        ticket.asked, ticket.said = ask, decision
+        return ask, decision
 
     def settle(self, decision: Decision, ask: Ask, now: float, endpoint: str = "") -> None:
         """Charge and count what was decided."""
@@ -454,10 +478,11 @@ class Gatekeeper:
             cap, inflight = self.caps[worker_id], self._inflight(worker_id)
             assert not slots or cap.full == (inflight >= cap.max_inflight)
             assert not cap.full or cap.inflight == inflight, "a full one is followed closely"
-        if self._changes.names_wanted:
+        if self.changes.names_wanted:
             tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
             assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
         ledger = self._ledger
+        assert self.changes.look or not (self.busy.slots or self.caps.slots)
         for slot in self._seats:
             assert self.busy.is_true(slot, ledger.prefill_tokens(slot), ledger.decode.item(slot))
 

@@ -34,11 +34,12 @@ class LeaseCopy:
         told_at: when the others were last told so.
         ageing: its time is up, and those whose owner is gone are being let go.
         adopting: they are being taken over.
+        ending: what we claim of it ourselves, besides, is being ended.
         closed: by a caller of ours.
     """
 
     __slots__ = (
-        *("adopting", "ageing", "claims", "closed", "deadline", "lease_id"),
+        *("adopting", "ageing", "claims", "closed", "deadline", "ending", "lease_id"),
         *("lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at", "touched", "ttl_s"),
     )
 
@@ -51,7 +52,7 @@ class LeaseCopy:
         self.deadline = 0.0
         self.renewed_at: float | None = None
         self.told_at: float | None = None
-        self.ageing = self.adopting = self.closed = False
+        self.ageing = self.adopting = self.ending = self.closed = False
 
     @property
     def state(self) -> LeaseState:

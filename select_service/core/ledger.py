@@ -160,7 +160,7 @@ class Ledger:
                 or self._prefill_tokens[slot] > changes.prefill_alarm
                 or decode > changes.decode_alarm
             ):
-                changes.slots.add(slot)
+                changes.note(slot)
             if changes.names_wanted:
                 changes.begun.append(fairness_id)
         return reservation
@@ -182,8 +182,12 @@ class Ledger:
             self._add_prefill(slot, -tokens)
             self.packed = b""
             changes = self.changes
-            if changes is not None and (slot in changes.busy or slot in changes.full):
-                changes.slots.add(slot)
+            if (
+                changes is not None
+                and changes.look
+                and (slot in changes.busy or slot in changes.full)
+            ):
+                changes.note(slot)
 
     def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
         """Of an incomplete prefill, so many tokens are left."""
@@ -277,8 +281,8 @@ class Ledger:
             self.prefilling -= 1
             self._add_prefill(slot, -reservation.prefill_tokens)
         changes = self.changes
-        if changes is not None and (slot in changes.busy or slot in changes.full):
-            changes.slots.add(slot)
+        if changes is not None and changes.look and (slot in changes.busy or slot in changes.full):
+            changes.note(slot)
 
     def _take_out(self, reservation: Reservation) -> None:
         lane = reservation.lane
@@ -430,7 +434,7 @@ class Ledger:
             or slot in changes.busy
             or slot in changes.full
         ):
-            changes.slots.add(slot)
+            changes.note(slot)
 
     def _add_prefill(self, slot: int, tokens: int) -> None:
         if not tokens:

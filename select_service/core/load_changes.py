@@ -29,6 +29,7 @@ class LoadChanges:
         "decode_alarm",
         "ended",
         "full",
+        "look",
         "names_wanted",
         "prefill_alarm",
         "requests_alarm",
@@ -36,6 +37,9 @@ class LoadChanges:
     )
 
     def __init__(self, busy: AbstractSet[int], full: AbstractSet[int]) -> None:
+        self.look = True
+        """Whether anything is to be looked at before the next request is judged: a change, a slot
+        that is busy or full, names, or that there are no slots."""
         self.slots: set[int] = set()
         self.busy = busy
         self.full = full
@@ -48,3 +52,8 @@ class LoadChanges:
         self.names_wanted = False  # whether somebody asks whose requests begin and end
         self.begun: list[str] = []  # then, fairness ids
         self.ended: list[str] = []
+
+    def note(self, slot: int) -> None:
+        """A slot may be busy or full now, or no more."""
+        self.slots.add(slot)
+        self.look = True

@@ -163,6 +163,11 @@ class Pairs:
         self._desk.output_block(decode_id, decay_fraction, now, count)
         return True
 
+    def outputs(self, name: str) -> int | None:
+        """Return how many output blocks the legs have; None: there is no such pair."""
+        known = self._legs(name)
+        return None if known is None else sum(leg.reservation.output_blocks for leg in known[1])
+
     def free(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
         """End both legs, or the one that is left; None: there is no such pair."""
         known = self._legs(name)

@@ -7,10 +7,10 @@ eligibility, projection, scoring and picking stand after it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from indexer.compiled import usable
 from select_service.core.cache_hits import HitTally
@@ -34,7 +34,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 3):
+if not TYPE_CHECKING and usable("select_service.core._speed", 4):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _NEVER_BUSY = np.inf
 
 
-class Placement(NamedTuple):
+class Placement(Struct, frozen=True):
     """The chosen rank and the facts that chose it."""
 
     worker: Worker
@@ -373,7 +373,10 @@ class Partition:
         seen: Seen | None = None
         if watched:
             believed = None if trust is None else trust.tobytes()
-            seen = ledger.packed or ledger.columns(), matched, shared, believed
+            packed = ledger.packed
+            if not packed:
+                packed = ledger.packed = pricer.packed()
+            seen = packed, matched, shared, believed
         return Placement(
             *(
                 worker,

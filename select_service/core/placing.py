@@ -17,6 +17,7 @@ from select_service.core.desk import Order
 from select_service.core.effects import NOTHING, Effects
 from select_service.types import (
     Answer,
+    CacheHit,
     CacheThreshold,
     SelectAndReserveRequest,
     Selection,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from select_service.core.cache_hits import CacheHits, Found
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
-    from select_service.core.decision_record import Odds
     from select_service.core.decisions import Decisions
     from select_service.core.desk import Desk
     from select_service.core.matchmaking import Matchmaker
@@ -80,7 +80,7 @@ class Placing:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
-    def _place_one(
+    def _place_one(  # noqa: C901 - straight on: all pay for it
         self,
         ticket: Ticket,
         rows: Rows,
@@ -90,45 +90,52 @@ class Placing:
     ) -> tuple[Answer, Effects]:
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         found: Found | None = None
-        if self._cache_hits.concerns(request):
+        hit: CacheHit | None = None
+        hits = self._cache_hits
+        if request.cache_hit_threshold is not None or hits.settings.cache_hit_threshold > 0.0:
             if matches is None:
                 matches = partition.index.find_matches(prompt.block_hashes)
-            found = self._cache_hits.filter(partition, request, prompt, rows, matches)
-            if found.refused is not None:
-                found.refused.advice = self._matchmaker.advise(ticket)
-                self._note_threshold(ticket, rows, matches, found.refused, now)
-                return found.refused, effects
-            rows = found.rows
+            hit = hits.at_once(partition, request, prompt, matches)
+            if hit is None:
+                found = hits.filter(partition, request, prompt, rows, matches)
+                if found.refused is not None:
+                    return self._refuse_threshold(ticket, rows, matches, found, now), effects
+                rows, hit = found.rows, found.facts
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
         answer.advice = self._matchmaker.advise(ticket)
-        if found is not None:
-            answer.cache_hit = found.facts
-            if found.needs_prefill:
+        if hit is not None:
+            answer.cache_hit = hit
+            if found is not None and found.needs_prefill:
                 answer.needs_prefill = True
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
         if placement.seen is not None:
-            odds = None if found is None else _held_to_cache(ticket)
-            record = self.decisions.keep(ticket, placement.seen, rows, placement.slot, now, odds)
+            record = self.decisions.keep(
+                ticket, placement.seen, rows, placement.slot, now, None, hit
+            )
             if request.explain:
                 _explain(answer, record)
                 self.decisions.note_explained(ticket, record)
         return answer, self._decided(ticket, placement, effects)
 
-    def _note_threshold(
-        self, ticket: Ticket, rows: Rows, matches: Matches, refused: CacheThreshold, now: float
-    ) -> None:
-        """Leave a record of a request that goes nowhere because nobody holds enough of it."""
+    def _refuse_threshold(
+        self, ticket: Ticket, rows: Rows, matches: Matches, found: Found, now: float
+    ) -> CacheThreshold:
+        """It goes nowhere because nobody holds enough of it; there is a record of that, too."""
+        refused = found.refused
+        assert refused is not None
+        refused.advice = self._matchmaker.advise(ticket)
         if self.decisions.is_on or ticket.request.explain:
-            odds = _held_to_cache(ticket)
+            odds = odds_of(ticket)
             odds.is_threshold = True
             seen = ticket.partition.see(ticket.prompt, matches)
-            record = self.decisions.keep(ticket, seen, rows, -1, now, odds)
+            record = self.decisions.keep(ticket, seen, rows, -1, now, odds, found.facts)
             if ticket.request.explain:
                 _explain(refused, record)
+        return refused
 
     def _place_pair(
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
@@ -220,12 +227,6 @@ class Placing:
             known = msgspec.structs.replace(known)
             _explain(known, record)
         return known
-
-
-def _held_to_cache(ticket: Ticket) -> Odds:
-    odds = odds_of(ticket)
-    odds.holds_to_cache = True
-    return odds
 
 
 def _explain(answer: Answer, record: Record) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Fill", "Pricer"]
 
+_LANES = 8
+"""Sums side by side that make up one."""
+
 
 class Fill:
     """How full ranks are, read from columns whose content changes.
@@ -51,9 +54,10 @@ class Fill:
         """
         each = np.maximum(self._decode * self._block_tokens, self._prefill)
         np.maximum(each, self._floor * room, out=each)
-        if not len(each):
-            return 0.0
-        return float(np.add.accumulate(each)[-1])  # one after another, as the kernel adds them
+        lanes = np.zeros(-(-len(each) // _LANES) * _LANES)
+        lanes[: len(each)] = each
+        sums = np.add.reduce(lanes.reshape(-1, _LANES), axis=0)  # row after row, as the kernel adds
+        return float(np.add.accumulate(sums)[-1])
 
 
 class Pricer:
@@ -172,6 +176,10 @@ class Pricer:
         if not 0 <= row < len(self._matched):
             raise IndexError(row)
         return self._matched[row]
+
+    def packed(self) -> bytes:
+        """Return both columns as they are now, one behind the other."""
+        return self._prefill.tobytes() + self._decode.tobytes()
 
     def _by_row(self, groups: list[tuple[int, Slots]]) -> list[int]:
         column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too

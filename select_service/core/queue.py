@@ -10,6 +10,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import Struct
 from sortedcontainers import SortedKeyList
 
 if TYPE_CHECKING:
@@ -25,54 +26,27 @@ if TYPE_CHECKING:
 QueuePolicy = Literal["fcfs", "wspt"]
 
 
-class Ticket:
+class Ticket(Struct, eq=False):
     """One waiting request; compared by identity."""
 
-    __slots__ = (
-        "answer",
-        "ask",
-        "cached_tokens",
-        "fingerprint",
-        "holders",
-        "judged",
-        "key",
-        "partition",
-        "place",
-        "prompt",
-        "request",
-        "reservation_id",
-        "since",
-        "until",
-        "waiting",
-        "weights",
-    )
-
-    def __init__(
-        self,
-        partition: Partition,
-        request: SelectRequest,
-        prompt: Prompt,
-        weights: Weights,
-        reservation_id: str | None,
-        fingerprint: bytes,
-    ) -> None:
-        self.partition = partition
-        self.request = request
-        self.prompt = prompt
-        self.weights = weights
-        self.reservation_id = reservation_id  # None: a plain selection, nothing will be booked
-        self.fingerprint = fingerprint
-        self.holders = 1  # callers waiting for this one answer (a repeated request shares it)
-        self.key: tuple[int, float] = (0, 0.0)
-        self.cached_tokens = 0
-        self.answer: Answer | ServiceError | None = None
-        """Once it waits no longer."""
-        self.since = -1.0  # when it began to wait; below 0: it did not
-        self.until = math.inf  # then it has waited too long
-        self.ask: Ask | None = None  # what the gate was asked, if there is one
-        self.judged: tuple[Ask, Decision] | None = None  # and what it said last
-        self.waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
-        self.place: int | None = None  # the full worker whose waiting place it holds
+    partition: Partition
+    request: SelectRequest
+    prompt: Prompt
+    weights: Weights
+    reservation_id: str | None  # None: a plain selection, nothing will be booked
+    fingerprint: bytes
+    holders: int = 1  # callers waiting for this one answer (a repeated request shares it)
+    key: tuple[int, float] = (0, 0.0)
+    cached_tokens: int = 0
+    answer: Answer | ServiceError | None = None
+    """Once it waits no longer."""
+    since: float = -1.0  # when it began to wait; below 0: it did not
+    until: float = math.inf  # then it has waited too long
+    ask: Ask | None = None  # what the gate was asked of one that waits there
+    asked: Ask | None = None  # what a gate was asked last, whatever came of it
+    said: Decision | None = None  # and what it said
+    waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
+    place: int | None = None  # the full worker whose waiting place it holds
 
     @property
     def deadline(self) -> float:

@@ -246,11 +246,18 @@ class Reserving:
             elif isinstance(operation, BatchPrefillComplete):
                 effects = self.prefill_complete(name, now, operation.cached_tokens)
             else:
-                effects = self.output_block(name, operation.decay_fraction, now, operation.count)
+                count = operation.count
+                if operation.total is not None:
+                    count = max(0, operation.total - self._outputs(name))
+                effects = self.output_block(name, operation.decay_fraction, now, count)
         except ServiceError as refusal:
             field = UNSET if refusal.field is None else refusal.field
             return OperationResult(refusal.status, str(refusal), refusal.code, field), NOTHING
         return _OPERATED, effects
+
+    def _outputs(self, name: str) -> int:
+        outputs = self._pairs.outputs(name)
+        return self._desk.outputs(name) if outputs is None else outputs
 
     # -- leases --------------------------------------------------------------------------------
 

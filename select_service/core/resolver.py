@@ -64,7 +64,7 @@ class Resolver:
             seat = self.seat(claim)
             lost = claim.reservation is not None and not claim.booked
             ours = claim.owner == claims.router_id
-            if ours and (seat is None or lost or self._is_over(claim)):
+            if ours and (seat is None or lost or self.is_over(claim)):
                 self.unbook(claim, now)
                 claims.end_own(claim, now)  # with its rank, as any reservation
             elif seat is not None:
@@ -75,8 +75,8 @@ class Resolver:
                 claims.wait(claim)
         return None, None
 
-    def _is_over(self, claim: Claim) -> bool:
-        """Whether its lease ended while ours was not the claim that is booked."""
+    def is_over(self, claim: Claim) -> bool:
+        """Whether the lease of a claim of ours ended while another's was the one booked."""
         lease = claim.record.lease
         return (
             not claim.booked

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
+from select_service.core.admission.asks import ADMIT
 from select_service.core.admission.gate import AT_CAPACITY, Decision
 from select_service.core.desk import fingerprint_of
 from select_service.core.effects import NOTHING, Effects
@@ -161,45 +164,48 @@ class Selecting:
 
     # -- the gate ------------------------------------------------------------------------------
 
-    def _ask_gate(
+    def _ask_gate(  # noqa: C901, PLR0912 - in one frame and straight on: all pay for it
         self, ticket: Ticket, keeper: Gatekeeper, now: float
     ) -> tuple[Answer | Ticket, Effects]:
         """Let the gate judge; what it decides is settled in the step that does it."""
-        keeper.refresh(now)
+        changes, gate, gone = keeper.changes, keeper.gate, NOTHING
+        keeper.now = now
+        if changes.look:
+            keeper.refresh(now)
         ask = self._admitting.ask(ticket)
-        number, rows = self._candidates_at_gate(ticket, keeper, ask, now)
-        matches, gate = None, keeper.gate
-        if gate.queue is not None:  # it wants to know what is left to compute
-            matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
-            if not matches.empty:
-                ask = _measured(ticket, ask, rows, matches)
-        ask, decision = ticket.judged = keeper.judge(ticket, ask, rows, now)
-        gone = NOTHING
-        if decision.code == AT_CAPACITY.code:
-            gone = self._room.give_way(ask, keeper, rows, now)
-            if gone is not NOTHING:
-                ask, decision = ticket.judged = keeper.judge(ticket, ask, rows, now)
-        if decision is not gate.admitted:
-            return self._turn_back(ticket, decision, ask, rows, now), gone
-        usable = keeper.usable(rows)
-        if gate.queue is None and ticket.partition.must_wait(number, usable):
-            self._wait_in_file(ticket, ask, number, usable, now)
-            return self._room.waits_in_file(ticket, now), NOTHING
-        answer, effects = self._placing.place(ticket, usable, now, gone, matches)
-        if isinstance(answer, CacheThreshold):
-            decision = _cache_refusal(decision)
-        gate.settle(decision, ask, now)
-        return answer, effects
-
-    def _candidates_at_gate(
-        self, ticket: Ticket, keeper: Gatekeeper, ask: Ask, now: float
-    ) -> tuple[int, Rows]:
         try:
-            return self._candidates(ticket)
+            number, rows = self._candidates(ticket)
         except NoEligibleWorker as none:
             refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
             none.retry_after_s = refused.retry_after_s
             raise
+        matches = verdict = None
+        if gate.queue is not None:  # it wants to know what is left to compute
+            matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+            if matches.groups or matches.host or matches.disk:
+                ask = _measured(ticket, ask, rows, matches)
+        if not (changes.look or gate.returns.size):
+            verdict = gate.policy.judge(ask, gate.pool, now)  # as a rule there is nothing else
+        if verdict is ADMIT:
+            ticket.asked, ticket.said = ask, gate.admitted
+        else:
+            ask, decision = keeper.judge(ticket, ask, rows, now, verdict)
+            if decision.code == AT_CAPACITY.code:
+                gone = self._room.give_way(ask, keeper, rows, now)
+                if gone is not NOTHING:
+                    ask, decision = keeper.judge(ticket, ask, rows, now)
+            if decision is not gate.admitted:
+                return self._turn_back(ticket, decision, ask, rows, now), gone
+            rows = keeper.usable(rows)
+        if gate.queue is None and ticket.partition.must_wait(number, rows):
+            self._wait_in_file(ticket, ask, number, rows, now)
+            return self._room.waits_in_file(ticket, now), NOTHING
+        answer, effects = self._placing.place(ticket, rows, now, gone, matches)
+        if type(answer) is CacheThreshold:
+            gate.settle(_cache_refusal(gate.admitted), ask, now)
+        else:
+            gate.admit(ask, now)
+        return answer, effects
 
     def _turn_back(
         self, ticket: Ticket, decision: Decision, ask: Ask, rows: Rows, now: float
@@ -240,7 +246,7 @@ class Selecting:
 def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
     """Say what the best candidate would still have to compute."""
     cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
-    return ask._replace(prefill_tokens=max(0, ask.tokens - cached))
+    return replace(ask, prefill_tokens=max(0, ask.tokens - cached))
 
 
 def _cache_refusal(decision: Decision) -> Decision:

@@ -196,10 +196,17 @@ class SharedLeases:
                 self._adopt(copy)
         for copy in self._copies.due(now, self._limits.expired_per_turn_max):
             self._copies.look_again(copy, now)
+            lease = self._leases.find(copy.lease_id)
             if not copy.claims.keys() <= self._claims.gone:
-                continue  # an owner watches it, and would say so
-            if self._leases.find(copy.lease_id) is not None:
-                self._adopt(copy)
+                # an owner watches it, and would say so; we are one, too, of what is not booked
+                if lease is None and not copy.ending:
+                    copy.ending = True
+                    self.chores.append(self._end_ours(copy))
+            elif lease is not None:
+                # what is said of an adoption keeps the lease alive elsewhere: one that is about to
+                # be missed here, too, would live twice as long as its owner
+                if lease.deadline - now > self._limits.replica_heartbeat_s:
+                    self._adopt(copy)
             elif not copy.ageing:
                 copy.ageing = True
                 self._claims.counters.leases_missed += 1
@@ -240,6 +247,20 @@ class SharedLeases:
             self._resolver.touched[booking.partition] = None
         copy.ageing = False
 
+    def _end_ours(self, copy: LeaseCopy) -> Iterator[None]:
+        """Claims of ours on the same ids that were not the ones booked when our lease ended.
+
+        Nothing ended them with it, and while they live the others wait for us.
+        """
+        for router_id in sorted(copy.claims):
+            for claim in _in_turn(copy, router_id):
+                own = self._claims.own.by_id.get(claim.reservation_id)
+                if own is not None and self._resolver.is_over(own):
+                    self._resolver.unbook(own, self._now)
+                    self._claims.end_own(own, self._now)
+                yield
+        copy.ending = False
+
     def _free_orphans(self, copy: LeaseCopy) -> Iterator[None]:
         """Its owner has closed it here: nobody else will end what is nobody's."""
         for claim in self._orphans(copy):
@@ -253,13 +274,21 @@ class SharedLeases:
     def _orphans(self, copy: LeaseCopy) -> Iterator[Claim]:
         """Yield each claim of owners who are gone; what is done to it may take it away."""
         for router_id in sorted(copy.claims):
-            for _ in range(len(copy.claims.get(router_id, ()))):
-                claims = copy.claims.get(router_id)
-                if not claims or router_id not in self._claims.gone:
+            for claim in _in_turn(copy, router_id):
+                if router_id not in self._claims.gone:
                     break
-                claim = next(iter(claims))
-                claims.move_to_end(claim)
                 yield claim
 
     def _booking(self, claim: Claim) -> Booking | None:
         return self._desk.bookings.live(claim.reservation_id) if claim.booked else None
+
+
+def _in_turn(copy: LeaseCopy, router_id: int) -> Iterator[Claim]:
+    """Yield each claim of one owner, those that come meanwhile left out; any may go meanwhile."""
+    for _ in range(len(copy.claims.get(router_id, ()))):
+        claims = copy.claims.get(router_id)
+        if not claims:
+            return
+        claim = next(iter(claims))
+        claims.move_to_end(claim)
+        yield claim

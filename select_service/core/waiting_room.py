@@ -300,7 +300,7 @@ class WaitingRoom:
             rows = ticket.partition.candidates(ticket.request)
         except NoEligibleWorker:
             return self._finish(ticket, now, effects)
-        ask, decision = ticket.judged = keeper.judge(ticket, ticket.ask, rows, now)
+        ask, decision = keeper.judge(ticket, ticket.ask, rows, now)
         if decision.outcome == "refuse":
             keeper.turned_away(ticket, decision.code, now)
             return self._refuse(ticket, decision, now, effects, rows)

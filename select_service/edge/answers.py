@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from select_service.edge.codec import encode, encode_msgpack
+from select_service.edge.codec import encode, encode_capped, encode_msgpack
 from select_service.edge.forms import Form
 from select_service.errors import ServiceError, problem, retry_after, retry_after_header
 
@@ -42,28 +42,17 @@ class Status(msgspec.Struct, frozen=True):
     status: str = "ok"
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """An answer: bytes at once, or a stream of them."""
 
-    __slots__ = ("body", "headers", "status", "stream")
-
-    def __init__(
-        self,
-        status: int,
-        body: bytes,
-        headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON,
-        stream: AsyncIterator[bytes] | None = None,
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.headers = headers
-        self.stream = stream
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON
+    stream: AsyncIterator[bytes] | None = None
 
 
-class Feed(Response):
+class Feed(Response, eq=False):
     """A stream that ends with who reads it: neither a request under way nor a slow one."""
-
-    __slots__ = ()
 
 
 class Settling:
@@ -98,10 +87,13 @@ class Writer:
 
     def reply(self, answer: object, status: int = 200, warning: str | None = None) -> Response:
         """Write an answer."""
+        try:
+            body = self._encode(answer)
+        except OverflowError:  # of sums, in MessagePack
+            body = encode_capped(answer)
         if warning is None:
-            return Response(status, self._encode(answer), self._headers)
-        headers = (*self._headers, (b"warning", warning.encode()))
-        return Response(status, self._encode(answer), headers)
+            return Response(status, body, self._headers)
+        return Response(status, body, (*self._headers, (b"warning", warning.encode())))
 
     def reply_listing(self, name: str, items: AsyncIterator[object], count: int) -> Response:
         """Write an object with one long list in it, item by item.
@@ -123,7 +115,10 @@ class Writer:
             yield b"\x81" + self._encode(name) + b"\xdd" + count.to_bytes(4, "big")
         comma = b""
         async for item in items:
-            yield comma + self._encode(item)
+            try:
+                yield comma + self._encode(item)
+            except OverflowError:
+                yield comma + encode_capped(item)
             comma = b"," if is_json else b""
         if is_json:
             yield b"]}"

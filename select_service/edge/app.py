@@ -66,7 +66,14 @@ __all__ = ["Server", "create_app", "create_door", "create_driver", "create_secur
 
 _log = logging.getLogger("select_service")
 
-_TICKS_PER_S: Final = 10  # uvicorn's
+_TICK_S: Final = 0.5
+"""How often the time in answers and the deadlines of connections are looked at; an idle process is
+woken by little else."""
+
+_TICK_MIN_S: Final = 0.1
+_SHARE_OF_DEADLINE: Final = 0.25
+"""So much later than said may a connection with a short deadline be closed."""
+
 TRACED_SWITCH_S: Final = 0.0005
 """How long the thread that exports spans may keep the loop waiting; Python's default is ten times
 that."""
@@ -325,7 +332,7 @@ async def _hold(service: Driver, server: Server, hold_s: float) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + hold_s
     while not server.should_exit and (left := until - loop.time()) > 0:
-        if await service.recovered(min(left, 1 / _TICKS_PER_S)):
+        if await service.recovered(min(left, _TICK_MIN_S)):
             break
 
 
@@ -344,6 +351,8 @@ def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
 
 class Server(uvicorn.Server):
     """Uvicorn with our deadlines on connections and our way of leaving."""
+
+    _exit: asyncio.Event
 
     def __init__(
         self,
@@ -384,8 +393,6 @@ class Server(uvicorn.Server):
         self._header_timeout_s = settings.header_timeout_s
         self._entrances = entrances
         self._counts = traffic.connections
-        shortest_s = min(limits.header_timeout_s, limits.body_timeout_s)
-        self._sweep_every = max(1, min(_TICKS_PER_S // 2, int(shortest_s * _TICKS_PER_S / 4)))
 
     def _follow(self, settings: Settings) -> None:
         """Hold connections to other limits, those that are open too."""
@@ -420,16 +427,37 @@ class Server(uvicorn.Server):
         make = cast("type[HttpToolsProtocol]", self.config.http_protocol_class)
         return make(self.config, self.server_state, self.lifespan.state)
 
+    @property
+    def should_exit(self) -> bool:
+        """Whether it is time to go; setting it is heard at once."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, is_time: bool) -> None:
+        if is_time:
+            self._exit.set()
+        else:  # uvicorn says so before anything else happens
+            self._exit = asyncio.Event()
+
+    @override
+    async def main_loop(self) -> None:
+        """Tick until it is time to go; uvicorn's own looks ten times a second whether it is."""
+        while not await self.on_tick(0):
+            deadline_s = min(self._limits.header_timeout_s, self._limits.body_timeout_s)
+            pause_s = max(_TICK_MIN_S, min(_TICK_S, deadline_s * _SHARE_OF_DEADLINE))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._exit.wait()
+
     @override
     async def on_tick(self, counter: int) -> bool:
         connections = self.server_state.connections
         self._counts.open = len(connections)
-        if counter % self._sweep_every == 0:
-            now = asyncio.get_running_loop().time()
-            for connection in cast("list[GuardedProtocol]", list(connections)):
-                connection.sweep(now)
-            if self._security is not None:
-                self._security.tick(now)
+        now = asyncio.get_running_loop().time()
+        for connection in cast("list[GuardedProtocol]", list(connections)):
+            connection.sweep(now)
+        if self._security is not None:
+            self._security.tick(now)
         return await super().on_tick(counter)
 
     @override

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncGenerator
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
+
+from msgspec import Struct
 
 from indexer.errors import IndexerError
 from select_service.edge.access_log import log_access, short
@@ -56,8 +59,13 @@ CERTIFICATE: Final = "select_service.certificate"
 
 _BAD_REQUEST: Final = 400
 
+_ONE_OPEN: Final = re.compile(rb"([A-Z]+ /[a-z_]+/)([\w.~:@-]+)((?:/[a-z_]+)? HTTP/1\.1)")
+"""A request line with one open segment, the second, in which nothing has to be decoded."""
+_SECOND: Final = 2
+_VERSION: Final = len(" HTTP/1.1")
 
-class Call(NamedTuple):
+
+class Call(Struct, frozen=True):
     """A request whose route is known and whose body may follow."""
 
     route: Route[Handler]
@@ -66,7 +74,7 @@ class Call(NamedTuple):
     path: bytes
 
 
-class Head(NamedTuple):
+class Head(Struct, frozen=True):
     """What matters of the header lines of a request."""
 
     api: Api  # that reads bodies and writes answers in the forms the client speaks
@@ -119,6 +127,7 @@ class Door:
         self._max_body_bytes = max_body_bytes
         self._access_log = access_log
         self._plain_lines = {} if access_log else _plain_lines(routes)
+        self._open_lines = {} if access_log else _open_lines(routes)
         self._leaving = asyncio.Event()
         self.reloading: Reloading
         """Set by who makes the door."""
@@ -210,6 +219,20 @@ class Door:
     def call_in_line(self, line: bytes) -> Call | None:
         """Return the call of a request line that has no parameters, if nothing is unusual in it."""
         return self._plain_lines.get(line)
+
+    def call_with_id(self, line: bytes) -> Call | None:
+        """Return the call of a line that is not plain and has one parameter, an id as they are.
+
+        The calls of a reservation's life come so, and are done sooner than `call_for` finds them.
+        """
+        found = _ONE_OPEN.fullmatch(line)
+        if found is None:
+            return None
+        before, name, behind = found.groups()
+        route = self._open_lines.get((before, behind))
+        if route is None:
+            return None
+        return Call(route, (name.decode("ascii"),), b"", line[len(route.method) + 1 : -_VERSION])
 
     def suits(self, call: Call, head: Head) -> bool:
         """Tell whether a body under this head may be handled at once."""
@@ -471,6 +494,18 @@ def _plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:
         for route in routes
         if "{" not in route.pattern
     }
+
+
+def _open_lines(routes: Sequence[Route[Handler]]) -> dict[tuple[bytes, bytes], Route[Handler]]:
+    """Return the routes whose second segment alone is open, by what stands before and behind it."""
+    found: dict[tuple[bytes, bytes], Route[Handler]] = {}
+    for route in routes:
+        before, _, rest = route.pattern.partition("{")
+        behind = rest.partition("}")[2]
+        if rest and "{" not in behind and before.count("/") == _SECOND:
+            line = f"{route.method} {before}".encode(), f"{behind} HTTP/1.1".encode()
+            found[line] = route
+    return found
 
 
 def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:

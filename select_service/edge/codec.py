@@ -63,6 +63,7 @@ __all__ = [
     "ShownHashes",
     "check_values",
     "encode",
+    "encode_capped",
     "encode_msgpack",
     "judge_unknown",
     "pack",
@@ -285,10 +286,10 @@ _CHECKS: Final = {WorkerSpec: _check_ranks, WorkerPatch: _check_ranks}
 
 # -- what is wrong, and where ------------------------------------------------------------------
 
-_AT: Final = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`")
+_AT: Final = re.compile(r"(?s)(.*) - at `(?:key`? in `?)?\$\.?(.*)`")
 MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
-_NAMED: Final = re.compile(r"(\w+) (?:must be at most|and \w+ name)")  # `__post_init__` of types.py
+_NAMED: Final = re.compile(r"(\w+) (?:must be |and \w+ name)")  # `__post_init__` of types.py
 
 
 def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> ServiceError:
@@ -319,10 +320,18 @@ def _printable(names: list[str]) -> str:
 def _canonical(body: bytes, unknown: list[str]) -> bytes:
     """Return the unknown members so that equal JSON values give equal bytes."""
     raw = _RAW_MEMBERS.decode(body)
+    members = {}
+    for name in unknown:
+        try:
+            members[name] = msgspec.json.decode(raw[name])
+        except (ValueError, RecursionError) as error:
+            refusal = refusal_of(error)
+            inside = refusal.field or ""
+            refusal.field = f"{name}{inside}" if inside[:1] in {"", "["} else f"{name}.{inside}"
+            raise refusal from None
     try:
-        members = {name: msgspec.json.decode(raw[name]) for name in unknown}
         return msgspec.json.encode(members, order="deterministic")
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
         raise refusal_of(error) from None
 
 
@@ -345,3 +354,23 @@ def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
 
     visit(msgspec.inspect.type_info(kind))
     return frozenset(names)
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def encode_capped(answer: object) -> bytes:
+    """Write in MessagePack what has numbers it cannot say: as the nearest it can.
+
+    Only sums are like that (two prompts of 2^64-1 tokens each), so this need not be quick.
+    """
+    plain = msgspec.to_builtins(answer, enc_hook=_packed_in, builtin_types=(bytes,))
+    return encode_msgpack(_capped(plain))
+
+
+def _capped(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _capped(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_capped(one) for one in value]
+    return min(max(value, -(1 << 63)), U64_MASK) if isinstance(value, int) else value

@@ -201,6 +201,8 @@ class FastLane(GuardedProtocol):
                 # what its header lines mean is not what they mean from others
                 self._certificate, self.heads = names, self.peers.heads_of(names)
         super().connection_made(transport)
+        if self.door.is_leaving:  # accepted as the port was closed: nobody would end it
+            transport.close()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -258,15 +260,17 @@ class FastLane(GuardedProtocol):
         if head is None:
             self._lines_read = lines
             return None
-        call = self.door.call_in_line(data[:line_end])
+        line = data[:line_end]
+        call = self.door.call_in_line(line)
         if call is not None:
-            if not self.door.suits(call, head):
-                return None
-            if is_steady:
+            if is_steady and self.door.suits(call, head):
                 self.heads.learn_call(data[:end], call, head)
-            return call, head
-        line = _REQUEST_LINE.fullmatch(data, 0, line_end)
-        call = None if line is None else self.door.call_for(line[1], line[2], head)
+        else:
+            call = self.door.call_with_id(line)
+        if call is not None:
+            return (call, head) if self.door.suits(call, head) else None
+        parts = _REQUEST_LINE.fullmatch(line)
+        call = None if parts is None else self.door.call_for(parts[1], parts[2], head)
         return None if call is None else (call, head)
 
     def _steady(self, lines: bytes) -> bytes:

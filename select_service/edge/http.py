@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -105,7 +105,7 @@ THRESHOLD_QUERY: Final = ("model", "tenant_id")
 LEASES_LISTED: Final = 100
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """What a handler may know of a request."""
 
     params: tuple[str, ...]  # decoded path segments, in the order of the pattern
@@ -618,6 +618,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
     of_process: bool = False,  # not for tokens that are bound to tenants
     takes: type[msgspec.Struct] | None = None,
     status: int = 200,
+    status_again: int | None = None,
     query: tuple[str, ...] = (),
     body_optional: bool = False,
     body_lenient: bool = False,
@@ -631,6 +632,7 @@ def _route(  # noqa: PLR0913 - the columns of one row
         scope=scope,
         of_process=of_process,
         body_lenient=body_lenient,
+        status_again=status_again,
     )
 
 
@@ -783,6 +785,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         of_process=True,
         takes=PeerRequest,
         status=201,
+        status_again=200,
     ),
     _post(
         *("/replica_sync/deregister_peer", Api.deregister_peer, Status, 404, 409),

@@ -11,6 +11,7 @@ however fast a worker talks, its KV events do not wait for it.
 from __future__ import annotations
 
 import asyncio
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,6 +27,7 @@ __all__ = ["APPLY_AFTER_S", "LoadTopic"]
 
 APPLY_AFTER_S: Final = 0.1
 """Between hearing something and taking it in with whatever else was heard."""
+UNREADABLE: Final = (ValueError, RecursionError, OverflowError)  # also what msgspec raises
 RANKS_MAX: Final = 65_536
 """Ranks heard of and not taken in yet."""
 _FRAMES_MIN: Final = 2  # topic and payload; engines' own sockets put a number between
@@ -67,11 +69,11 @@ class LoadTopic:
         self.heard += 1
         rank = stream.rank
         try:
-            told = _read(frames)
+            told = read(frames)
             for one in told.ranks or [told]:
                 dp_rank = rank.dp_rank if one.dp_rank is None else one.dp_rank
-                self._latest[rank.worker_id, dp_rank] = _rank_metrics(one, dp_rank)
-        except (ValueError, RecursionError, OverflowError):  # also msgspec's
+                self._latest[rank.worker_id, dp_rank] = rank_metrics(one, dp_rank)
+        except UNREADABLE:
             self.bad += 1
             return
         while len(self._latest) > RANKS_MAX:
@@ -97,14 +99,26 @@ class LoadTopic:
         self._latest.clear()
 
 
-def _read(frames: Sequence[bytes]) -> _Told:
+def read(frames: Sequence[bytes]) -> _Told:
+    """Read one message of the topic.
+
+    Raises:
+        ValueError: it is none; or another of `UNREADABLE`.
+    """
     if len(frames) < _FRAMES_MIN:
         raise ValueError("no payload")
     payload = frames[-1]
     return (_from_json if payload[:1] == b"{" else _from_msgpack)(payload)
 
 
-def _rank_metrics(told: _Told, dp_rank: int) -> RankMetrics:
+def rank_metrics(told: _Told, dp_rank: int) -> RankMetrics:
+    """Return what was told of one rank in the form POST /workers/{id}/metrics takes.
+
+    Raises:
+        ValueError: a number out of its range, or none that is finite.
+    """
+    if told.kv_used_blocks is not None and not isfinite(told.kv_used_blocks):
+        raise ValueError("kv_used_blocks must be finite")
     fields = {
         "dp_rank": dp_rank,
         "kv_used_blocks": told.kv_used_blocks,

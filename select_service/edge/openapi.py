@@ -28,6 +28,26 @@ __all__ = ["Problem", "describe"]
 _PARAM: Final = re.compile(r"\{(\w+)\}")
 _REF: Final = "#/components/schemas/{name}"
 _U64_MAX: Final = (1 << 64) - 1
+_U64: Final[dict[str, object]] = {"type": "integer", "minimum": 0, "maximum": _U64_MAX}
+_QUERY: Final[dict[str, dict[str, object]]] = {  # those that are no text
+    "worker_id": _U64,
+    "limit": {"type": "integer", "minimum": 1},
+    "candidates": {"type": "boolean"},
+}
+_RANKS: Final[dict[str, object]] = {"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}}
+_FRACTION: Final[dict[str, object]] = {"minimum": 0, "maximum": 1}
+_NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
+    # what is checked behind the types, because it has a text or a status of its own
+    ("WorkerSpec", "kv_events_endpoints"): _RANKS,
+    ("WorkerPatch", "kv_events_endpoints"): _RANKS,
+    ("OutputBlockRequest", "decay_fraction"): _FRACTION,
+    ("BusyThresholdChange", "active_decode_blocks_threshold"): _FRACTION,
+    ("BusyThresholdChange", "active_prefill_tokens_threshold"): _U64,
+    ("BusyThresholdChange", "active_prefill_tokens_threshold_frac"): {"minimum": 0},
+    ("LeaseRequest", "owner"): {"minLength": 1},
+    ("LeaseRequest", "lease_id"): {"minLength": 1},
+    ("PeerRequest", "endpoint"): {"pattern": "^(tcp|ipc|inproc)://."},
+}
 _EVERYWHERE: Final = {500: "An error of this service."}
 _WITH_PARAMS: Final = {400: "The path cannot be read."}
 _WITH_QUERY: Final = {400: "A key comes twice in the query."}
@@ -94,6 +114,9 @@ def describe() -> bytes:
     ]
     shapes, components = msgspec.json.schema_components([Problem, *described], ref_template=_REF)
     _bound(components)
+    for (name, member), narrower in _NARROWER.items():
+        described_as = components[name]["properties"][member]
+        (described_as["anyOf"][0] if "anyOf" in described_as else described_as).update(narrower)
     schema_of = dict(zip(map(repr, [Problem, *described]), shapes, strict=True))
     paths: dict[str, dict[str, object]] = {}
     for route in ROUTES:
@@ -155,7 +178,12 @@ def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     }
     parameters = [_path_parameter(name) for name in _PARAM.findall(route.pattern)]
     parameters += [
-        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        {
+            "name": name,
+            "in": "query",
+            "required": name == "model",
+            "schema": _QUERY.get(name, {"type": "string"}),
+        }
         for name in route.query
     ]
     if parameters:
@@ -166,14 +194,24 @@ def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
         note = _PACKED if issubclass(route.takes, PromptFields) else ""
         operation["requestBody"] = {
             "required": not route.body_optional,
-            "content": _in_both_forms(schema_of[repr(route.takes)], note),
+            "content": _in_both_forms(_taken(route, schema_of), note),
         }
     return operation
 
 
+def _taken(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, Any]:
+    """Describe a body; one that is looked at only for its fields may be anything without them."""
+    schema: dict[str, Any] = schema_of[repr(route.takes)]
+    if not route.body_lenient:
+        return schema
+    assert route.takes is not None
+    names = [field.encode_name for field in msgspec.structs.fields(route.takes)]
+    named = [{"type": "object", "required": [name]} for name in names]
+    return {"anyOf": [schema, {"not": {"anyOf": named}}]}
+
+
 def _path_parameter(name: str) -> dict[str, object]:
-    number = {"type": "integer", "minimum": 0, "maximum": _U64_MAX}
-    schema = number if name == "worker_id" else {"type": "string"}
+    schema = _U64 if name == "worker_id" else {"type": "string"}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
@@ -225,8 +263,16 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
         }
     if route.pattern == "/ready":  # its 503 has the ordinary body
         responses["503"] = {"description": "No worker is schedulable.", "content": content}
-    done = {"description": "Done."} | {"content": content}
+    return _done(route, content) | responses
+
+
+def _done(route: Route[Handler], content: dict[str, object]) -> dict[str, object]:
+    """Describe the answers to who got what was asked for."""
+    done: dict[str, object] = {"description": "Done.", "content": content}
     if route.takes is not None:
         text = '`299 - "unknown field: ..."` when the body has fields nobody knows.'
         done["headers"] = {"Warning": {"description": text, "schema": {"type": "string"}}}
-    return {str(route.status): done} | responses
+    if route.status_again is None:
+        return {str(route.status): done}
+    again = done | {"description": "So it is already."}
+    return {str(route.status): done, str(route.status_again): again}

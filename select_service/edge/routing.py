@@ -52,6 +52,7 @@ class Route(Struct, Generic[H], frozen=True):
     summary: str = ""
     changes: bool = False  # something that outlives the answer
     body_optional: bool = False  # without one, no Content-Type either
+    status_again: int | None = None  # where nothing is new
     scope: str = "admin"  # a token needs to use it; see `authority.py`
     of_process: bool = False  # it concerns no tenant but the whole process
     body_lenient: bool = False  # whatever its Content-Type; the handler ignores what says nothing

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from select_service.core.admission.pool_load import SaturationLimits
 from select_service.simulator.told_loads import RankLoad, ToldPool
@@ -66,6 +67,11 @@ class SnapshotPool(ToldPool):
     def prefill_rate(self) -> float:
         """Nobody has told."""
         return 0.0
+
+    @override
+    def outlook(self) -> tuple[float, float, float, float]:
+        """As told; nobody has told how fast prompts are computed."""
+        return 0.0, 0.0, self.prefill_backlog, self._told_saturation
 
     def tenant_in_flight(self, tenant_id: str) -> int:
         """As told last."""

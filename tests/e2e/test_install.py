@@ -33,15 +33,20 @@ KERNELS = (
 )
 
 
-def _install(folder: Path, environment: dict[str, str]) -> list[object]:
-    """Install what is here into a folder; returns what the installed code says of its kernels."""
-    source, target = folder / "source", folder / "target"
-    source.mkdir()
+def source_tree(folder: Path) -> Path:
+    """Copy what is packaged, without what was built from it."""
+    folder.mkdir()
     for part in PARTS:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, source / part, ignore=BUILT)
+            shutil.copytree(ROOT / part, folder / part, ignore=BUILT)
         else:
-            shutil.copy(ROOT / part, source)
+            shutil.copy(ROOT / part, folder)
+    return folder
+
+
+def _install(folder: Path, environment: dict[str, str]) -> list[object]:
+    """Install what is here into a folder; returns what the installed code says of its kernels."""
+    source, target = source_tree(folder / "source"), folder / "target"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SELECT_SERVICE_PURE")}
     subprocess.run(

@@ -34,11 +34,12 @@ class Answer:
             return self.raw.decode("utf-8", "replace")
 
 
-def exchange(port: int, method: str, path: str, body: object = None) -> Answer:
+def exchange(port: int, method: str, path: str, body: object = None, *, host: str = HOST) -> Answer:
     """Send `body` as JSON (None: no body at all) and read the answer."""
     if body is None:
-        return exchange_raw(port, method, path, None, {})
-    return exchange_raw(port, method, path, json.dumps(body).encode(), {"Content-Type": JSON_TYPE})
+        return exchange_raw(port, method, path, None, {}, host=host)
+    content = json.dumps(body).encode()
+    return exchange_raw(port, method, path, content, {"Content-Type": JSON_TYPE}, host=host)
 
 
 def exchange_raw(
@@ -49,9 +50,10 @@ def exchange_raw(
     headers: Mapping[str, str],
     *,
     timeout_s: float = TIMEOUT_S,
+    host: str = HOST,
 ) -> Answer:
     """Send exactly this request on a fresh connection and read the answer."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.putrequest(method, path, skip_accept_encoding=True)
         for name, value in headers.items():

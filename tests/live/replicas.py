@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
+from tests.live.http import Answer, exchange
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS, OURS_EXTRA, Server
 from tests.live.window import WINDOW, View
@@ -32,11 +34,16 @@ class Replica(Server):
 
     replica_port: int = field(default_factory=free_port)
     peers: Sequence[str] = ()
+    host: str = HOST  # where clients reach it
 
     def __post_init__(self) -> None:
         own = ("--replica-sync-port", str(self.replica_port))
         peers = ("--replica-sync-peers", ",".join(self.peers)) if self.peers else ()
         self.args = (*self.args, *own, *peers)
+
+    @override
+    def request(self, method: str, path: str, body: object = None) -> Answer:
+        return exchange(self.port, method, path, body, host=self.host)
 
     @property
     def replica_endpoint(self) -> str:
@@ -105,14 +112,15 @@ class Replica(Server):
         return self.loads()["default", "default", worker_id, 0]
 
     def metric(self, name: str, **labels: str) -> float:
-        """One value of /metrics; 0 where the series does not exist."""
-        wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        series = f"select_service_{name}" + (f"{{{wanted}}}" if wanted else "")
-        text = self.request("GET", "/metrics").raw.decode()
-        found = [
-            line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(series + " ")
-        ]
-        return float(found[0]) if found else 0.0
+        """The sum of all series of this name that have these labels; 0 where there is none."""
+        head = f"select_service_{name}"
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        total = 0.0
+        for line in self.request("GET", "/metrics").raw.decode().splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] == head and all(one in series for one in wanted):
+                total += float(value)
+        return total
 
 
 def ours(folder: Path, name: str, *args: str, port: int | None = None, **fields: Any) -> Replica:

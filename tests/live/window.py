@@ -7,6 +7,7 @@ that asks what always holds needs both sides of the comparison from the same tur
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 
@@ -23,6 +24,7 @@ from select_service.types import ScopeLoads
 
 WINDOW = "/test/ledger"
 BIN = "/test/garbage"
+TASKS = "/test/tasks"
 WATCHED = (sys.executable, "-m", "tests.live.window")
 
 
@@ -82,12 +84,24 @@ def empty_bin(_: Api, __: Request) -> Response:
     return Response(200, encode(Garbage(found, frozen)))
 
 
+class Tasks(Struct, frozen=True):
+    """What is under way on the loop."""
+
+    count: int
+
+
+def count_tasks(_: Api, __: Request) -> Response:
+    """Count them, this one left out."""
+    return Response(200, encode(Tasks(len(asyncio.all_tasks()) - 1)))
+
+
 def main() -> int:
     """Run the service with the windows open."""
     vars(asgi)["ROUTES"] = (
         *ROUTES,
         Route("GET", WINDOW, look, None, View),
         Route("GET", BIN, empty_bin, None, Garbage),
+        Route("GET", TASKS, count_tasks, None, Tasks),
     )
     return cli.main()
 

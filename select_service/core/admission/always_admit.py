@@ -14,6 +14,7 @@ class AlwaysAdmit:
     """Everybody is let in."""
 
     name: Final = "always-admit"
+    charges: Final = False
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
         """Let it in."""

@@ -10,6 +10,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -20,7 +22,7 @@ Outcome = Literal["admit", "wait", "refuse"]
 Facts = dict[str, float | int | str]
 
 
-class Ask(NamedTuple):
+class Ask(Struct, frozen=True, gc=False):
     """One request that asks to be let in."""
 
     tokens: int  # input tokens, what a token bucket charges
@@ -111,8 +113,8 @@ class Pool(Protocol):
         """Prefill tokens per second of one instance, as measured; 0: not known."""
         ...
 
-    def outlook(self) -> tuple[float, float, float]:
-        """Return prefill_rate, prefill_backlog and saturation in one look."""
+    def outlook(self) -> tuple[float, float, float, float]:
+        """Return prefill_rate, that of all instances, prefill_backlog and saturation."""
         ...
 
     def tenant_in_flight(self, tenant_id: str) -> int:
@@ -126,6 +128,11 @@ class Policy(Protocol):
     @property
     def name(self) -> str:
         """As typed in `--admission-policy`."""
+        ...
+
+    @property
+    def charges(self) -> bool:
+        """Whether `charge` does anything: nearly all who ask go on, and pay for the call."""
         ...
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:

@@ -48,6 +48,7 @@ class GaieLegacy:
     """Refuses sheddable requests while the pool's utilization reaches 1."""
 
     name: Final = "gaie-legacy"
+    charges: Final = False
 
     def __init__(
         self,

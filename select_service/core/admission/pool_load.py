@@ -15,7 +15,7 @@ import numpy as np
 from indexer.compiled import usable
 from select_service.core.admission.drain import DrainMeter
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 3):
+if not TYPE_CHECKING and usable("select_service.core._speed", 4):
     from select_service.core._speed import Fill
 else:
     from select_service.core.plain_pricer import Fill
@@ -148,8 +148,10 @@ class PoolLoad:
         self._floor: Floats = np.zeros(0)
         """The saturation a rank has whatever it carries: by what it tells, or tells no more."""
         self._rate = 0.0
-        self._rate_at = -math.inf
+        self._rate_until = -math.inf
+        self._drains = 0.0  # of all ranks
         self._room = 1.0  # the prefill tokens of a full rank
+        self._full = 0.0  # those of all ranks
         self._block_tokens: Floats = np.zeros(0)
         """The prefill tokens that fill a rank as much as one block does."""
         self._fill = Fill(self._share, self._share, self._block_tokens, self._floor)
@@ -167,7 +169,7 @@ class PoolLoad:
         self._floor = np.concatenate([self._floor, more])
         self._block_tokens = np.zeros(capacity)
         self._prefill = self._share  # `_fill` reads columns that are no more
-        self._rate_at = -math.inf
+        self._rate_until = -math.inf
 
     def seat(self, slot: int, total_kv_blocks: int | None) -> None:
         """A schedulable rank takes the slot, or its record changed; its load stays."""
@@ -175,7 +177,7 @@ class PoolLoad:
         self._seated.add(slot)
         self.instances = len(self._seated)
         self._share[slot] = 1.0 / total_kv_blocks if total_kv_blocks else 0.0
-        self._rate_at = -math.inf
+        self._rate_until = -math.inf
 
     def unseat(self, slot: int) -> None:
         """The rank is gone; whoever books takes its load away."""
@@ -187,7 +189,7 @@ class PoolLoad:
         self._waiting.pop(slot, None)
         self._stale.discard(slot)
         self._write_floor(slot)
-        self._rate_at = -math.inf
+        self._rate_until = -math.inf
 
     def disregard(self, slots: Collection[int]) -> None:
         """Look away from slots that nobody sits on, and that still carry something."""
@@ -223,32 +225,33 @@ class PoolLoad:
     @property
     def prefill_rate(self) -> float:
         """Prefill tokens per second of one rank that has something to compute; 0: not known."""
-        if self.meter.work.at - self._rate_at > _RATE_STEP_S:
+        if self.meter.work.at > self._rate_until:
             self._follow_rate()
         return self._rate
 
     def _follow_rate(self) -> None:
-        self._rate_at = self.meter.work.at
+        self._rate_until = self.meter.work.at + _RATE_STEP_S
         self._rate = self.meter.tokens_per_s
+        self._drains = self._rate * self.instances
         self._room = self._rate * self.limits.target_ttft_s
+        self._full = self._room * self.instances
         np.multiply(self._share, self._room / self.limits.kv_utilization, out=self._block_tokens)
 
-    def outlook(self) -> tuple[float, float, float]:
-        """Return prefill_rate, prefill_backlog and saturation in one look."""
-        saturation = self.saturation
-        return self._rate, self.loads.prefill_backlog, saturation
+    def outlook(self) -> tuple[float, float, float, float]:
+        """Return prefill_rate, that of all instances, prefill_backlog and saturation."""
+        loads = self.loads
+        if self.meter.work.at > self._rate_until:
+            self._follow_rate()
+        if loads.prefill is not self._prefill:
+            self._read_anew()
+        full = self._full
+        saturation = self._fill.total(self._room) / full if full else 1.0
+        return self._rate, self._drains, loads.prefill_backlog, saturation
 
     @property
     def saturation(self) -> float:
         """Mean over ranks of max(prefill/P*, blocks/(limit·K), waiting/limit); 1 without ranks."""
-        if not self.instances:
-            return 1.0
-        loads = self.loads
-        if self.meter.work.at - self._rate_at > _RATE_STEP_S:
-            self._follow_rate()
-        if loads.prefill is not self._prefill:
-            self._read_anew()
-        return self._fill.total(self._room) / (self._room * self.instances)
+        return self.outlook()[3]
 
     def _read_anew(self) -> None:
         """The columns were replaced by longer ones."""

@@ -16,6 +16,7 @@ class RejectAll:
     """Nobody is let in."""
 
     name: Final = "reject-all"
+    charges: Final = False
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
         """Refuse it."""

@@ -44,6 +44,8 @@ HOPELESS: Final = "infeasible-deadline"
 SATURATED: Final = "saturated"
 _WAIT: Final = Verdict("wait", "", "waits")
 
+LET_IN_MAX: Final = 64
+"""Requests let in and not charged yet: some 30 µs together."""
 OUTPUT_WEIGHT_MAX: Final = 1e6
 """Far beyond what makes sense, and what it is multiplied with remains a number."""
 DEFAULT_TARGETS_S: Final[Mapping[str, float]] = MappingProxyType(
@@ -101,6 +103,7 @@ class SloShed(Generic[T]):
     """
 
     name: Final = "slo-shed"
+    charges: Final = True
 
     def __init__(self, classes: SloClasses, settings: SloShedSettings | None = None) -> None:
         self.settings = settings or SloShedSettings()
@@ -116,28 +119,38 @@ class SloShed(Generic[T]):
         self._reopen_below = tuple(one - self.settings.hysteresis for one in limits)
         self._is_open = [True] * len(limits)
         self._closed = [0] * len(limits)
-        self.queue: FairQueue[T] = FairQueue(self._quotas(), tenants_max=self.settings.tenants_max)
+        self._queue: FairQueue[T] = FairQueue(self._quotas(), tenants_max=self.settings.tenants_max)
         self._traffic = Traffic(len(limits))
+        self._let_in: list[Ask] = []  # while nobody waited, and not charged yet
         self._in_pool_s = 0.0  # how long the pool takes for what is booked, seen last
         self._targets_s = {
             name: self.settings.targets_s.get(name, self.settings.default_target_s)
             for name in classes.names
         }
         self._standard_target_s = self._targets_s[STANDARD]
-        self._lines = {name: self.line_of(classes.band(name)) for name in classes.names}
-        self._standard_line = self._lines[STANDARD]
-        self._judged: tuple[Ask | None, int] = (None, 0)
         self._slack = self.settings.feasibility_slack
         is_held = bool(self._slack)
         self._is_refused_early = [is_held and self.settings.feasibility_critical]
         """By line: whether requests that would be late are refused at once."""
         self._is_refused_early += [is_held] * (len(limits) - 1)
+        self._lines = {name: self._terms_of(name) for name in classes.names}
+        """By class: its line, and how late its requests may be; infinity: nobody asks."""
+        self._standard = self._lines[STANDARD]
+        self._judged: Ask | None = None  # last, and
+        self._judged_line = 0
         capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
         self._budgets = (
             None
             if capacity is None
             else TenantBuckets(capacity, rate, tenants_max=self.settings.tenants_max)
         )
+
+    @property
+    def queue(self) -> FairQueue[T]:
+        """Who waits, and what each tenant was charged."""
+        if self._let_in:
+            self._settle()
+        return self._queue
 
     def _quotas(self) -> list[int]:
         """Return how many may wait in each line; promises are limited where they are given."""
@@ -154,31 +167,45 @@ class SloShed(Generic[T]):
         """How often each band was closed."""
         return self._closed[: self._promised] + self._closed[self._promised + 1 :]
 
+    def _terms_of(self, name: str) -> tuple[int, float]:
+        line = self.line_of(self._classes.band(name))
+        is_held = self._is_refused_early[line]
+        return line, self._targets_s[name] * self._slack if is_held else math.inf
+
     def line_of(self, band: int) -> int:
         """Return in which line of the queue a band waits."""
         return band if band < self._promised else band + 1
 
     # -- on arrival ----------------------------------------------------------------------------
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: C901 - all pay for it
         """Let it in, let it wait, or refuse it; nothing is charged."""
-        if self._budgets is None:
-            line = self._lines.get(ask.slo_class, self._standard_line)
-        else:
+        line, limit_s = self._lines.get(ask.slo_class, self._standard)
+        if self._budgets is not None:
             line = self.line_of(self._band(ask, now))
-        self._judged = (ask, line)
-        queue = self.queue
-        rate, backlog, saturation = pool.outlook()
-        if self._is_refused_early[line]:
-            drains = rate * pool.instances
-            verdict = self._foresee(ask, line, rate, drains, backlog, now) if drains else None
-            if verdict is not None:
-                return verdict
+            limit_s = self._limit_s(ask, line)
+        elif ask.target_s != math.inf:
+            limit_s = self._limit_s(ask, line)
+        self._judged, self._judged_line = ask, line
+        queue = self._queue
+        rate, drains, backlog, saturation = pool.outlook()
+        if limit_s != math.inf and drains:
+            work = ask.prefill_tokens
+            if work < 0:
+                work = ask.tokens
+            alone_s = work / rate
+            predicted_s = self._in_pool_s = backlog / drains + alone_s  # all that is booked first
+            if queue.waiting:
+                predicted_s += self._queued_s(ask, line, work, drains, now)
+            if predicted_s > limit_s:
+                return _hopeless(predicted_s, limit_s, alone_s)
+        if not queue.waiting and self._is_open[line] and saturation < self._closes_at[line]:
+            return ADMIT  # as a rule
         if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):
             return ADMIT
-        if self.queue.has_room(line):
+        if queue.has_room(line):
             return _WAIT
-        quota = self.queue.quota(line)
+        quota = queue.quota(line)
         if not quota:
             facts = {"saturation": saturation, "limit": self._closes_at[line]}
             return Verdict("refuse", SATURATED, SATURATED, facts=dict(facts))
@@ -186,7 +213,7 @@ class SloShed(Generic[T]):
             "refuse",
             BAND_FULL,
             BAND_FULL,
-            facts={"waiting": self.queue.size(line), "limit": quota, "saturation": saturation},
+            facts={"waiting": queue.size(line), "limit": quota, "saturation": saturation},
         )
 
     def _band(self, ask: Ask, now: float) -> int:
@@ -210,28 +237,16 @@ class SloShed(Generic[T]):
             return own
         return self._targets_s.get(ask.slo_class, self._standard_target_s)
 
-    def _foresee(
-        self, ask: Ask, line: int, rate: float, drains: float, backlog: float, now: float
-    ) -> Verdict | None:
-        """Refuse what would be late for its target; all that is booked goes first."""
-        work = ask.prefill_tokens
-        if work < 0:
-            work = ask.tokens
-        predicted_s = self._in_pool_s = backlog / drains + work / rate
-        if self.queue.waiting:
-            predicted_s += self._queued_s(ask, line, work, drains, now)
-        limit_s = ask.target_s
-        if limit_s == math.inf:
-            limit_s = self._targets_s.get(ask.slo_class, self._standard_target_s)
-        limit_s *= self._slack
-        return _hopeless(predicted_s, limit_s, work / rate) if predicted_s > limit_s else None
+    def _limit_s(self, ask: Ask, line: int) -> float:
+        """Return how late a request may be in a line before it is refused; infinity: for ever."""
+        return self.target_s(ask) * self._slack if self._is_refused_early[line] else math.inf
 
     def _queued_s(self, ask: Ask, line: int, work: int, drains: float, now: float) -> float:
         """Return how long what waits in a line and above takes.
 
         It drains at the rate that those above leave over, for they will go on coming.
         """
-        ahead = self.queue.work_before(line, ask.tenant_id, work)
+        ahead = self.queue.work_before(line, ask.tenant_id, work)  # who was let in is charged
         if not ahead:
             return 0.0
         return ahead / max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
@@ -248,21 +263,41 @@ class SloShed(Generic[T]):
         return self._is_open[line]
 
     def charge(self, ask: Ask, now: float) -> None:
-        """An arrival goes on at once: its tenant pays."""
-        judged, line = self._judged
-        if judged is not ask:  # it was judged just before, as a rule
+        """An arrival goes on at once: its tenant pays, before anybody else has to wait."""
+        let_in = self._let_in
+        if self._queue.waiting or self._budgets is not None:
+            self._charge_at_once(ask, now)
+            return
+        if now > self._traffic.fades_at or len(let_in) >= LET_IN_MAX:
+            self._settle()
+            self._traffic.faded(now)
+        let_in.append(ask)
+
+    def _settle(self) -> None:
+        """Charge who was let in since somebody looked: each alone would cost three times as much.
+
+        No budgets are in force, so each was let in by the line of its class.
+        """
+        serve, sums = self._queue.serve_directly, self._traffic.sums
+        for ask in self._let_in:
+            line, _ = self._lines.get(ask.slo_class, self._standard)
+            work = ask.tokens if ask.prefill_tokens < 0 else ask.prefill_tokens
+            serve(line, ask.tenant_id, self.cost(ask) if ask.output_tokens else work)
+            sums[line] += work
+        self._let_in.clear()
+
+    def _charge_at_once(self, ask: Ask, now: float) -> None:
+        line = self._judged_line
+        if self._judged is not ask:  # it was judged just before, as a rule
             line = self.line_of(self._band(ask, now))
-        work = ask.prefill_tokens
-        if work < 0:
-            work = ask.tokens
-        cost = self.cost(ask) if ask.output_tokens else work
-        self.queue.serve_directly(line, ask.tenant_id, cost)
-        self._traffic.add(line, work, now)
-        if self._budgets is not None:
-            self._pay(ask, now)
+        self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
+        self._traffic.add(line, ask.work, now)
+        self._pay(ask, now)
 
     def above(self, band: int, now: float) -> float:
         """Return the work per second let in before that of a band."""
+        if self._let_in:
+            self._settle()
         return self._traffic.above(self.line_of(band), now)
 
     def cost(self, ask: Ask) -> int:

@@ -55,6 +55,11 @@ class TenantBudgets:
         """The inner policy's: budgets are an addition to it."""
         return self.inner.name
 
+    @property
+    def charges(self) -> bool:
+        """Likewise."""
+        return self.inner.charges
+
     def is_over(self, tenant_id: str, in_flight: int, instances: int) -> bool:
         """Tell whether a tenant has strictly more in flight than its share of all seats."""
         share = self._budgets.get(tenant_id)

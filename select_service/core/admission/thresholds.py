@@ -11,6 +11,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from indexer.types import U64_MASK
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -77,6 +79,8 @@ def check_threshold(field: str, value: object) -> float | int | None:
     if field == "active_prefill_tokens_threshold":
         if value != int(value):
             raise ValueError(f"{field} must be a whole number")
+        if value > U64_MASK:
+            raise ValueError(f"{field} must be at most 2^64-1")
         return int(value)
     return float(value)
 

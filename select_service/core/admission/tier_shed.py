@@ -22,6 +22,7 @@ class TierShed:
     """Sheds below a priority while the fullest instance carries more than the threshold."""
 
     name: Final = "tier-shed"
+    charges: Final = False
 
     def __init__(
         self,

@@ -121,6 +121,7 @@ class TokenBucketPolicy:
     """Admits while the bucket holds a request's input tokens."""
 
     name: Final = "token-bucket"
+    charges: Final = True
 
     def __init__(
         self,
@@ -142,9 +143,10 @@ class TokenBucketPolicy:
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
         """Refuse what the bucket does not hold; nothing is charged yet."""
-        if self._tenants is None and self._only.holds(ask.tokens, round(now * 1e6)):
+        t_us = round(now * 1e6)
+        if self._tenants is None and self._only.holds(ask.tokens, t_us):
             return ADMIT
-        return self.judge_at(ask, round(now * 1e6))
+        return self.judge_at(ask, t_us)
 
     def judge_at(self, ask: Ask, t_us: int) -> Verdict:
         """Judge at an exact time in microseconds."""

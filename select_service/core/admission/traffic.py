@@ -19,25 +19,34 @@ class Traffic:
         lines: how many there are, most important first.
     """
 
-    __slots__ = ("_at", "_sums")
+    __slots__ = ("_at", "fades_at", "sums")
 
     def __init__(self, lines: int) -> None:
-        self._sums = [0.0] * lines
+        self.sums = [0.0] * lines
+        """By line. What was let in before `fades_at` may be added here, until `faded` is asked."""
+        self.fades_at = _STEP_S
         self._at = 0.0
 
     def add(self, line: int, work: float, now: float) -> None:
         """So much work of a line was let in."""
-        if now - self._at > _STEP_S:
-            self._fade(now)
-        self._sums[line] += work
+        if now > self.fades_at:
+            self.fade(now)
+        self.sums[line] += work
 
-    def _fade(self, now: float) -> None:
+    def faded(self, now: float) -> float:
+        """Let what was let in before count for less if it is time; return when it will be next."""
+        if now > self.fades_at:
+            self.fade(now)
+        return self.fades_at
+
+    def fade(self, now: float) -> None:
+        """Let what was let in before count for less."""
         fade = math.exp((self._at - now) / MEMORY_S)
-        self._sums = [one * fade for one in self._sums]
-        self._at = now
+        self.sums = [one * fade for one in self.sums]
+        self._at, self.fades_at = now, now + _STEP_S
 
     def above(self, line: int, now: float) -> float:
         """Return the work per second let in of the lines above one."""
-        if now - self._at > _STEP_S:
-            self._fade(now)
-        return sum(self._sums[:line]) / MEMORY_S
+        if now > self.fades_at:
+            self.fade(now)
+        return sum(self.sums[:line]) / MEMORY_S

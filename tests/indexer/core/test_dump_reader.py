@@ -70,6 +70,9 @@ def test_an_empty_dump_is_a_dump() -> None:
     assert read(b" {} ", []) == {}
 
 
+DEEP = b'{"a":' * 5000 + b"1" + b"}" * 5000
+
+
 @pytest.mark.parametrize("end", range(0, 200, 7))
 def test_a_document_that_is_cut_short_is_noticed(end: int) -> None:
     text = json.dumps({"m:t": DOCUMENT["default:default"]}).encode()
@@ -104,6 +107,9 @@ def test_a_document_that_is_cut_short_is_noticed(end: int) -> None:
         b'{"m:t" {"block_size": 16, "events": []}}',
         b"}",
         b"<html>[]</html>",
+        b'{"m:t": {"block_size": 16, "x": ' + DEEP + b', "events": []}}',
+        b'{"m:t": {"block_size": 16, "events": [], "x": ' + DEEP + b"}}",
+        b'{"\xff:t": {"block_size": 16, "events": []}}',
     ],
 )
 def test_what_is_no_dump_is_refused(text: bytes) -> None:

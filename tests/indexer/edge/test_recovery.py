@@ -138,6 +138,7 @@ def test_an_empty_dump_is_a_success() -> None:
 
 
 DUMP = document(source())
+DEEP = b'{"a":' * 5000 + b"1" + b"}" * 5000
 FAULTS: dict[str, tuple[Answer, str]] = {
     "500": (whole(b"", status="500 Oh"), "status"),
     "redirect": (whole(b"", "location: http://127.0.0.1:9/dump", status="302 Found"), "redirect"),
@@ -151,6 +152,12 @@ FAULTS: dict[str, tuple[Answer, str]] = {
     "too large": (whole(b'{"default:default": {"a": [' + b"1," * 6_000_000), "too_large"),
     "bomb": (whole(gzip.compress(b" " * 20_000_000), "content-encoding: gzip"), "too_large"),
     "no HTTP": (no_http, "connection"),
+    "a deep document": (whole(b'{"m:t": {"block_size": 16, "x": ' + DEEP + b"}}"), "garbage"),
+    "a deep event": (
+        whole(b'{"m:t": {"block_size": 16, "events": [{"x": ' + DEEP + b"}]}}"),
+        "garbage",
+    ),
+    "no text": (whole(b'{"\xff:t": {"block_size": 16, "events": []}}'), "garbage"),
 }
 
 

@@ -108,6 +108,17 @@ def test_pieces_of_another_file_do_not_pass(
     assert damage or found == WHOLE
 
 
+@pytest.mark.parametrize("head", [b"", b"\x90", b"\xc1", b"\x91\xa1\xff", b"\x91" * 5000])
+def test_a_head_that_another_program_wrote_costs_its_rank_only(head: bytes, tmp_path: Path) -> None:
+    writer = SnapshotWriter(tmp_path)
+    for one in (RANKS[1]._replace(head=head), RANKS[2]):
+        writer.add(one)
+    writer.finish()
+    found, damage = read(tmp_path, (tmp_path / NAME).read_bytes())
+    assert found == {2: WHOLE[2]}
+    assert damage == {"frame": 1}
+
+
 def test_a_file_that_changes_after_it_was_looked_at(tmp_path: Path) -> None:
     data = bytearray(write(tmp_path))
     path = tmp_path / NAME

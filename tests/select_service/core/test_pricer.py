@@ -161,9 +161,12 @@ def test_how_full_ranks_are(
 ) -> None:
     columns = np.array(ranks, dtype=np.float64).reshape(len(ranks), 4).T.copy()
     prefill, decode, block_tokens, floor = columns
+    lanes = [0.0] * 8
+    for row, (booked, blocks, tokens, least) in enumerate(columns.T.tolist()):
+        lanes[row % 8] += max(booked, blocks * tokens, least * room)
     total = 0.0
-    for booked, blocks, tokens, least in columns.T.tolist():
-        total += max(booked, blocks * tokens, least * room)
+    for lane in lanes:  # not `sum`, which is exact in later Pythons
+        total += lane
     fill = twin.Fill(prefill, decode, block_tokens, floor)
     assert fill.total(room) == total
     prefill[:] = 0.0  # it reads what is there, not what was
@@ -178,3 +181,15 @@ def test_columns_of_one_length(twin: ModuleType) -> None:
         columns = [more if longer == at else some for at in range(4)]
         with pytest.raises(ValueError, match="length"):
             twin.Fill(*columns)
+
+
+@EITHER
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_columns_are_copied_as_they_are_now(twin: ModuleType, rows: int) -> None:
+    prefill, decode = np.arange(rows, dtype=np.float64), np.full(rows, 0.5)
+    pricer = twin.Pricer(prefill, decode)
+    before = pricer.packed()
+    assert before == prefill.tobytes() + decode.tobytes()
+    prefill += 1.0
+    assert pricer.packed() == prefill.tobytes() + decode.tobytes()
+    assert rows == 0 or before != pricer.packed()

@@ -358,7 +358,10 @@ def test_a_worker_tells_its_load_and_shows_its_caps() -> None:
         refused = await client.post("/select", json=PROMPT)
         assert (refused.json()["value"], refused.json()["limit"]) == (90.0, 85.0)
         assert (await client.post("/workers/2/metrics", json=told)).status_code == 404
-        assert (await client.post("/workers/1/metrics", json={"ranks": []})).status_code == 422
+        for ranks in ([], [{"kv_total_blocks": 1 << 64}]):
+            answer = await client.post("/workers/1/metrics", json={"ranks": ranks})
+            assert answer.status_code == 422
+        assert answer.json()["field"] == "ranks[0].kv_total_blocks"
         patched = await client.patch("/workers/1", json={"max_inflight": 0})
         assert patched.status_code == 422
 

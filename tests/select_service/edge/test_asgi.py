@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from select_service.edge import app
 from select_service.edge.app import Server, create_door
 from select_service.edge.driver import Driver
 from select_service.edge.traffic import CLIENT_GONE
@@ -87,6 +88,27 @@ def test_a_refusal_after_waiting() -> None:
         assert (await waiting.answer())[0] == 200
         status, _headers, body = await waiting_too.answer()
         assert (status, json.loads(body)["code"]) == (503, "no_eligible_worker")
+
+    on_a_port(use)
+
+
+def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_TICK_S", 600.0)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert not server.should_exit
+
+    on_a_port(use, header_timeout_s=9000.0, body_timeout_s=9000.0)
+
+
+def test_who_is_let_in_as_the_port_closes_is_sent_away() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        server._door.leave()
+        late = await Wire.to(port)
+        assert await late.rest() == b""
 
     on_a_port(use)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from select_service.config import FieldValidation
 from select_service.edge.codec import Decoded, RequestDecoder
+from select_service.edge.msgpack_codec import MsgpackDecoder
 from select_service.errors import InvalidField, InvalidJson, ServiceError, UnknownField
 from select_service.types import (
     OutputBlockRequest,
@@ -25,6 +26,7 @@ from select_service.types import (
 SELECT = RequestDecoder(SelectRequest, FieldValidation.WARN)
 WORKER = RequestDecoder(WorkerSpec, FieldValidation.WARN)
 PATCH = RequestDecoder(WorkerPatch, FieldValidation.WARN)
+PACKED = MsgpackDecoder(SelectRequest, FieldValidation.WARN)
 
 PROMPT = b'"block_hashes":[1],"sequence_hashes":[1],"isl_tokens":16'
 
@@ -135,6 +137,12 @@ def test_what_is_no_json_is_400(body: bytes) -> None:
             b'"offsets":[[0,1]]}]}]}',
             "block_mm_infos[1].mm_objects[0].mm_hash",
         ),
+        (
+            b'{"block_mm_infos":[{"mm_objects":[{"mm_hash":1,'
+            b'"offsets":[[0,1],[0,18446744073709551616]]}]}]}',
+            "block_mm_infos[0].mm_objects[0].offsets",
+        ),
+        (b'{"priority":9223372036854775808}', "priority"),
     ],
     ids=lambda part: repr(part[:60]) if isinstance(part, bytes) else str(part),
 )
@@ -279,8 +287,25 @@ def test_workers() -> None:
         WORKER.decode(b'{"worker_id":18446744073709551616}')
     assert refused.value.field == "worker_id"
     with pytest.raises(InvalidField) as refused:
+        WORKER.decode(b'{"worker_id":1,"curve_public_key":"short"}')
+    assert refused.value.field == "curve_public_key"
+    with pytest.raises(InvalidField) as refused:
         WORKER.decode(b'{"worker_id":1,"kv_events_endpoints":{"0":"a","0":"b"}}')
     assert refused.value.field == "kv_events_endpoints.0"
+
+
+def test_a_key_that_is_no_text_is_where_its_object_is() -> None:
+    for body, path in (
+        ({1: 2}, None),
+        ({"routing_constraints": {1: 2}}, "routing_constraints"),
+        (
+            {"routing_constraints": {"preferred_taints": {1: 2}}},
+            "routing_constraints.preferred_taints",
+        ),
+    ):
+        with pytest.raises(InvalidField) as refused:
+            PACKED.decode(msgspec.msgpack.encode(body))
+        assert refused.value.field == path
 
 
 def test_mandatory_fields() -> None:
@@ -328,9 +353,17 @@ def test_equal_unknown_members_have_equal_bytes() -> None:
 
 
 def test_numbers_nobody_can_hold_are_found_in_unknown_fields() -> None:
-    for body in (b'{"bogus":1e400}', b'{"bogus":[%s]}' % (b"9" * 5000)):
+    for body, path in (
+        (b'{"bogus":1e400}', "bogus"),
+        (b'{"bogus":[%s]}' % (b"9" * 5000), "bogus[0]"),
+        (
+            b'{"bogus":{"a":[1,1e400]}}',
+            "bogus[...][1]",
+        ),  # names are not kept where nobody knows them
+    ):
         with pytest.raises(ServiceError) as refused:
             select(body)
+        assert refused.value.field == path
         assert refused.value.status in (400, 422)
 
 

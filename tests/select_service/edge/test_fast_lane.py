@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
 from select_service.edge.answers import Response, Settling
-from select_service.edge.app import Server
+from select_service.edge.app import Server, create_door, create_driver
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import PEERS_MAX, FastLane, Peers
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+from select_service.edge.http import ROUTES
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
 EXCHANGES: list[tuple[str, str, object]] = [
@@ -62,6 +64,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return paths
 
 
+def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    for way in ("call_in_line", "call_with_id", "call_for"):
+        monkeypatch.setattr(Door, way, lambda *_: None)
+
+
 async def _exchange(
     wire: Wire, exchange: tuple[str, str, object], *headers: str, packed: bool = False
 ) -> tuple[int, dict[str, str], bytes]:
@@ -92,7 +99,7 @@ def test_both_ways_answer_alike(
     async def use(port: int, service: Driver, _: Server) -> None:
         seat(service)
         fast = await _exchange(await Wire.to(port), exchange)
-        monkeypatch.setattr(Door, "call_for", lambda *_: None)
+        _close_the_fast_lane(monkeypatch)
         assert await _exchange(await Wire.to(port), exchange) == fast
 
     on_a_port(use)
@@ -120,7 +127,7 @@ def test_both_ways_answer_alike_in_msgpack(
             assert headers["vary"] == "accept"
             if exchange[0] != "HEAD":
                 assert _told(msgspec.msgpack.decode(body)) == _told(json.loads(plain))
-        monkeypatch.setattr(Door, "call_for", lambda *_: None)
+        _close_the_fast_lane(monkeypatch)
         assert await _exchange(await Wire.to(port), exchange, accept, packed=packed) == fast
 
     on_a_port(use)
@@ -131,6 +138,36 @@ def _told(answer: Any) -> Any:
     if isinstance(answer, dict):
         return {k: _told(v) for k, v in answer.items() if k != "expires_in_s"}
     return [_told(v) for v in answer] if isinstance(answer, list) else answer
+
+
+@pytest.mark.parametrize(
+    ("name", "is_usual"),
+    [
+        ("0a9c-7f", True),
+        ("r.1~x:prefill@host_2", True),
+        ("batch", True),
+        ("a%20b", False),
+        ("caf\u00e9", False),
+        ("a?x=1", False),
+        ("a#b", False),
+        ("a/b", False),
+        ("", False),
+    ],
+)
+def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual: bool) -> None:
+    door = create_door(create_driver(SETTINGS), SETTINGS)[0]
+    head = door.head_of(b"application/json", None, 2)
+    found = set()
+    for route in ROUTES:
+        path = re.sub(r"{\w+}", name, route.pattern)
+        for method in {route.method, "DELETE", "GET"}:
+            line = f"{method} {path} HTTP/1.1".encode()
+            call = door.call_in_line(line) or door.call_with_id(line)
+            if call is not None:
+                assert call == door.call_for(method.encode(), path.encode(), head)
+                found.add((method, route.pattern))
+    with_id = {(route.method, route.pattern) for route in ROUTES if "{" in route.pattern}
+    assert with_id <= found if is_usual else not with_id & found
 
 
 def test_one_connection_may_speak_both(taken: list[bytes]) -> None:

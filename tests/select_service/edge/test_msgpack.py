@@ -211,6 +211,31 @@ def test_what_has_one_form_keeps_it(path: str) -> None:
     in_process(use)
 
 
+def test_sums_that_no_64_bits_hold_are_told_as_the_most_they_do() -> None:
+    """Two clients that say their prompts have 2^64-1 tokens must not blind who reads the loads."""
+    most = 2**64 - 1
+    huge = {"block_hashes": [], "sequence_hashes": [], "isl_tokens": most}
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for _ in range(2):
+            await ask(client, "/select_and_reserve", huge)
+        packed = await client.get("/loads", headers=WANTED)
+        (row,) = msgspec.msgpack.decode(packed.content)[0]["loads"]
+        assert row["potential_prefill_tokens"] == most
+        (row,) = (await client.get("/loads")).json()[0]["loads"]
+        assert row["potential_prefill_tokens"] == 2 * most
+        (row,) = await ask(client, "/potential_loads", huge)
+        assert (row["potential_prefill_tokens"], row["active_requests"]) == (most, 2)
+        asked = huge | {"explain": True}
+        told = await ask(client, "/select_and_reserve", asked)
+        (rank,) = told["decision"]["candidates"]
+        assert rank["prefill_tokens"] == most
+        assert "sequence_hashes" in told
+
+    in_process(use)
+
+
 def test_whatever_comes_there_is_an_answer() -> None:
     """Bodies with bytes changed, cut and doubled, on every route that takes one."""
     rng = random.Random(8)

@@ -37,5 +37,5 @@ class FixedPool(SnapshotPool):
     def prefill_rate(self) -> float:
         return self.rate
 
-    def outlook(self) -> tuple[float, float, float]:
-        return self.rate, self.prefill_backlog, self.level
+    def outlook(self) -> tuple[float, float, float, float]:
+        return self.rate, self.rate * self.instances, self.prefill_backlog, self.level

@@ -181,6 +181,7 @@ def test_a_tenant_goes_before_its_model() -> None:
         {FIELD_DECODE: math.nan},
         {FIELD_TOKENS: -1},
         {FIELD_TOKENS: 1.5},
+        {FIELD_TOKENS: 1 << 64},
         {FIELD_FRAC: -0.5},
         {FIELD_FRAC: math.inf},
         {"active_blocks": 1},

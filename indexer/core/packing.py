@@ -1,0 +1,86 @@
+"""Numbers to bytes and back: tokens of 4 and hashes of 8 bytes each, little-endian.
+
+The form in which prompts travel and are kept. Knows nothing of hashing, and needs nothing for it.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from indexer.types import HASH_BYTES, U64_MASK, PackedHashes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TOKEN_BYTES", "pack_tokens", "pack_u64", "unpack_i64", "unpack_u32", "unpack_u64"]
+
+TOKEN_BYTES: Final = 4
+_I64_MIN: Final = -(1 << 63)
+_SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Pack token ids as unsigned 32-bit numbers, little-endian.
+
+    Raises:
+        ValueError: one is not such a number.
+    """
+    try:
+        packed = array("I", token_ids)
+    except (OverflowError, TypeError) as error:
+        msg = f"token ids must be unsigned 32-bit integers: {error}"
+        raise ValueError(msg) from None
+    if _SWAP:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def pack_u64(values: Sequence[int]) -> PackedHashes:
+    """Pack hashes written as signed or unsigned 64-bit numbers; both spellings give the same bytes.
+
+    Raises:
+        ValueError: A value is not an integer in [-2^63, 2^64).
+    """
+    # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon
+    try:
+        return _pack_array("Q", values)
+    except OverflowError:
+        pass
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    try:
+        return struct.pack(f"<{len(values)}q", *values)  # `array` takes half as long again
+    except struct.error:
+        pass
+    if not all(isinstance(value, int) for value in values):
+        msg = "a hash must be an integer"
+        raise ValueError(msg)
+    if min(values) < _I64_MIN or max(values) > U64_MASK:
+        msg = "hash does not fit 64 bits"
+        raise ValueError(msg)
+    return _pack_array("Q", [value & U64_MASK for value in values])
+
+
+def unpack_u64(packed: PackedHashes) -> list[int]:
+    """The hashes as unsigned numbers."""
+    return list(struct.unpack(f"<{len(packed) // HASH_BYTES}Q", packed))
+
+
+def unpack_i64(packed: PackedHashes) -> list[int]:
+    """The hashes as signed numbers, the way the HTTP API prints them."""
+    return list(struct.unpack(f"<{len(packed) // HASH_BYTES}q", packed))
+
+
+def unpack_u32(packed: bytes) -> list[int]:
+    """The tokens as numbers."""
+    return list(struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed))
+
+
+def _pack_array(form: str, values: Sequence[int]) -> PackedHashes:
+    packed = array(form, values)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tobytes()

@@ -1,0 +1,227 @@
+"""Commands for people: `select-service call|workers|loads|drain|explain`, of a running service.
+
+Exit codes: 0 answered, 1 the service refuses, 2 wrong usage or nobody answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from select_service.client import showing
+from select_service.client.core.options import Options
+from select_service.client.core.problems import ClientError, MissingPackage
+from select_service.client.synchronous import Client
+from select_service.client.transport import DEFAULT_SELECTOR
+from select_service.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Final = ("call", "workers", "loads", "drain", "explain")
+_ANSWERED, _REFUSED, _NO_ANSWER = 0, 1, 2
+_TIMEOUT_S: Final = 10.0
+_ROUTES: Final = {
+    "select": "/select",
+    "reserve": "/select_and_reserve",
+    "pair": "/select_pair",
+    "book": "/reservations",
+    "batch": "/reservations/batch",
+    "potential-loads": "/potential_loads",
+    "overlap-scores": "/overlap_scores",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask, print, and return the exit code."""
+    chosen = _parser().parse_args(argv)
+    try:
+        with _client(chosen) as client:
+            verb: Callable[[Client, argparse.Namespace], None] = chosen.verb
+            verb(client, chosen)
+    except ServiceError as refusal:
+        print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
+        return _REFUSED
+    except (ClientError, OSError, ValueError) as error:
+        print(f"select-service {argv[0]}: {error}", file=sys.stderr)
+        return _NO_ANSWER
+    except KeyboardInterrupt:
+        pass
+    return _ANSWERED
+
+
+def _client(chosen: argparse.Namespace) -> Client:
+    where = chosen.url if chosen.uds is None else f"unix:{chosen.uds}"
+    token = None if chosen.token_file is None else Path(chosen.token_file).read_text().strip()
+    cert = None if chosen.cert is None else (chosen.cert, chosen.key or chosen.cert)
+    options = Options(
+        timeout_ms=chosen.timeout_s * 1e3,
+        selection_timeout_ms=chosen.timeout_s * 1e3,
+        attempts_max=1,
+        rounds_max=1,
+        degraded=False,
+        lease_ttl_s=None,
+    )
+    return Client(where, token=token, ca=chosen.ca, cert=cert, options=options)
+
+
+# -- the verbs ---------------------------------------------------------------------------------
+
+
+def _call(client: Client, chosen: argparse.Namespace) -> None:
+    body: dict[str, Any] = {}
+    if chosen.body is not None:
+        text = sys.stdin.read() if chosen.body == "-" else chosen.body
+        body = msgspec.json.decode(text, type=dict[str, Any])
+    if chosen.tokens is not None:
+        body["token_ids"] = _numbers(chosen.tokens)
+    for name in ("model_name", "tenant_id"):
+        if getattr(chosen, name) is not None:
+            body[name] = getattr(chosen, name)
+    if chosen.route.startswith("/"):
+        method = chosen.method or ("POST" if chosen.body is not None else "GET")
+        answer: object = client.call(method, chosen.route, body or None)
+    else:
+        answer = client.call("POST", _ROUTES[chosen.route], body)
+    _print(answer)
+
+
+def _workers(client: Client, chosen: argparse.Namespace) -> None:
+    found = client.workers(chosen.model_name, chosen.tenant_id)
+    print(msgspec.json.encode(found).decode() if chosen.json else showing.workers(found), end="\n")
+
+
+def _loads(client: Client, chosen: argparse.Namespace) -> None:
+    def ask() -> list[Any]:
+        return client.loads(chosen.model_name, chosen.tenant_id)
+
+    if chosen.watch:
+        _watch(ask, chosen.every_s)
+    elif chosen.json:
+        print(msgspec.json.encode(ask()).decode())
+    else:
+        print(showing.loads(ask()))
+
+
+def _watch(ask: Callable[[], list[Any]], every_s: float) -> None:
+    try:
+        from rich.live import Live  # noqa: PLC0415 - an extra, for who watches
+    except ImportError as error:
+        raise MissingPackage("--watch needs rich: pip install 'select-service[demo]'") from error
+    with Live(showing.table(ask()), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(showing.table(ask()), refresh=True)
+
+
+def _drain(client: Client, chosen: argparse.Namespace) -> None:
+    if chosen.status:
+        _print(client.drain_status(chosen.worker_id))
+    elif chosen.undo:
+        _print(client.undrain_worker(chosen.worker_id))
+    else:
+        _print(client.drain_worker(chosen.worker_id, chosen.reason))
+
+
+def _explain(client: Client, chosen: argparse.Namespace) -> None:
+    if chosen.id is None:
+        query = urlencode({"limit": chosen.limit})
+        found = client.call("GET", f"/decisions?{query}", kind=dict[str, list[dict[str, Any]]])
+        print(showing.decisions(found["decisions"]))
+        return
+    decision = client.decision(chosen.id)
+    told = msgspec.to_builtins(decision)
+    print(msgspec.json.encode(told).decode() if chosen.json else showing.decision(told))
+
+
+def _print(answer: object) -> None:
+    text = msgspec.json.encode(answer)
+    print(msgspec.json.format(text, indent=2).decode())
+
+
+# -- usage -------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="select-service", allow_abbrev=False)
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+    call = _verb(verbs, "call", _call, "one request to any route, and its answer as JSON")
+    call.add_argument("route", type=_route, help=f"a path, or one of {', '.join(_ROUTES)}")
+    call.add_argument("body", nargs="?", help="JSON; - reads it from standard input")
+    call.add_argument("--tokens", metavar="N,N-N", help="the prompt: numbers and ranges of them")
+    call.add_argument("--method", help="for a path (default: POST with a body, GET without)")
+    workers = _verb(verbs, "workers", _workers, "the catalog")
+    loads = _verb(verbs, "loads", _loads, "the load of every rank")
+    loads.add_argument("--watch", action="store_true", help="again and again, in place (rich)")
+    loads.add_argument("--every-s", type=_seconds, default=1.0, metavar="S", help="with --watch")
+    drain = _verb(verbs, "drain", _drain, "send a worker nothing new")
+    drain.add_argument("worker_id", type=int)
+    drain.add_argument("--reason", help="for people")
+    how = drain.add_mutually_exclusive_group()
+    how.add_argument("--undo", action="store_true", help="let it take requests again")
+    how.add_argument("--status", action="store_true", help="only say how far it is")
+    explain = _verb(verbs, "explain", _explain, "why this worker: the last decisions, or one")
+    explain.add_argument("id", nargs="?", help="a selection, reservation or decision id")
+    explain.add_argument("--limit", type=int, default=20, help="of the last ones (default: 20)")
+    for one in (call, workers, loads):
+        one.add_argument("--model-name")
+        one.add_argument("--tenant-id")
+    for one in (workers, loads, explain):
+        one.add_argument("--json", action="store_true", help="one line of JSON")
+    return parser
+
+
+def _verb(
+    verbs: Any,  # noqa: ANN401 - argparse has no public name for it
+    name: str,
+    verb: Callable[[Client, argparse.Namespace], None],
+    text: str,
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
+    parser.set_defaults(verb=verb)
+    parser.add_argument("--url", default=DEFAULT_SELECTOR, help="of the service (%(default)s)")
+    parser.add_argument("--uds", metavar="PATH", help="its Unix domain socket, instead of TCP")
+    parser.add_argument("--token-file", metavar="FILE", help="has a token to show")
+    parser.add_argument("--ca", metavar="FILE", help="certificates to trust with https")
+    parser.add_argument("--cert", metavar="FILE", help="a client certificate")
+    parser.add_argument("--key", metavar="FILE", help="its key, unless it is in the same file")
+    parser.add_argument(
+        "--timeout-s", type=_seconds, default=_TIMEOUT_S, metavar="S", help="(%(default)s)"
+    )
+    return parser
+
+
+def _route(text: str) -> str:
+    if text.startswith("/") or text in _ROUTES:
+        return text
+    raise argparse.ArgumentTypeError(f"neither a path nor one of {', '.join(_ROUTES)}")
+
+
+def _numbers(text: str) -> list[int]:
+    """Read `1,2,5-8`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value

@@ -1,0 +1,228 @@
+"""Asking until there is an answer: attempts at one selector, then the next, within a deadline.
+
+Whether a request may be repeated is no question here: every request carries an id of the caller's,
+and the same id with the same body is the same request for the service.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from select_service.client.core.exchange import Ask, Failure, Outcome, Send, Sleep, Trail
+from select_service.client.core.problems import code_of
+from select_service.client.core.wire import MSGPACK, encode
+
+if TYPE_CHECKING:
+    import random
+
+    from select_service.client.core.exchange import Run
+    from select_service.client.core.options import Options
+    from select_service.client.core.selectors import Selectors
+
+__all__ = ["Attempts", "Prepare", "Stats", "Verdict", "verdict_on"]
+
+
+class Prepare(Protocol):
+    """Makes the request for a selector; None: what had to come before it found no answer there."""
+
+    def __call__(self, selector: int, now: float, /) -> Run[Ask | Outcome]:
+        """Return the request, or the outcome of what had to come before it."""
+        ...
+
+
+class Verdict(Enum):
+    """What follows from an outcome."""
+
+    ANSWERED = "answered"  # also a refusal that time does not change
+    AGAIN = "again"  # at the same selector, a few times
+    LATER = "later"  # at the same selector, when it says
+    ELSEWHERE = "elsewhere"  # this one cannot answer now; another may
+    IN_JSON = "in JSON"  # it does not take MessagePack
+
+
+class Stats:
+    """What a client has been through, since it was made."""
+
+    __slots__ = (
+        "degraded",
+        "failovers",
+        "lost_bookings",
+        "operations_dropped",
+        "replays",
+        "requests",
+        "retries",
+    )
+
+    def __init__(self) -> None:
+        self.requests = 0  # sent, whatever came of them
+        self.retries = 0  # of them, once more
+        self.failovers = 0  # to another selector
+        self.degraded = 0  # choices nobody was asked for
+        self.replays = 0  # bookings made again where they were not known
+        self.lost_bookings = 0  # of them, those that could not be: their worker is gone
+        self.operations_dropped = 0  # lifecycle calls that the service refuses for good
+
+    def as_dict(self) -> dict[str, int]:
+        """Return all of them by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+_LEAVING: Final = frozenset(
+    ("shutting_down", "no_schedulable_worker", "state_unwritable", "too_many_connections")
+)
+_POINTLESS: Final = frozenset(("no_eligible_worker", "no_worker_for_role", "no_kv_transfer"))
+_OF_STATUS: Final = {
+    408: Verdict.AGAIN,
+    429: Verdict.LATER,
+    502: Verdict.AGAIN,
+    504: Verdict.AGAIN,
+    507: Verdict.ELSEWHERE,
+}
+_JITTER: Final = 0.25  # of a time the service has said, so that not all come back at once
+
+
+def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] = ()) -> Verdict:
+    """Say what follows from an outcome."""
+    if outcome.failure is not None:
+        return Verdict.ELSEWHERE if outcome.failure is Failure.REFUSED else Verdict.AGAIN
+    status = outcome.status
+    if status < 400 or status in accepts:  # noqa: PLR2004 - the first refusal of HTTP
+        return Verdict.ANSWERED
+    if status == 415 and in_msgpack:  # noqa: PLR2004 - unsupported media type
+        return Verdict.IN_JSON
+    if status == 503:  # noqa: PLR2004 - not now; the code says why
+        code = code_of(outcome)
+        if code in _POINTLESS:
+            return Verdict.ANSWERED
+        return Verdict.ELSEWHERE if code in _LEAVING else Verdict.LATER
+    return _OF_STATUS.get(status, Verdict.ANSWERED)
+
+
+class Attempts:
+    """How calls are repeated. One of it serves all calls of a client."""
+
+    def __init__(self, options: Options, selectors: Selectors, rng: random.Random) -> None:
+        self._options = options
+        self._selectors = selectors
+        self._rng = rng
+        self.stats = Stats()
+
+    def anywhere(
+        self,
+        prepare: Prepare,
+        now: float,
+        until: float,
+        trail: Trail | None = None,
+        *,
+        rounds: int | None = None,
+        attempts: int | None = None,
+    ) -> Run[Outcome]:
+        """Ask the selectors in turn until one answers, or nothing more can be tried in time."""
+        trail = Trail() if trail is None else trail
+        selectors = self._selectors
+        outcome = Outcome(now, failure=Failure.SLOW, reason="no time was left")
+        rounds = self._options.rounds_max if rounds is None else rounds
+        for number in range(rounds):
+            for _ in range(len(selectors)):
+                selector = trail.selector = selectors.current
+                ask = yield from prepare(selector, outcome.now)
+                accepts: tuple[int, ...] = ()
+                if isinstance(ask, Ask):
+                    accepts = ask.accepts
+                    outcome = yield from self.at(
+                        selector, ask, outcome.now, until, trail, attempts=attempts
+                    )
+                else:
+                    outcome = ask
+                    trail.was_slow |= ask.failure is Failure.SLOW
+                verdict = verdict_on(outcome, in_msgpack=False, accepts=accepts)
+                if verdict in (Verdict.ANSWERED, Verdict.LATER):
+                    selectors.worked(selector)
+                    return outcome
+                if outcome.now >= until:
+                    return outcome
+                if len(selectors) > 1:
+                    self.stats.failovers += 1
+                    selectors.failed(selector)
+            if number + 1 < rounds:
+                pause = outcome.retry_after_s or self._backoff(number + 1)
+                if outcome.now + pause >= until:
+                    break
+                outcome = outcome._replace(now=(yield Sleep(pause)).now)
+        if outcome.failure is not None and not trail.was_slow:
+            selectors.is_down = True
+        return outcome
+
+    def at(
+        self,
+        selector: int,
+        ask: Ask,
+        now: float,
+        until: float,
+        trail: Trail,
+        *,
+        attempts: int | None = None,
+    ) -> Run[Outcome]:
+        """Ask one selector until it answers or says that it will not soon."""
+        tries = 0
+        most = self._options.attempts_max if attempts is None else attempts
+        while True:
+            send = self._send(selector, ask, until - now)
+            self.stats.requests += 1
+            trail.in_flight = True
+            outcome = yield send
+            trail.in_flight = False
+            now = outcome.now
+            trail.was_unsure |= outcome.failure in (Failure.BROKEN, Failure.SLOW)
+            trail.was_slow |= outcome.failure is Failure.SLOW
+            verdict = verdict_on(
+                outcome, in_msgpack=send.content_type == MSGPACK, accepts=ask.accepts
+            )
+            if verdict is Verdict.IN_JSON:
+                self._selectors.json_only[selector] = True
+                continue
+            if verdict in (Verdict.ANSWERED, Verdict.ELSEWHERE):
+                return outcome
+            if verdict is Verdict.AGAIN:
+                tries += 1
+                if tries >= most:
+                    return outcome
+                pause = self._backoff(tries)
+            else:
+                told = outcome.retry_after_s or self._options.backoff_max_ms / 1e3
+                pause = told * (1.0 + _JITTER * self._rng.random())
+            if now + pause >= until:
+                return outcome
+            self.stats.retries += 1
+            now = (yield Sleep(pause)).now
+
+    def pause_before(self, tries: int, outcome: Outcome) -> float | None:
+        """Return how long to wait after so many tries at a selector; None: it is not worth it."""
+        if verdict_on(outcome, in_msgpack=False) is not Verdict.AGAIN:
+            return None
+        return None if tries >= self._options.attempts_max else self._backoff(tries)
+
+    def _send(self, selector: int, ask: Ask, left_s: float) -> Send:
+        body, content_type = encode(ask.body, json_only=self._selectors.json_only[selector])
+        options = self._options
+        longest = options.selection_timeout_ms if ask.is_selection else options.attempt_timeout_ms
+        timeout_s = max(0.001, min(longest / 1e3, left_s))
+        return Send(selector, ask.method, ask.path, body, content_type, timeout_s)
+
+    def _backoff(self, tries: int) -> float:
+        """Return a random part of a wait that doubles; never nothing, so that others get on."""
+        longest = min(
+            self._options.backoff_ms * 2.0 ** min(tries, 16), self._options.backoff_max_ms
+        )
+        return longest * (0.1 + 0.9 * self._rng.random()) / 1e3
+
+
+def always(ask: Ask) -> Prepare:
+    """Return a preparation for what is the same at every selector."""
+
+    def prepare(_selector: int, _now: float, /) -> Run[Ask | Outcome]:
+        yield from ()  # a run without a step
+        return ask
+
+    return prepare

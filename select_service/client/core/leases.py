@@ -1,0 +1,123 @@
+"""The leases a client's bookings live under: the current one, and those that wait for their last.
+
+A request whose reply was lost may arrive late and book what nobody frees. It does so under the
+lease it names; once the lease is closed it is refused. So a lease under which a reply was lost is
+given up soon: new bookings go under another, and when its own are over it is closed with whatever
+is left. Until then what may come late (`ghosts`) is freed again with every renewal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.client.core.options import Options
+
+__all__ = ["Lease", "LeaseBook"]
+
+_GHOSTS_MAX = 1024  # of one lease
+
+
+class Lease:
+    """One lease as its owner sees it. Written by `LeaseBook` and the runs that open and renew."""
+
+    __slots__ = ("ghosts", "heard_at", "is_doubtful", "lease_id", "selector", "since", "users")
+
+    def __init__(self, lease_id: str, now: float) -> None:
+        self.lease_id = lease_id
+        self.selector: int | None = None  # where it was last heard of; None: not open yet
+        self.since = now
+        self.heard_at = now  # when it was opened or renewed
+        self.users = 0  # live bookings, and those being made
+        self.is_doubtful = False
+        self.ghosts: dict[str, None] = {}  # ids that a late request may still book
+
+    def doubt(self, reservation_id: str) -> None:
+        """A request that would book this id may still be under way, and nobody will use it."""
+        self.is_doubtful = True
+        self.ghosts[reservation_id] = None
+        if len(self.ghosts) > _GHOSTS_MAX:
+            del self.ghosts[next(iter(self.ghosts))]  # the oldest has had its time
+
+
+class LeaseBook:
+    """All leases of a client."""
+
+    def __init__(self, options: Options, new_id: Callable[[], str]) -> None:
+        self._options = options
+        self._new_id = new_id
+        self.current: Lease | None = None
+        self.old: list[Lease] = []
+        self.is_off = options.lease_ttl_s is None
+
+    @property
+    def renew_every_s(self) -> float:
+        """A third of the time to live: two renewals may be lost."""
+        return (self._options.lease_ttl_s or 0.0) / 3.0
+
+    def take(self, now: float) -> Lease:
+        """Return the lease for a new booking."""
+        if self.current is None:
+            self.current = Lease(self._new_id(), now)
+        return self.current
+
+    def rotate(self, now: float) -> None:
+        """Give up the current lease if a reply was lost under it, and it is time."""
+        lease = self.current
+        if lease is None or not lease.is_doubtful or len(self.old) >= self._options.leases_max:
+            return
+        if lease.users and now < lease.since + self._options.lease_rotate_s:
+            return
+        self.current = None
+        self.old.append(lease)
+
+    def lose(self, lease: Lease) -> None:
+        """It has ended at the service, or is not known where we ask now."""
+        if lease is self.current:
+            self.current = None
+        elif lease in self.old:
+            self.old.remove(lease)
+
+    def forget_ghost(self, reservation_id: str) -> None:
+        """Its user has come back for another life of it."""
+        for lease in (self.current, *self.old):
+            if lease is not None and lease.ghosts:
+                lease.ghosts.pop(reservation_id, None)
+
+    def knows(self, lease: Lease) -> bool:
+        """Whether it has not been lost or closed."""
+        return lease is self.current or lease in self.old
+
+    def to_renew(self, selector: int, now: float) -> Lease | None:
+        """Return an open lease whose renewal at the selector is due."""
+        return next((one for one in self._open() if self._due_at(one, selector) <= now), None)
+
+    def _open(self) -> list[Lease]:
+        leases = self.old if self.current is None else [self.current, *self.old]
+        return [lease for lease in leases if lease.selector is not None]
+
+    def _due_at(self, lease: Lease, selector: int) -> float:
+        """When to renew; at once where it has not been heard of."""
+        return lease.heard_at + self.renew_every_s if lease.selector == selector else 0.0
+
+    def to_close(self) -> Lease | None:
+        """Return one that waits for nothing more."""
+        return next((lease for lease in self.old if not lease.users), None)
+
+    def due(self, selector: int) -> float:
+        """When there is something to do for a lease; infinity if never."""
+        at = min((self._due_at(one, selector) for one in self._open()), default=float("inf"))
+        if any(not lease.users for lease in self.old):
+            return 0.0
+        lease = self.current
+        if lease is not None and lease.is_doubtful and len(self.old) < self._options.leases_max:
+            at = min(at, lease.since + self._options.lease_rotate_s if lease.users else 0.0)
+        return at
+
+    def check(self) -> None:
+        """State every promise."""
+        assert self.current not in self.old
+        assert len(self.old) <= self._options.leases_max
+        assert all(lease.users >= 0 for lease in self.old)

@@ -1,0 +1,167 @@
+"""Lifecycle calls on their way: joined per reservation, sent together, safe to send again.
+
+What is kept is not a list of calls but what a reservation has come to: how many output blocks it
+has altogether, whether its prompt is computed, whether it is over. So however many calls were made
+there is one entry, and it may be sent twice: `total` counts from the start, the rest is idempotent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+__all__ = ["Entry", "Outbox"]
+
+
+class Entry:
+    """What is to be told of one reservation."""
+
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "decay_fraction",
+        "is_freed",
+        "is_prefilled",
+        "is_question",
+    )
+
+    def __init__(self) -> None:
+        self.is_prefilled = False
+        self.cached_tokens: int | None = None
+        self.blocks = 0  # output blocks altogether; 0: nothing to tell
+        self.decay_fraction: float | None = None
+        self.is_freed = False
+        self.is_question = False  # is it known at all? told by blocks it has already, none perhaps
+
+    def merge(self, later: Entry) -> None:
+        """Take in what came after it."""
+        self.is_prefilled |= later.is_prefilled
+        if later.cached_tokens is not None:
+            self.cached_tokens = later.cached_tokens
+        self.blocks = max(self.blocks, later.blocks)
+        if later.blocks:
+            self.decay_fraction = later.decay_fraction
+        self.is_freed |= later.is_freed
+        self.is_question |= later.is_question
+
+    def operations(self, reservation_id: str) -> list[dict[str, object]]:
+        """Return the calls it takes, in order; who is over needs no blocks."""
+        found: list[dict[str, object]] = []
+        if self.is_prefilled and (not self.is_freed or self.cached_tokens is not None):
+            done: dict[str, object] = {"op": "prefill_complete", "reservation_id": reservation_id}
+            if self.cached_tokens is not None:
+                done["cached_tokens"] = self.cached_tokens
+            found.append(done)
+        if self.is_freed:
+            found.append({"op": "free", "reservation_id": reservation_id})
+        elif self.blocks or self.is_question:
+            filled: dict[str, object] = {
+                "op": "output_block",
+                "reservation_id": reservation_id,
+                "total": self.blocks,
+            }
+            if self.decay_fraction is not None:
+                filled["decay_fraction"] = self.decay_fraction
+            found.append(filled)
+        return found
+
+
+class Outbox:
+    """Entries that wait, and those that were sent and have no answer yet."""
+
+    def __init__(self, on_work: Callable[[], None], batch_max: int) -> None:
+        self._on_work = on_work
+        self._batch_max = batch_max
+        self._waiting: dict[str, Entry] = {}
+        self._sent: dict[str, Entry] = {}
+        self.since: float | None = None  # the oldest that waits
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._sent)
+
+    @property
+    def is_full(self) -> bool:
+        """A whole batch waits."""
+        return len(self._waiting) >= self._batch_max
+
+    def entry(self, reservation_id: str, now: float) -> Entry:
+        """Return the entry to write into; whoever sends is told when it is worth it."""
+        entry = self._waiting.get(reservation_id)
+        if entry is None:
+            entry = self._waiting[reservation_id] = Entry()
+            if self.since is None:
+                self.since = now
+                self._on_work()
+            elif len(self._waiting) == self._batch_max:
+                self._on_work()
+        return entry
+
+    def has(self, reservation_id: str) -> bool:
+        """Whether something of it is still to be told."""
+        return reservation_id in self._waiting or reservation_id in self._sent
+
+    def take(self, held: Container[str]) -> list[dict[str, object]]:
+        """Return the operations of a batch; those of `held` reservations wait.
+
+        Until `settle` or `put_back` it is the only one under way: nothing overtakes.
+        """
+        assert not self._sent
+        operations: list[dict[str, object]] = []
+        for name in list(self._waiting):
+            if name in held:
+                continue
+            found = self._waiting[name].operations(name)
+            if operations and len(operations) + len(found) > self._batch_max:
+                break
+            self._sent[name] = self._waiting.pop(name)
+            operations += found
+        if not self._waiting:
+            self.since = None
+        return operations
+
+    def settle(self) -> None:
+        """What was taken has been told."""
+        self._sent.clear()
+
+    def put_back(self, now: float) -> None:
+        """What was taken has to be told again, before what came since."""
+        for name, entry in self._sent.items():
+            later = self._waiting.get(name)
+            if later is not None:
+                entry.merge(later)
+            self._waiting[name] = entry
+        self._sent.clear()
+        if self._waiting and self.since is None:
+            self.since = now
+
+    def put_back_one(self, reservation_id: str, now: float) -> None:
+        """The same of one."""
+        entry = self._sent.pop(reservation_id, None)
+        if entry is None:
+            return
+        later = self._waiting.get(reservation_id)
+        if later is not None:
+            entry.merge(later)
+        self._waiting[reservation_id] = entry
+        if self.since is None:
+            self.since = now
+
+    def rename(self, old: str, new: str) -> None:
+        """The reservation was booked again under another id."""
+        entry = self._waiting.pop(old, None)
+        if entry is not None:
+            self._waiting[new] = entry
+
+    def drop(self, reservation_id: str) -> None:
+        """Nothing of it is to be told any more."""
+        self._waiting.pop(reservation_id, None)
+        if not self._waiting:
+            self.since = None
+
+    def check(self) -> None:
+        """State every promise."""
+        assert (self.since is None) <= (not self._waiting)
+        for name, entry in (*self._waiting.items(), *self._sent.items()):
+            assert entry.is_freed or entry.is_prefilled or entry.blocks or entry.is_question, name

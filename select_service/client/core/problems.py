@@ -1,0 +1,155 @@
+"""What a call can end with instead of an answer.
+
+Refusals of the service are the exceptions of `select_service.errors`, the same that the embedded
+service raises, made out of the code and the members of its answer. What only a client can meet (no
+selector answers, a prompt that nobody holds) is below `ClientError`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from select_service import errors
+from select_service.errors import AdmissionRefused, InvalidField, InvalidRequest, ServiceError
+
+if TYPE_CHECKING:
+    from select_service.client.core.exchange import Outcome
+    from select_service.types import CacheThreshold
+
+__all__ = [
+    "BlockSizeUnknown",
+    "ClientClosed",
+    "ClientError",
+    "MissingPackage",
+    "NotAnAnswer",
+    "NotCached",
+    "TimedOut",
+    "Unreachable",
+    "raise_unless_answered",
+    "refusal",
+]
+
+_REFUSED: Final = 400
+_TEXT_MAX: Final = 300
+_OF_GATES: Final = frozenset(
+    ("message", "type", "code", "error", "reason", "gate", "policy", "retry_after_s", "promised")
+)
+
+
+class ClientError(Exception):
+    """Something that no selector has said."""
+
+
+class Unreachable(ClientError):
+    """No selector could be asked; nothing was booked that will stay."""
+
+
+class TimedOut(ClientError):
+    """Selectors are there, and none has answered in time."""
+
+
+class NotAnAnswer(ClientError):
+    """What answers is no selection service."""
+
+
+class ClientClosed(ClientError):
+    """The client was closed."""
+
+
+class BlockSizeUnknown(ClientError):
+    """A prompt cannot be hashed here: no schedulable worker of its scope is known."""
+
+
+class MissingPackage(ClientError):
+    """Something optional is not installed; the text says what to install."""
+
+
+class NotCached(ClientError):
+    """Nobody holds enough of the prompt (`cache_hit_threshold`); nothing is booked."""
+
+    def __init__(self, answer: CacheThreshold) -> None:
+        super().__init__(
+            f"the best hit rate is {answer.best_hit_rate:g}, below {answer.threshold:g}"
+        )
+        self.answer = answer
+
+
+def raise_unless_answered(outcome: Outcome, selectors: str) -> None:
+    """Raise what an outcome without a usable answer means.
+
+    Raises:
+        ServiceError: the service refuses; of the class that has its code.
+        Unreachable: no connection, or one that ended.
+        TimedOut: no answer in time.
+    """
+    if outcome.failure is not None:
+        kind = TimedOut if outcome.failure.value == "slow" else Unreachable
+        raise kind(f"{selectors}: {outcome.reason}")
+    if outcome.status >= _REFUSED:
+        raise refusal(outcome)
+
+
+def refusal(outcome: Outcome) -> ServiceError:
+    """Return the exception that stands for a refusal, with the fields it carries."""
+    body = _members(outcome)
+    is_gate = "gate" in body
+    code = str(body.get("reason" if is_gate else "code") or f"status_{outcome.status}")
+    kind = AdmissionRefused if is_gate else _kinds().get(code, _by_status(outcome.status))
+    error = kind.__new__(kind)
+    field, details = body.get("field"), body.get("details")
+    ServiceError.__init__(
+        error,
+        str(body.get("error") or f"status {outcome.status}"),
+        field=field if isinstance(field, str) else None,
+        details=details if isinstance(details, dict) else None,
+    )
+    error.status, error.code = outcome.status, code
+    error.decision = body.get("decision")
+    told: Any = body.get("retry_after_s", outcome.retry_after_s)
+    if told is not None:
+        error.retry_after_s = float(told)
+    if isinstance(error, AdmissionRefused):
+        error.gate, error.policy = str(body["gate"]), str(body.get("policy"))
+        error.promised = bool(body.get("promised"))
+        error.facts = {name: one for name, one in body.items() if name not in _OF_GATES}
+    return error
+
+
+def code_of(outcome: Outcome) -> str:
+    """Return the code of a refusal, "" of anything else."""
+    code = _members(outcome).get("code")
+    return code if isinstance(code, str) else ""
+
+
+def _members(outcome: Outcome) -> dict[str, Any]:
+    decode = (
+        msgspec.msgpack.decode
+        if outcome.content_type.startswith("application/msgpack")
+        else msgspec.json.decode
+    )
+    try:
+        body = decode(outcome.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = outcome.body.decode(errors="replace").strip()[:_TEXT_MAX]
+        return {"error": text}  # whatever stands between
+    return body if isinstance(body, dict) else {}
+
+
+def _by_status(status: int) -> type[ServiceError]:
+    """Return what a refusal of a code that is newer than this client is an instance of."""
+    return {400: InvalidRequest, 422: InvalidField}.get(status, ServiceError)
+
+
+@cache
+def _kinds() -> dict[str, type[ServiceError]]:
+    found: dict[str, type[ServiceError]] = {}
+    for _, kind in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(kind, ServiceError) and kind is not ServiceError:
+            held = found.get(kind.code)
+            if held is None or issubclass(held, kind):  # of two with a code the wider one
+                found[kind.code] = kind
+    return found

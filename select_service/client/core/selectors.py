@@ -1,0 +1,34 @@
+"""The selectors in order: which one is asked now, and what is known of how it likes its bodies."""
+
+from __future__ import annotations
+
+__all__ = ["Selectors"]
+
+
+class Selectors:
+    """Sticky: whoever answers keeps being asked; when it fails the next one is, round and round."""
+
+    __slots__ = ("current", "is_down", "json_only", "moves")
+
+    def __init__(self, count: int, *, msgpack: bool) -> None:
+        if count < 1:
+            raise ValueError("a client needs at least one selector")
+        self.current = 0
+        self.is_down = False  # a round over all of them has brought no answer
+        self.json_only = [not msgpack] * count
+        self.moves = 0
+
+    def __len__(self) -> int:
+        return len(self.json_only)
+
+    def worked(self, selector: int) -> None:
+        """It has answered; of two that do the one that is asked stays."""
+        if self.is_down:
+            self.is_down = False
+            self.current = selector
+
+    def failed(self, selector: int) -> None:
+        """Ask the next one, unless somebody has seen to that already."""
+        if selector == self.current and len(self) > 1:
+            self.current = (selector + 1) % len(self)
+            self.moves += 1

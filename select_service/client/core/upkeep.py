@@ -1,0 +1,298 @@
+"""What a client does while nobody waits for it.
+
+It tells what happened, renews leases, books again what was lost, looks for selectors that were
+gone, and reads the catalog: one run at a time, in the background.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from select_service.client.core.attempts import always
+from select_service.client.core.exchange import Ask, Outcome, Sleep, Trail
+from select_service.client.core.problems import ClientError
+from select_service.client.core.session import renewing
+from select_service.client.core.wire import decode
+from select_service.errors import ServiceError
+from select_service.types import BatchAnswer
+
+if TYPE_CHECKING:
+    from select_service.client.core.booking import Booking
+    from select_service.client.core.exchange import Run
+    from select_service.client.core.leases import Lease
+    from select_service.client.core.session import Session
+    from select_service.types import OperationResult
+
+__all__ = ["Upkeep"]
+
+_OK: Final = 200
+_CREATED: Final = 201
+_REFUSED: Final = 400
+_NOT_FOUND: Final = 404
+_TRY_AGAIN: Final = frozenset((429, 500, 502, 503, 504, 507))
+_PAUSE_S: Final = 0.2  # after something that nobody could be told
+_NEVER: Final = float("inf")
+
+
+class _Renewed(Struct, frozen=True):
+    """Of the answer to a renewal."""
+
+    reservations: int
+
+
+class Upkeep:
+    """The background of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._options = session.options
+        self._paused_until = 0.0
+        self._probe_at = 0.0
+        self._read_at = 0.0 if session.options.degraded else _NEVER
+
+    def due(self) -> float:
+        """When `turn` has something to do; infinity if never."""
+        session = self._session
+        if session.selectors.is_down:
+            return self._probe_at
+        at = min(self._read_at, session.leases.due(session.selectors.current))
+        outbox = session.outbox
+        if outbox.since is not None:
+            window = 0.0 if outbox.is_full else self._options.batch_window_ms / 1e3
+            at = min(at, outbox.since + window)
+        if session.lost:
+            at = 0.0
+        return max(at, self._paused_until)
+
+    def turn(self, now: float) -> Run[None]:
+        """Do what is due; what cannot be done is tried again in a moment."""
+        try:
+            yield from self._turn(now)
+        except (ClientError, ServiceError):  # whoever answers is no such service, for instance
+            self._paused_until = now + _PAUSE_S
+
+    def _turn(self, now: float) -> Run[None]:
+        session = self._session
+        if session.selectors.is_down:
+            now = yield from self._probe(now)
+            if session.selectors.is_down:
+                return
+        now = yield from self._renew(now)
+        now = yield from self._replay(now)
+        if session.outbox.since is not None:
+            now = yield from self._flush(now, now + self._short)
+        now = yield from self._close_leases(now)
+        if now >= self._read_at:
+            self._read_at = now + self._options.catalog_refresh_s
+            try:
+                yield from session.refresh_catalog(now, self._short)
+            except ServiceError:  # a token that may not read, perhaps
+                pass
+            except ClientError:
+                self._read_at = now + self._options.probe_s  # the last one stays
+
+    def farewell(self, now: float) -> Run[None]:
+        """Tell what is still to be told, and end every lease, with whatever is under it."""
+        session = self._session
+        until = now + self._options.close_timeout_ms / 1e3
+        self._paused_until = 0.0
+        while len(session.outbox) and now < until and not session.selectors.is_down:
+            session.lost.clear()
+            before = now
+            now = yield from self._flush(now, until)
+            if len(session.outbox) and now < until:
+                now = (yield Sleep(max(0.0, min(_PAUSE_S - (now - before), until - now)))).now
+        leases = session.leases
+        for lease in (leases.current, *leases.old):
+            if lease is not None and lease.selector is not None and now < until:
+                ask = Ask("DELETE", f"/leases/{lease.lease_id}")
+                outcome = yield from session.attempts.at(lease.selector, ask, now, until, Trail())
+                now = outcome.now
+
+    @property
+    def _short(self) -> float:
+        """Time for one errand; others wait behind it."""
+        return 3.0 * self._options.attempt_timeout_ms / 1e3
+
+    def _probe(self, now: float) -> Run[float]:
+        self._probe_at = now + self._options.probe_s
+        outcome = yield from self._session.attempts.anywhere(
+            always(Ask("GET", "/health")), now, now + self._short, rounds=1, attempts=1
+        )
+        if outcome.failure is None:
+            self._session.selectors.is_down = False
+        self._probe_at = outcome.now + self._options.probe_s
+        return outcome.now
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def _flush(self, now: float, until: float) -> Run[float]:
+        session, outbox = self._session, self._session.outbox
+        operations = outbox.take(session.lost)
+        if not operations:
+            outbox.settle()
+            return now
+        ask = Ask("POST", "/reservations/batch", {"operations": operations})
+        is_told = False
+        try:
+            outcome = yield from session.attempts.anywhere(always(ask), now, until)
+            is_told = outcome.status == _OK
+            now = outcome.now
+            if is_told:
+                self._read_results(operations, decode(outcome, BatchAnswer).results, now)
+            elif outcome.status >= _REFUSED and outcome.status not in _TRY_AGAIN:
+                session.stats.operations_dropped += len(operations)
+                is_told = True
+        finally:  # also when the run is dropped half-way
+            if is_told:
+                outbox.settle()
+            else:
+                outbox.put_back(now)
+                self._paused_until = now + _PAUSE_S
+        return now
+
+    def _read_results(
+        self, operations: list[dict[str, object]], results: list[OperationResult], now: float
+    ) -> None:
+        session = self._session
+        for operation, result in zip(operations, results, strict=True):
+            if result.status < _REFUSED:
+                continue
+            name = str(operation["reservation_id"])
+            if result.status in _TRY_AGAIN:
+                session.outbox.put_back_one(name, now)
+                self._paused_until = now + _PAUSE_S
+            elif result.status != _NOT_FOUND:
+                session.stats.operations_dropped += 1
+            elif operation["op"] != "free":
+                booking = session.bookings.get(name)
+                if booking is not None:  # it is not known here: a restart, another selector
+                    session.lost[name] = booking
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def _renew(self, now: float) -> Run[float]:
+        session = self._session
+        while (lease := session.leases.to_renew(session.selectors.current, now)) is not None:
+            trail = Trail()
+            under = self._under(lease)
+            outcome = yield from session.attempts.anywhere(
+                always(renewing(lease)), now, now + self._short, trail
+            )
+            now = outcome.now
+            if outcome.status == _OK:
+                self._compare(under, lease, outcome)
+                lease.selector, lease.heard_at = trail.selector, now
+                for name in lease.ghosts:
+                    session.outbox.entry(name, now).is_freed = True
+            elif outcome.status == _NOT_FOUND:
+                session.lose(lease)
+            else:
+                self._paused_until = now + _PAUSE_S
+                break
+        return now
+
+    def _under(self, lease: Lease) -> list[Booking]:
+        bookings = self._session.bookings.values()
+        return [booking for booking in bookings if booking.draft.lease is lease]
+
+    def _compare(self, before: list[Booking], lease: Lease, outcome: Outcome) -> None:
+        """With fewer bookings under the lease than we had before, ask after each of them."""
+        under = [one for one in before if not one.is_over and one.draft.lease is lease]
+        if decode(outcome, _Renewed).reservations >= len(under):
+            return
+        for booking in under:
+            entry = self._session.outbox.entry(booking.reservation_id, outcome.now)
+            entry.is_question = True
+            entry.blocks = booking.output_blocks
+
+    def _close_leases(self, now: float) -> Run[float]:
+        leases = self._session.leases
+        leases.rotate(now)
+        while (lease := leases.to_close()) is not None:
+            outcome = yield from self._session.attempts.anywhere(
+                always(Ask("DELETE", f"/leases/{lease.lease_id}")), now, now + self._short
+            )
+            now = outcome.now
+            if outcome.failure is not None or outcome.status in _TRY_AGAIN:
+                self._paused_until = now + _PAUSE_S
+                break
+            if lease in leases.old:
+                leases.old.remove(lease)
+        return now
+
+    # -- booking again -------------------------------------------------------------------------
+
+    def _replay(self, now: float) -> Run[float]:
+        session = self._session
+        for name in list(session.lost)[: self._options.replays_per_turn_max]:
+            booking = session.lost.get(name)
+            if booking is None:
+                continue
+            outcome = yield from self._rebook(name, booking, now)
+            now = outcome.now
+            if outcome.failure is not None or outcome.status in _TRY_AGAIN:
+                self._paused_until = now + _PAUSE_S
+                break
+        return now
+
+    def _rebook(self, name: str, booking: Booking, now: float) -> Run[Outcome]:
+        """Book the same rank again under an id of its own; the worker's answer may be under way."""
+        session, draft = self._session, booking.draft
+        until = now + self._short
+        lease = yield from session.under_lease(session.selectors.current, now, until)
+        if isinstance(lease, Outcome):
+            return lease
+        if name not in session.lost:  # it has ended meanwhile
+            return Outcome(now)
+        self._rename(name, booking, lease, now)
+        trail = Trail()
+        ask = Ask("POST", "/reservations", booking.facts())
+        try:
+            outcome = yield from session.attempts.anywhere(always(ask), now, until, trail)
+        finally:
+            if trail.is_unsure:
+                booking.is_unsure = True
+                if lease is not None:
+                    lease.is_doubtful = True
+        name = draft.reservation_id
+        if booking.is_over:  # while it was being booked: it is freed by what waits
+            return outcome
+        if outcome.status in (_OK, _CREATED):
+            if lease is None or session.leases.knows(lease):
+                session.lost.pop(name, None)
+            session.stats.replays += 1
+            self._tell_again(booking, outcome.now)
+        elif outcome.failure is None and outcome.status not in _TRY_AGAIN:
+            if outcome.status == _NOT_FOUND and lease is not None and self._has_ended(outcome):
+                session.lose(lease)
+                return outcome
+            session.lost.pop(name, None)  # its worker is gone, and nothing is booked
+            session.bookings.pop(name, None)
+            session.outbox.drop(name)
+            booking.is_booked = False
+            draft.use(None)
+            session.stats.lost_bookings += 1
+        return outcome
+
+    @staticmethod
+    def _has_ended(outcome: Outcome) -> bool:
+        return b"lease_" in outcome.body
+
+    def _rename(self, name: str, booking: Booking, lease: Lease | None, now: float) -> None:
+        session, draft = self._session, booking.draft
+        if booking.is_unsure and draft.lease is not None:
+            draft.lease.doubt(name)
+        del session.bookings[name], session.lost[name]
+        draft.number += 1
+        draft.use(lease)
+        session.bookings[draft.reservation_id] = session.lost[draft.reservation_id] = booking
+        session.outbox.rename(name, draft.reservation_id)
+        session.outbox.entry(name, now).is_freed = True  # should it be known after all
+
+    def _tell_again(self, booking: Booking, now: float) -> None:
+        if booking.output_blocks:
+            entry = self._session.outbox.entry(booking.reservation_id, now)
+            entry.blocks = booking.output_blocks

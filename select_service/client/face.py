@@ -1,0 +1,82 @@
+"""What the two faces have in common: the session, its upkeep, addresses, and a clock."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import uuid
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from select_service.client.core.options import Options
+from select_service.client.core.session import Session
+from select_service.client.core.upkeep import Upkeep
+from select_service.client.hashing import hash_prompt
+from select_service.client.reservation import Reservation
+from select_service.client.transport import Doors
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Sequence
+
+    from select_service.client.core.booking import Booking
+
+__all__ = ["Face", "seconds"]
+
+
+class Face:
+    """A client as far as it need not know how it waits."""
+
+    def __init__(
+        self,
+        selectors: Sequence[str],
+        token: str | Callable[[], str] | None,
+        ca: str | ssl.SSLContext | None,
+        cert: tuple[str, str] | None,
+        owner: str | None,
+        options: Options | None,
+    ) -> None:
+        options = Options() if options is None else options
+        self._lock = threading.RLock()
+        self._doors = Doors(selectors, options, token=token, ca=ca, cert=cert)
+        self._session = Session(
+            self._doors.names,
+            options,
+            owner=f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner,
+            rng=random.Random(),  # noqa: S311 - waits and ties, no secrets
+            new_id=_new_id,
+            hash_prompt=hash_prompt,
+            on_work=self._on_work,
+        )
+        self._upkeep = Upkeep(self._session)
+
+    @property
+    def selector(self) -> str:
+        """The selector that is asked now."""
+        return self._doors.names[self._session.selectors.current]
+
+    @property
+    def degraded(self) -> bool:
+        """No selector can be reached: reservations are choices out of the last catalog."""
+        return self._session.selectors.is_down
+
+    def stats(self) -> dict[str, int]:
+        """Return counters since the client was made: requests, retries, failovers and so on."""
+        return self._session.stats.as_dict()
+
+    def _on_work(self) -> None:
+        raise NotImplementedError
+
+    def _held(self, booking: Booking) -> Reservation:
+        return Reservation(booking, self._session, self._lock, monotonic)
+
+
+def seconds(milliseconds: float | None) -> float | None:
+    """Return a time of a call as the core takes it."""
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _new_id() -> str:
+    return str(uuid.uuid4())

@@ -1,0 +1,160 @@
+"""The last records of decisions: a ring bounded by count and by bytes.
+
+The plain twin of `RecordRing` in `_speed.pyx`: same names, same records, same sizes. It makes the
+records, too, because every selection pays for that; who asks about one goes to `decisions.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.decision_record import SEEN, SIZE
+
+if TYPE_CHECKING:
+    from indexer.types import PackedHashes
+    from select_service.core.admission.asks import Ask
+    from select_service.core.admission.gate import Decision as GateDecision
+    from select_service.core.columns import Rows
+    from select_service.core.decision_record import Odds, Record, Seating, Seen
+    from select_service.core.scoring import Weights
+    from select_service.types import CacheHit
+
+__all__ = ["RecordRing"]
+
+_CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
+_RECORD_BYTES: Final = 640  # the record with its places in the ring; measured, rounded up
+_GROUP_BYTES: Final = 256  # one group of matches, without its slots
+_ASKED_BYTES: Final = 320  # what a gate was asked and said; the classes' names are its own
+_HIT_BYTES: Final = 64  # how it stood to a cache-hit threshold
+
+
+class RecordRing:
+    """Makes records and keeps the last of them.
+
+    Attributes:
+        bytes: what those kept take together: each its own size, and the columns of each run of
+            records that have the same.
+        next: number of the next one.
+    """
+
+    __slots__ = ("_bytes_max", "_columns", "_count_max", "_ring", "bytes", "next")
+
+    def __init__(self, count_max: int, bytes_max: int, first: int) -> None:
+        """Start empty.
+
+        Args:
+            count_max: records kept; 0: none, they are only made.
+            bytes_max: bytes they may take together; 0: none are kept.
+            first: number of the first.
+        """
+        self.bytes = 0
+        self.next = first
+        self._count_max = count_max if bytes_max else 0
+        self._bytes_max = bytes_max
+        self._ring: deque[Record] = deque()
+        self._columns = b""  # of the newest
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def keep(  # noqa: PLR0913, PLR0917 - the members of a record, by place: names would cost
+        self,
+        at: float,
+        since: float,
+        lookout: tuple[Seating, bytes, bytes],
+        rows: Rows | None,
+        seen: Seen,
+        block_hashes: PackedHashes,
+        blocks: int,
+        isl_tokens: int,
+        weights: Weights,
+        slot: int,
+        selection_id: str | None,
+        reservation_id: str | None,
+        odds: Odds | None,
+        ask: Ask | None,
+        said: GateDecision | None,
+        cache_hit: CacheHit | None,
+        more: int,
+    ) -> Record:
+        """Make a record of these members, keep it, and let the oldest go for it.
+
+        Args:
+            at: this and the others: as in `Record`.
+            since: likewise.
+            lookout: likewise.
+            rows: likewise.
+            seen: likewise.
+            block_hashes: likewise.
+            blocks: likewise.
+            isl_tokens: likewise.
+            weights: likewise.
+            slot: likewise.
+            selection_id: likewise.
+            reservation_id: likewise.
+            odds: likewise.
+            ask: likewise.
+            said: likewise.
+            cache_hit: likewise.
+            more: bytes it takes beyond what its other members tell.
+        """
+        columns, matched, shared, trust = seen
+        size = _RECORD_BYTES + len(block_hashes) + more
+        if matched is not None:
+            size += 2 * len(columns) + _GROUP_BYTES * len(matched)
+        if shared is not None:
+            size += len(columns) + _GROUP_BYTES * len(shared)
+        if trust is not None:
+            size += len(trust)
+        if selection_id is not None:  # a caller's words, and of any length
+            size += _text_bytes(selection_id)
+        if reservation_id is not None:
+            size += _text_bytes(reservation_id)
+        if ask is not None:  # the tenant is as it was sent
+            size += _ASKED_BYTES + _text_bytes(ask.tenant_id)
+        if cache_hit is not None:
+            size += _HIT_BYTES
+        # fmt: off
+        record: Record = (  # type: ignore[assignment]
+            self.next, at, since, lookout, rows, seen, block_hashes, blocks, isl_tokens, weights,
+            slot, selection_id, reservation_id, odds, ask, said, cache_hit, size,
+        )
+        # fmt: on
+        if self._count_max:
+            self._add(record, size, columns)
+        return record
+
+    def _add(self, record: Record, size: int, columns: bytes) -> None:
+        ring = self._ring
+        self.next += 1
+        ring.append(record)
+        self.bytes += size
+        if columns is not self._columns:  # charged once for a run of records with the same
+            self._columns = columns
+            self.bytes += len(columns)
+        while ring and (len(ring) > self._count_max or self.bytes > self._bytes_max):
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        ring = self._ring
+        oldest = ring.popleft()
+        self.bytes -= oldest[SIZE]
+        columns = oldest[SEEN][0]
+        if not ring:
+            self._columns = b""
+        if not ring or ring[0][SEEN][0] is not columns:
+            self.bytes -= len(columns)
+
+    def newest_first(self) -> list[Record]:
+        """Return the records there are."""
+        return list(reversed(self._ring))
+
+    def numbered(self, number: int) -> Record | None:
+        """Return the record of a number, if it is there."""
+        at = number - (self.next - len(self._ring))
+        return self._ring[at] if 0 <= at < len(self._ring) else None
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else _CHAR_BYTES * len(text)

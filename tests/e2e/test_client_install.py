@@ -1,0 +1,72 @@
+"""The wheel without the server's dependencies: the client works with httpx and msgspec alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from select_service.client import Client
+from tests.e2e.test_client import spec, url
+from tests.e2e.test_install import source_tree
+from tests.live.server import Server
+
+_USE = """
+import asyncio, importlib.util, sys
+from select_service.client import AsyncClient, Client, MissingPackage, Options
+
+for name in ("numpy", "zmq", "starlette", "uvicorn", "yaml", "prometheus_client", "xxhash"):
+    assert importlib.util.find_spec(name) is None, name
+
+with Client(sys.argv[1]) as client:
+    with client.reserve(token_ids=list(range(64))) as r:
+        r.prefill_complete(cached_tokens=0)
+        r.output_tokens(16)
+    client.flush()
+    print(r.endpoint)
+
+async def main():
+    options = Options(hash_locally=True, block_size=16)
+    async with AsyncClient(sys.argv[1], options=options) as client:
+        try:
+            await client.reserve(token_ids=[1])
+        except MissingPackage as error:
+            print(error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.e2e
+@pytest.mark.timeout(400)
+def test_httpx_and_msgspec_are_enough(tmp_path: Path) -> None:
+    source = source_tree(tmp_path / "source")
+    wheels = tmp_path / "wheels"
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)]
+    subprocess.run(build, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    python = str(tmp_path / "venv/bin/python")
+    (wheel,) = wheels.glob("select_service-*.whl")
+    for words in (["--no-deps", str(wheel)], ["httpx", "msgspec"]):
+        subprocess.run([python, *pip, "install", *words], check=True, timeout=300)
+    with Server(tmp_path / "log") as server:
+        with Client(url(server)) as client:
+            client.upsert_worker(spec(1))
+        done = subprocess.run(
+            [python, "-W", "error", "-c", _USE, url(server)],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "ray://w1",
+        "hashing in the client needs xxhash: pip install 'xxhash>=3.4.1'",
+    ]

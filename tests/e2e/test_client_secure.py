@@ -1,0 +1,64 @@
+"""The client behind TLS, tokens and client certificates: what it may, and may not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from select_service.client import AsyncClient, Options, ServiceError, Unreachable
+from select_service.client import cli as commands
+from select_service.errors import MissingScope, Unauthenticated
+from tests.select_service.edge.credentials import Authority, TokenFile
+from tests.select_service.edge.serving import on_a_port, seat
+
+pytestmark = pytest.mark.e2e
+
+
+def test_tokens_and_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ca, tokens = Authority(tmp_path), TokenFile(tmp_path / "tokens")
+    cert, key = ca.issue("server")
+    mine = ca.issue("gateway")
+    tokens.add("all", "catalog", "select", "lifecycle", "read")
+    tokens.add("gateway", "select", "lifecycle")
+    (tmp_path / "mine").write_text(tokens.tokens["all"] + "\n")
+
+    async def use(port: int, service: Any, _: object) -> None:
+        seat(service)
+        url = f"https://localhost:{port}"
+        known: dict[str, Any] = {"ca": str(ca.cert), "cert": tuple(map(str, mine))}
+        async with AsyncClient(url, token=tokens.tokens["gateway"], **known) as client:
+            async with client.reserve(token_ids=list(range(32))) as r:
+                r.output_tokens(16)
+                await client.flush()
+                assert service.loads()[0].loads[0].active_requests == 1
+            with pytest.raises(MissingScope) as refused:
+                await client.workers()
+            assert refused.value.details == {"scope": "read"}
+            assert (await client.ready()).ready
+        shown = iter(["nobody-knows-this-one-at-all", tokens.tokens["all"], tokens.tokens["all"]])
+        fresh = Options(degraded=False)
+        async with AsyncClient(url, token=lambda: next(shown), options=fresh, **known) as client:
+            with pytest.raises(Unauthenticated) as stranger:
+                await client.workers()
+            assert stranger.value.details == {"reason": "unknown"}
+            assert len(await client.workers()) == 1
+        for half in ({"cert": known["cert"]}, {"ca": known["ca"]}):
+            quick = Options(degraded=False, rounds_max=1, attempts_max=1)
+            async with AsyncClient(url, options=quick, **half) as client:
+                with pytest.raises((Unreachable, ServiceError)):
+                    await client.workers()
+        told = ("--url", url, "--ca", known["ca"], "--cert", str(mine[0]), "--key", str(mine[1]))
+        words = ["workers", *told, "--token-file", str(tmp_path / "mine")]
+        assert await asyncio.to_thread(commands.main, words) == 0
+        assert "schedulable" in capsys.readouterr().out
+
+    on_a_port(
+        use,
+        tls_cert=str(cert),
+        tls_key=str(key),
+        tls_client_ca=str(ca.cert),
+        token_file=str(tokens.path),
+    )

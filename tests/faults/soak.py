@@ -1,0 +1,309 @@
+"""A soak: everything happens at once, for as long as one likes, and nothing may grow.
+
+Two replicas, a third that comes and goes, engines that churn and restart, partitions that are made
+and deleted, clients at both. All the while memory, descriptors, threads, tasks and the latency of
+/health are noted; in the end the last third has to look like the middle one, counters add up, and
+load and index are true. `make soak MINUTES=10` writes a table and a picture to build/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tests.faults.engine import Engine, engines
+from tests.faults.patient import HEALTH_P99_LOADED_MS, Patient, service
+from tests.faults.probe import Probe, share
+from tests.faults.traffic import Traffic
+from tests.faults.vitals import vitals
+from tests.live.replicas import Replica, eventually
+from tests.live.window import TASKS
+
+SAMPLES = 60
+CLIENT_PAUSE_S = 0.02
+CHURN_PER_SECOND = 100
+ENDS = ("freed", "expired", "lease_ended", "dropped")
+
+ROOM = {"rss_mb": 0.05, "fds": 0.02, "threads": 0.0, "tasks": 0.02}
+SLACK = {"rss_mb": 4.0, "fds": 3.0, "threads": 0.0, "tasks": 4.0}
+"""By so much the last third may exceed the middle one: a share, and a number besides (sockets and
+tasks of what is under way at that moment)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One replica at one moment."""
+
+    at_s: float
+    rss_mb: float
+    fds: float
+    threads: float
+    tasks: float
+
+
+@dataclass
+class Soak:
+    """What was seen; `faults` is empty where all is well."""
+
+    samples: dict[str, list[Sample]]
+    latencies: list[tuple[float, float]]  # seconds since the start, milliseconds
+    statuses: str
+    turns: dict[str, int]
+    faults: list[str]
+
+    def __str__(self) -> str:
+        lines = ["replica  third     rss MB   fds  threads  tasks"]
+        for name, samples in self.samples.items():
+            for third, part in zip(("first", "middle", "last"), thirds(samples), strict=True):
+                row = [median(part, what) for what in ROOM]
+                lines.append(
+                    f"{name:<8} {third:<8} {row[0]:7.1f} {row[1]:5.0f} {row[2]:8.0f} {row[3]:6.0f}"
+                )
+        for third, waits in zip(("first", "middle", "last"), thirds(self.latencies), strict=True):
+            some = [ms for _, ms in waits]
+            lines.append(
+                f"/health, {third} third: p50 {share(some, 0.5):.2f} ms, "
+                f"p99 {share(some, 0.99):.1f} ms, max {max(some):.0f} ms"
+            )
+        turns = ", ".join(f"{count} {what}" for what, count in self.turns.items())
+        return "\n".join([*lines, f"answers: {self.statuses}", turns, *self.faults])
+
+
+class Turns(threading.Thread):
+    """Somebody who does one thing again and again; an error ends it, and is told in the end."""
+
+    def __init__(self, what: Callable[[], None], pause_s: float) -> None:
+        super().__init__(daemon=True)
+        self.count = 0
+        self.error: BaseException | None = None
+        self._what = what
+        self._pause_s = pause_s
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._over.wait(self._pause_s):
+                self._what()
+                self.count += 1
+        except BaseException as error:  # noqa: BLE001 - told to who waits
+            self.error = error
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join(60)
+        if self.error is not None:
+            raise self.error
+
+
+def soak(folder: Path, seconds: float) -> Soak:
+    """Live through it."""
+    with contextlib.ExitStack() as stack:
+        a, b = (stack.enter_context(service(_made(folder / name))) for name in "ab")
+        publishing = stack.enter_context(engines(2, first=41))
+        for one, other in ((a, b), (b, a)):
+            one.listen_to(other.replica_endpoint)
+            Patient(one, publishing).register()
+        for engine in publishing:
+            engine.run(CHURN_PER_SECOND)
+        began = time.monotonic()
+        samples: dict[str, list[Sample]] = {"a": [], "b": []}
+        traffics = [
+            Traffic([one.port], [41, 42], clients=count, seed=number, pause_s=CLIENT_PAUSE_S)
+            for number, (one, count) in enumerate([(a, 3), (b, 2)])
+        ]
+        numbers = itertools.count()
+        with contextlib.ExitStack() as busy:
+            probe = busy.enter_context(Probe(a.port))
+            for traffic in traffics:
+                busy.enter_context(traffic)
+            turns = {
+                "partitions made and deleted": Turns(lambda: come_and_go(a, next(numbers)), 0.2),
+                "replicas joined and left": Turns(lambda: join_and_leave(folder, a, b), 3.0),
+                "restarts of an engine": Turns(publishing[0].restart, seconds / 12),
+            }
+            for turn in turns.values():
+                busy.enter_context(turn)
+            while (passed := time.monotonic() - began) < seconds:
+                for name, replica in zip(samples, (a, b), strict=True):
+                    samples[name].append(sample(replica, passed))
+                time.sleep(seconds / SAMPLES)
+        found = Soak(
+            samples,
+            [(at - began, ms) for at, ms in probe.seen],
+            str(
+                dict(
+                    sorted(
+                        sum(
+                            (one.statuses for one in traffics), type(traffics[0].statuses)()
+                        ).items()
+                    )
+                )
+            ),
+            {what: one.count for what, one in turns.items()},
+            [],
+        )
+        found.faults += [text for traffic in traffics for text in traffic.odd]
+        found.faults += growth(found)
+        found.faults += settle(a, b, publishing, traffics)
+        return found
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def sample(replica: Replica, at_s: float) -> Sample:
+    """Look at a replica."""
+    assert replica.process is not None
+    seen = vitals(replica.process.pid)
+    tasks: Any = replica.ask("GET", TASKS)
+    return Sample(at_s, seen.rss_mb, seen.fds, seen.threads, tasks["count"])
+
+
+def come_and_go(replica: Replica, number: int) -> None:
+    """A partition with a worker, a booking in it, and its end; every third has engines' events."""
+    tenant, worker_id = f"tenant-{number}", 1000 + number
+    worker = {"worker_id": worker_id, "tenant_id": tenant, "endpoint": "http://w"}
+    more = {"block_size": 16, "kv_events_endpoint": "tcp://127.0.0.1:9"}
+    replica.ask("POST", "/workers", worker | more, ok=(201,))
+    prompt = {"tenant_id": tenant, "token_ids": list(range(64))}
+    replica.ask("POST", "/select_and_reserve", prompt | {"reservation_id": f"of-{tenant}"})
+    if number % 2:
+        replica.ask("DELETE", f"/reservations/of-{tenant}")
+    replica.ask("DELETE", f"/workers/{worker_id}")
+
+
+def join_and_leave(folder: Path, a: Replica, b: Replica) -> None:
+    """A third replica hears of all that is booked, books, and is killed or leaves."""
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        with service(Path(own)) as third:
+            for one, other in ((third, a), (third, b), (a, third), (b, third)):
+                one.listen_to(other.replica_endpoint)
+            eventually(lambda: third.metric("replica_publishers", state="synced") >= 2, True)
+            third.seat(41, 42)
+            third.reserve("of-the-third", 41, range(4))
+            third.ask("DELETE", "/reservations/of-the-third")
+        for one in (a, b):
+            endpoint = {"endpoint": third.replica_endpoint}
+            one.ask("POST", "/replica_sync/deregister_peer", endpoint)
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def settle(
+    a: Replica, b: Replica, publishing: list[Engine], traffics: list[Traffic]
+) -> Iterator[str]:
+    """Say what is not as it should be when all is quiet."""
+    for engine in publishing:
+        engine.run(0)
+    for traffic in traffics:
+        traffic.resolve_doubts()
+    wanted = {name for traffic in traffics for name in traffic.live}
+    try:
+        for one in (a, b):
+            Patient(one, publishing).index_is_true()
+            eventually(lambda one=one: {row.name for row in one.view().booked}, wanted)  # type: ignore[misc]
+        for traffic in traffics:
+            traffic.free_all()
+        for one in (a, b):
+            eventually(lambda one=one: one.view().booked, [])  # type: ignore[misc]
+    except AssertionError as error:
+        yield str(error)[:500]
+    for name, one in (("a", a), ("b", b)):
+        came, went = balance(one)
+        if came != went:
+            yield f"{name}: {came:.0f} reservations came, {went:.0f} went, none is left"
+
+
+def balance(one: Replica) -> tuple[float, float]:
+    """What began here, by a caller or by hearsay, and what ended."""
+    came = one.metric("reservation_events_total", event="booked")
+    went = sum(one.metric("reservation_events_total", event=event) for event in ENDS)
+    heard = one.metric("replica_reservations_total", event="booked")
+    over = one.metric("replica_reservations_total", event="freed")
+    return came + heard, went + over
+
+
+def growth(of: Soak) -> Iterator[str]:
+    """Say what is larger in the last third than in the one before."""
+    for name, samples in of.samples.items():
+        _, middle, last = thirds(samples)
+        for what, room in ROOM.items():
+            before, after = median(middle, what), median(last, what)
+            if after > before * (1 + room) + SLACK[what]:
+                yield f"{name}: {what} grows, {before:.1f} and then {after:.1f}"
+    _, before_ms, after_ms = (share([ms for _, ms in part], 0.99) for part in thirds(of.latencies))
+    if after_ms > max(2 * before_ms, HEALTH_P99_LOADED_MS):
+        yield f"/health becomes slow: p99 {before_ms:.1f} ms and then {after_ms:.1f} ms"
+
+
+def thirds(values: list[Any]) -> list[list[Any]]:
+    """Three parts of a list."""
+    third = max(1, len(values) // 3)
+    return [values[:third], values[third : 2 * third], values[2 * third :]]
+
+
+def median(samples: list[Sample], what: str) -> float:
+    """Of one column."""
+    return float(statistics.median(getattr(one, what) for one in samples))
+
+
+def draw(of: Soak, path: Path) -> bool:
+    """A picture, where matplotlib is installed."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 - not needed by tests
+    except ImportError:
+        return False
+    mpl.use("svg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, axes = plt.subplots(len(ROOM) + 1, 1, sharex=True, figsize=(8, 10))
+    for axis, what in zip(axes, ROOM, strict=False):
+        for samples in of.samples.values():
+            axis.plot([one.at_s for one in samples], [getattr(one, what) for one in samples])
+        axis.set_ylabel(what)
+    axes[-1].plot(*zip(*of.latencies, strict=True), ".", markersize=1)
+    axes[-1].set_ylabel("/health ms")
+    axes[-1].set_xlabel("seconds")
+    figure.savefig(path)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--out", type=Path, default=Path("build"))
+    asked = parser.parse_args()
+    asked.out.mkdir(exist_ok=True, parents=True)
+    with tempfile.TemporaryDirectory() as folder:
+        found = soak(Path(folder), 60 * asked.minutes)
+    rows = [
+        ",".join([name, *map(str, astuple(one))])
+        for name, samples in found.samples.items()
+        for one in samples
+    ]
+    (asked.out / "soak.csv").write_text("\n".join(["replica,s,rss,fds,threads,tasks", *rows]))
+    (asked.out / "soak.txt").write_text(f"{found}\n")
+    draw(found, asked.out / "soak.svg")
+    print(found)
+    return bool(found.faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Memory comes back when load has gone: reservations by the hundred thousand, partitions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.load.http import Answer, drive, request_bytes
+from tests.faults.patient import HEALTH_P99_LOADED_MS, Patient, service
+from tests.faults.probe import Probe
+from tests.faults.table import Line
+from tests.faults.vitals import Vitals, vitals
+from tests.live.ports import HOST
+from tests.live.replicas import Replica, eventually
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
+
+Record = Callable[[str, object], None]
+RESERVATIONS = 100_000
+BLOCKS = 16
+PARTITIONS = 1000
+AGAIN = 30_000
+FORGETFUL = ("--freed-ids-max", "1000", "--replica-ended-max", "1000", "--decision-ring", "0")
+"""By default ids of what has ended are remembered for ten minutes: a hundred bytes each, but among
+all that was there beside them, so that most pages stay as long. Here nobody waits for that."""
+BACK = 0.35
+"""Of the growth so much comes back at the least; the rest are tables as long as they once were and
+pages that are not empty, which the next load finds there."""
+GROWTH_MB = 30.0
+"""Of a second, smaller load: a quarter of what it takes while it is there."""
+FIRST_FDS = 16  # of libzmq itself, opened with its first socket
+PARTITIONS_LEFT_MB = 16.0
+"""Beyond what two thousand before them have left to be used again; they take 60 and more."""
+
+
+def all_of(replica: Replica, count: int, request: Callable[[int], bytes], status: int) -> None:
+    """Send so many requests and have each answered so."""
+
+    def check(answer: Answer) -> None:
+        assert answer.status == status, answer
+
+    drive(
+        (HOST, replica.port),
+        lambda number: (request(number),),
+        check,
+        operations=range(count),
+        connections=8,
+    )
+
+
+def booking(number: int) -> bytes:
+    first = number * BLOCKS
+    body: dict[str, Any] = {
+        "reservation_id": f"r{number}",
+        "worker_id": 1 + number % 2,
+        "sequence_hashes": list(range(first, first + BLOCKS)),
+        "isl_tokens": 16 * BLOCKS,
+    }
+    if number % 2:
+        body["lease_id"] = "l"
+    return request_bytes("POST", "/reservations", json.dumps(body).encode())
+
+
+def book_and_end(server: Replica, count: int, pid: int) -> Vitals:
+    """Half of them end one by one, half with their lease; what it looked like with all of them."""
+    lease = {"lease_id": "l", "owner": "o", "ttl_s": 3600}
+    server.ask("POST", "/leases", lease, ok=(201,))
+    all_of(server, count, booking, 201)
+    assert server.metric("reservations") == count
+    full = vitals(pid)
+    server.ask("DELETE", "/leases/l")
+    all_of(
+        server,
+        count // 2,
+        lambda number: request_bytes("DELETE", f"/reservations/r{2 * number}"),
+        200,
+    )
+    eventually(lambda: server.metric("reservations"), 0.0)
+    assert server.view().booked == []
+    return full
+
+
+def test_a_hundred_thousand_reservations(tmp_path: Path, record_property: Record) -> None:
+    with service(tmp_path, "--lease-ttl-max-s", "3600", *FORGETFUL) as server:
+        server.seat(1, 2)
+        patient = Patient(server)
+        before = vitals(patient.pid)
+        line = Line("100,000 reservations")
+        began = time.monotonic()
+        with Probe(server.port) as probe:
+            full = book_and_end(server, RESERVATIONS, patient.pid)
+        line.lasted_s = time.monotonic() - began
+        line.health, line.before, line.after = probe.health, before, vitals(patient.pid)
+        line.note = f"{full.rss_mb:.0f} MB when all were there"
+        line.write(record_property)
+        assert probe.health.p99_ms < HEALTH_P99_LOADED_MS
+        bound = full.rss_mb - BACK * (full.rss_mb - before.rss_mb)
+        eventually(lambda: vitals(patient.pid).rss_mb < bound or vitals(patient.pid), True)
+        first = vitals(patient.pid).rss_mb
+        book_and_end(server, AGAIN, patient.pid)
+        bound = first + GROWTH_MB
+        eventually(lambda: vitals(patient.pid).rss_mb < bound or vitals(patient.pid), True)
+
+
+def partition(number: int) -> bytes:
+    body = {
+        "worker_id": 100 + number,
+        "model_name": f"model-{number}",
+        "endpoint": "http://w",
+        "block_size": 16,
+        "kv_events_endpoint": f"tcp://{HOST}:9",
+    }
+    return request_bytes("POST", "/workers", json.dumps(body).encode())
+
+
+def of_partition(number: int) -> bytes:
+    body = {
+        "reservation_id": f"of-{number}",
+        "worker_id": 100 + number,
+        "model_name": f"model-{number}",
+        "token_ids": list(range(256)),
+    }
+    return request_bytes("POST", "/reservations", json.dumps(body).encode())
+
+
+def test_a_thousand_partitions(tmp_path: Path, record_property: Record) -> None:
+    """Made with sockets and a booking each, deleted, and again: the third time takes no more."""
+    with service(tmp_path, "--scope-linger-s", "1", *FORGETFUL) as server:
+        patient = Patient(server)
+        before = vitals(patient.pid)
+        line = Line("1,000 partitions, three times")
+        began = time.monotonic()
+        with Probe(server.port) as probe:
+            make_partitions(server, PARTITIONS)
+            first = settled(patient, before.fds + FIRST_FDS)
+            make_partitions(server, PARTITIONS)
+            second = settled(patient, first.fds + 2)
+            full = make_partitions(server, PARTITIONS)
+            last = settled(patient, first.fds + 2)
+        line.lasted_s = time.monotonic() - began
+        line.note = f"{full.fds} descriptors when all were there; {second.rss_mb:.0f} MB before"
+        line.health, line.before, line.after = probe.health, before, last
+        line.write(record_property)
+        assert probe.health.p99_ms < HEALTH_P99_LOADED_MS
+        assert last.threads <= first.threads
+        assert last.rss_mb - second.rss_mb < PARTITIONS_LEFT_MB, (first, second, full, last)
+
+
+def make_partitions(server: Replica, count: int) -> Vitals:
+    assert server.process is not None
+    all_of(server, count, partition, 201)
+    all_of(server, count, of_partition, 201)
+    full = vitals(server.process.pid)
+    all_of(server, count, lambda number: request_bytes("DELETE", f"/workers/{100 + number}"), 200)
+    return full
+
+
+def settled(patient: Patient, fds_max: int) -> Vitals:
+    """What it takes once everything has been given up."""
+    eventually(lambda: patient.server.metric("scopes"), 0.0, deadline_s=30.0)
+    eventually(lambda: vitals(patient.pid).fds <= fds_max, True, deadline_s=30.0)
+    return vitals(patient.pid)

@@ -1,0 +1,283 @@
+"""Whatever the network does, nothing stays booked that nobody uses, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from select_service.client.core.booking import Booking
+from select_service.client.core.options import Options
+from select_service.client.core.problems import ClientError, TimedOut, Unreachable
+from select_service.errors import NoEligibleWorker, ReservationConflict, ServiceError
+from tests.select_service.client.core.stage import Book, FakeService, Network, Stage
+
+PROMPT: dict[str, Any] = {"token_ids": bytes(4 * 32)}
+FATES = ("ok", "request lost", "reply lost", "reply slow", "request late")
+
+
+def stage(count: int = 1, *, shared: bool = False, **options: Any) -> Stage:
+    book = Book()
+    services = [FakeService(book if shared else Book()) for _ in range(count)]
+    return Stage(Network(services), Options(**options))
+
+
+def reserve(on: Stage, name: str = "r", timeout_s: float | None = None) -> Booking:
+    booking = on.do(on.session.reserve(dict(PROMPT), name, on.now, timeout_s))
+    assert isinstance(booking, Booking)
+    return booking
+
+
+def test_a_life() -> None:
+    on = stage()
+    book = on.network.services[0].book
+    booking = reserve(on)
+    assert book.live["r"].lease_id in book.leases
+    on.session.prefill_complete(booking, 16, on.now)
+    for _ in range(50):
+        on.session.output_tokens(booking, 1, None, on.now)
+    on.keep_up(on.now + 1)
+    assert (book.live["r"].blocks, book.live["r"].is_prefilled) == (3, True)
+    batches = [one for one in on.network.services[0].asked if one.path == "/reservations/batch"]
+    assert len(batches) == 1
+    on.session.end(booking, on.now)
+    on.keep_up(on.now + 1)
+    assert not book.live
+    on.do(on.upkeep.farewell(on.now))
+    assert not book.leases
+
+
+def test_a_lease_outlives_its_time_while_its_owner_lives() -> None:
+    on = stage()
+    reserve(on)
+    on.keep_up(on.now + 1000)
+    assert "r" in on.network.services[0].book.live
+
+
+@pytest.mark.parametrize("fate", FATES[1:4])
+def test_a_lost_reply_books_once(fate: str) -> None:
+    on = stage(selection_timeout_ms=100)
+    on.network.fates = itertools.chain(["ok", fate, fate], itertools.repeat("ok"))
+    assert reserve(on).reservation_id == "r"
+    assert on.network.services[0].book.bookings == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_next_selector_takes_over(shared: bool) -> None:
+    on = stage(2, shared=shared)
+    first, second = (one.book for one in on.network.services)
+    booking = reserve(on)
+    on.session.prefill_complete(booking, None, on.now)
+    on.session.output_tokens(booking, 32, None, on.now)
+    on.network.is_dead[0] = True
+    on.keep_up(on.now + 2)
+    assert on.session.selectors.current == 1
+    assert list(second.live) == [booking.reservation_id]
+    assert booking.reservation_id == ("r" if shared else "r~1")
+    assert (
+        second.live[booking.reservation_id].blocks,
+        second.live[booking.reservation_id].is_prefilled,
+    ) == (2, True)
+    on.session.end(booking, on.now)
+    on.keep_up(on.now + 60)
+    first.expire(on.now)
+    assert not second.live
+    assert not first.live
+
+
+def test_a_restart_without_memory() -> None:
+    on = stage()
+    booking = reserve(on)
+    on.network.services[0].book = book = Book()
+    on.keep_up(on.now + 11)  # the renewal tells
+    assert list(book.live) == ["r~1"] == [booking.reservation_id]
+
+
+def test_all_gone_and_back() -> None:
+    on = stage(2)
+    on.keep_up(on.now + 1)  # the catalog
+    on.network.is_dead = [True, True]
+    booking = reserve(on)
+    assert booking.is_degraded
+    assert on.network.services[0].book.bookings == 0
+    on.session.output_tokens(booking, 100, None, on.now)
+    on.session.end(booking, on.now)
+    on.network.is_dead = [False, False]
+    on.keep_up(on.now + 1)
+    assert not reserve(on, "again").is_degraded
+    assert on.session.stats.degraded == 1
+
+
+def test_nobody_and_no_catalog() -> None:
+    on = stage()
+    on.network.is_dead = [True]
+    with pytest.raises(Unreachable):
+        reserve(on)
+
+
+def test_a_queue_is_no_absence() -> None:
+    on = stage(attempts_max=1, rounds_max=1)
+    on.keep_up(on.now + 1)
+    reserve(on, "a")
+    on.network.fates = itertools.repeat("reply slow")
+    with pytest.raises(TimedOut):
+        reserve(on, "b")
+    on.network.fates = itertools.repeat("ok")
+    on.keep_up(on.now + 60)
+    assert list(on.network.services[0].book.live) == ["a"]
+
+
+def test_retry_after_is_honoured_within_the_deadline() -> None:
+    on = stage(lease_ttl_s=None)
+    service = on.network.services[0]
+    service.refuse["/select_and_reserve"] = (503, "queue_full")
+    service.retry_after_s = 2.0
+    begun = on.now
+    with pytest.raises(ServiceError) as caught:
+        reserve(on, timeout_s=7.0)
+    assert caught.value.code == "queue_full"
+    assert 2 <= len(service.asked) <= 4
+    assert on.now - begun <= 7.0
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "no_eligible_worker", NoEligibleWorker),
+        (409, "reservation_conflict", ReservationConflict),
+    ],
+)
+def test_what_time_does_not_change_is_said_at_once(
+    status: int, code: str, kind: type[ServiceError]
+) -> None:
+    on = stage(2, lease_ttl_s=None)
+    on.network.services[0].refuse["/select_and_reserve"] = (status, code)
+    with pytest.raises(kind):
+        reserve(on)
+    assert len(on.network.services[0].asked) == 1
+    assert not on.network.services[1].asked
+
+
+def test_json_where_msgpack_is_not_taken() -> None:
+    on = stage()
+    on.network.services[0].json_only = True
+    booking = reserve(on)
+    assert booking.reservation_id == "r"
+    types = [one.content_type for one in on.network.services[0].asked]
+    assert types.count("application/msgpack") == 1
+
+
+def test_what_comes_late_goes_with_its_lease() -> None:
+    on = stage()
+    on.network.fates = itertools.chain(["ok", "request late"], itertools.repeat("ok"))
+    booking = reserve(on)
+    on.session.end(booking, on.now)
+    book = on.network.services[0].book
+    on.keep_up(on.now + 0.02)
+    assert not book.live
+    on.keep_up(on.now + 1)
+    on.network.deliver(on.now)  # the first attempt arrives after everything
+    assert not book.live
+
+
+def test_a_booking_that_is_dropped_half_way_is_freed() -> None:
+    on = stage()
+    book = on.network.services[0].book
+    task = on.start(on.session.reserve(dict(PROMPT), "r", on.now, None))
+    while "r" not in book.live:
+        on.step()
+    on.drop(task)
+    on.keep_up(on.now + 1)
+    assert not book.live
+    on.session.check()
+
+
+ACTIONS = ("reserve", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe")
+CASE = (
+    st.data(),
+    st.integers(1, 3),
+    st.booleans(),
+    st.lists(st.sampled_from(ACTIONS), max_size=40),
+)
+
+
+@given(*CASE)
+@settings(max_examples=40)
+def test_nothing_leaks_and_nothing_is_lost(
+    data: st.DataObject, count: int, shared: bool, actions: list[str]
+) -> None:
+    live_through(data, count, shared, actions)
+
+
+@pytest.mark.slow
+@given(*CASE)
+@settings(max_examples=4000)
+def test_nothing_leaks_and_nothing_is_lost_in_many_lives(
+    data: st.DataObject, count: int, shared: bool, actions: list[str]
+) -> None:
+    live_through(data, count, shared, actions)
+
+
+def tell(on: Stage, booking: Booking, tokens: int, *, is_end: bool) -> None:
+    if is_end:
+        on.session.end(booking, on.now)
+    else:
+        on.session.prefill_complete(booking, None, on.now)
+        on.session.output_tokens(booking, tokens, None, on.now)
+
+
+def live_through(data: st.DataObject, count: int, shared: bool, actions: list[str]) -> None:
+    on = stage(count, shared=shared, lease_ttl_s=30.0)
+    on.network.tell = note
+    note(f"{count} {shared} {actions}")
+    fates = st.sampled_from(("ok", "ok", *FATES))
+    on.network.fates = iter(lambda: data.draw(fates), None)
+    held: list[Booking] = []
+    begun: list[Any] = []
+    for number, action in enumerate(actions):
+        if action == "reserve":
+            run = on.session.reserve(dict(PROMPT), f"r{number}", on.now, 20.0)
+            begun.append(on.start(run, held.append, _expected))
+        elif action == "drop" and begun:
+            on.drop(begun.pop(data.draw(st.integers(0, len(begun) - 1))))
+        elif action in {"tell", "end"} and held:
+            booking = held[data.draw(st.integers(0, len(held) - 1))]
+            tell(on, booking, data.draw(st.integers(0, 40)), is_end=action == "end")
+        elif action == "kill":
+            on.network.is_dead[data.draw(st.integers(0, count - 1))] = True
+        elif action == "wake":
+            on.network.is_dead = [False] * count
+        elif action == "wipe" and not shared:
+            on.network.services[data.draw(st.integers(0, count - 1))].book = Book()
+        on.keep_up(on.now + (12.0 if action == "long" else 0.05))
+        on.session.check()
+    settle(on, held)
+
+
+def settle(on: Stage, held: list[Booking]) -> None:
+    """The network is well again: compare what is booked with what is held."""
+    services = on.network.services
+    on.network.fates = itertools.repeat("ok")
+    on.network.is_dead = [False] * len(services)
+    on.keep_up(on.now + 200.0)  # everything that was begun has ended, abandoned leases have lapsed
+    on.network.deliver(on.now)
+    on.keep_up(on.now + 60.0)
+    books = {id(one.book): one.book for one in services}.values()
+    for book in books:
+        book.expire(on.now)
+    live = {name: booked for book in books for name, booked in book.live.items()}
+    expected = {one.reservation_id: one for one in held if one.is_booked and not one.is_over}
+    assert live.keys() == expected.keys()
+    for name, booking in expected.items():
+        assert live[name].blocks == booking.output_blocks
+        assert live[name].is_prefilled == booking.is_prefilled
+        assert live[name].worker_id == booking.selection.worker_id
+    on.do(on.upkeep.farewell(on.now))
+    assert not any(book.live or book.leases for book in books)
+
+
+def _expected(error: Exception) -> None:
+    assert isinstance(error, ClientError | ServiceError), repr(error)
