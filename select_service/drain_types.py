@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = ["DrainRequest", "DrainStatus"]
 
@@ -15,7 +15,7 @@ class DrainRequest(Struct, kw_only=True):
     reason: Annotated[str, Meta(max_length=256)] | None = None  # for people; GET /workers tells it
 
 
-class DrainStatus(Struct, frozen=True):
+class DrainStatus(Struct, frozen=True, kw_only=True):
     """How far a worker is from being idle: what this process knows to be in flight on its ranks."""
 
     worker_id: int
@@ -23,7 +23,7 @@ class DrainStatus(Struct, frozen=True):
     tenant_id: str
     lifecycle: Literal["incomplete", "schedulable", "draining"]
     drains: bool  # also while its record is incomplete
-    reason: str | UnsetType
+    reason: str | UnsetType = UNSET
     reservations: int  # live, ours and those of replicas
     prefill_tokens: int  # of them, yet to be computed
     decode_blocks: int  # held by them

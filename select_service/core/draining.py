@@ -101,7 +101,15 @@ class Draining:
         lifecycle = worker.lifecycle
         assert lifecycle != "unschedulable", "it is in the catalog"
         return DrainStatus(
-            *(worker.worker_id, *worker.scope, lifecycle, worker.drain is not None),
-            worker.drain or UNSET,
-            *(requests, prefill, blocks, not waiting_for, waiting_for),
+            worker_id=worker.worker_id,
+            model_name=worker.scope.model_name,
+            tenant_id=worker.scope.tenant_id,
+            lifecycle=lifecycle,
+            drains=worker.drain is not None,
+            reason=worker.drain or UNSET,
+            reservations=requests,
+            prefill_tokens=prefill,
+            decode_blocks=blocks,
+            safe_to_terminate=not waiting_for,
+            waiting_for=waiting_for,
         )
