@@ -22,6 +22,7 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.core.catalog import worker_not_found
+from select_service.core.queue import Ticket
 from select_service.edge.tenant_teller import TenantTeller
 from select_service.errors import (
     NameRefused,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from select_service.admission_types import WorkerMetrics, WorkerMetricsAnswer
     from select_service.core.leases import Lease
-    from select_service.core.queue import Ticket
     from select_service.core.trusting import TrustSeat
     from select_service.drain_types import DrainRequest, DrainStatus
     from select_service.edge.driver import Driver
@@ -274,6 +274,8 @@ class TenantView:
 
     def _named_by_client(self, answer: A) -> A:
         """Return an answer with the ids its client has chosen; the one that is kept stays."""
+        if isinstance(answer, Ticket):  # it is known by itself, and its answer is renamed by `wait`
+            return answer
         if isinstance(answer, PairSelection):
             legs = {
                 name: msgspec.structs.replace(leg, reservation_id=self._short(leg.reservation_id))
