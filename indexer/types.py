@@ -153,7 +153,13 @@ class StreamLimits(Struct, kw_only=True):
 
 DENIED: Final = (
     *("169.254.0.0/16", "fe80::/10"),  # link-local, and with it most clouds' metadata
-    *("fd00:ec2::254", "100.100.100.200", "192.0.0.192"),  # metadata of the others
+    *(
+        "fd00:ec2::254",
+        "fd20:ce::254",
+        "100.100.100.200",
+        "192.0.0.192",
+        "168.63.129.16",
+    ),  # metadata of the others
     *("0.0.0.0/8", "::", "224.0.0.0/4", "255.255.255.255", "ff00::/8"),  # nobody in particular
 )
 """Denied unless another list is given."""

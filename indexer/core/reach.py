@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
-_NAT64: Final = ip_network("64:ff9b::/96")
+_TRANSLATED: Final = (
+    ip_network("64:ff9b::/96"),  # NAT64
+    ip_network("64:ff9b:1::/48"),  # the same, of one's own network
+    ip_network("::ffff:0:0:0/96"),  # SIIT
+)
 _IPV4_MASK: Final = (1 << 32) - 1
 _HOST_CHARACTERS: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%[];"
@@ -94,7 +98,9 @@ class Reach:
             return None
         if not self._loopback and any(face.is_loopback for face in faces):
             return "loopback is denied (--connect-no-loopback)"
-        if self._allow and self._allow.match(name, faces) is None:
+        # an address that only may lead to an allowed one may as well lead elsewhere
+        is_same = address if isinstance(address, IPv4Address) else address.ipv4_mapped or address
+        if self._allow and self._allow.match(name, (address, is_same)) is None:
             return "it is not among --connect-allow"
         return None
 
@@ -161,5 +167,5 @@ def _faces(address: Address) -> Iterator[Address]:
         yield address.ipv4_mapped
     if address.sixtofour is not None:
         yield address.sixtofour
-    if address in _NAT64 or (not int(address) >> 32 and int(address) > 1):
+    if any(address in one for one in _TRANSLATED) or (not int(address) >> 32 and int(address) > 1):
         yield IPv4Address(int(address) & _IPV4_MASK)

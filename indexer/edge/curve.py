@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -17,6 +16,7 @@ from typing_extensions import override
 from zmq.utils import z85
 
 from indexer.core.curve_key import is_curve_key
+from indexer.edge.plain_file import open_plain
 from indexer.errors import KeyFileUnusable
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _raw(key: str) -> bytes:
 
 def _lines(path: str) -> list[tuple[int, list[str]]]:
     try:
-        with Path(path).open("rb") as file:
+        with open_plain(path) as file:
             text = file.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a path"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,6 +16,7 @@ from indexer.config import EventLossPolicy, ReachSettings
 from indexer.core.curve_key import is_curve_key
 from indexer.core.endpoint import SCHEMES
 from indexer.core.reach import Reach
+from indexer.edge.plain_file import open_plain
 from select_service.config.environment import parse_float
 from select_service.config.settings import SAMPLERS, Durability, FieldValidation, Settings
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["FLAGS", "Flag"]
 
 PORT_MAX: Final = 65535
+_FILE_BYTES_MAX: Final = 4 << 20
 _FILE_MODE: Final = re.compile("0?[0-7]{3}")
 _NO_LIMITS: Final = frozenset(
     {
@@ -123,12 +124,20 @@ def _number(minimum: float, maximum: float | None = None) -> Callable[[str], flo
 def _json_object(text: str) -> dict[str, Any]:
     """Read a JSON object, or `@FILE` with one in it."""
     try:
-        source = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
+        source = _content(text[1:]) if text.startswith("@") else text.encode()
         return msgspec.json.decode(source, type=dict[str, Any])
     except OSError as error:
         raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"not a JSON object: {error}") from None
+
+
+def _content(path: str) -> bytes:
+    with open_plain(path) as file:
+        text = file.read(_FILE_BYTES_MAX + 1)
+    if len(text) > _FILE_BYTES_MAX:
+        raise ValueError(f"{path} is longer than {_FILE_BYTES_MAX} bytes")
+    return text
 
 
 def _seconds(*, zero: bool) -> Callable[[str], float]:
@@ -768,7 +777,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--data-parallel-size-max",
-        _whole(1, _COUNT),
+        _whole(1, 1 << 16),  # all of a worker's are seated in one turn of the loop
         "N",
         "most ranks a worker may have, 400 beyond",
         watch="ranks",
@@ -1184,7 +1193,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--max-body-bytes",
-        _whole(1, _COUNT),
+        _whole(128, _COUNT),  # of fewer, PUT /config could not be taken back
         "N",
         "longest request body, 413 beyond",
         watch='http_requests_total{status="413"}',
@@ -1192,7 +1201,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--head-bytes-max",
-        _whole(1, _COUNT),
+        _whole(1024, _COUNT),  # a token has up to 512
         "N",
         "longest request line with its headers, 431 beyond",
         watch='http_connections_cut_total{reason="malformed"}',
@@ -1225,7 +1234,7 @@ FLAGS: Final = (
         "--connections-max",
         _whole(1, _COUNT),
         "N",
-        "open connections, 503 beyond",
+        "open connections, 503 beyond; with TLS as many may be shaking hands besides",
         watch="http_connections",
         reloads=True,
     ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from indexer.edge.plain_file import open_plain
 from select_service.config.flags import FLAGS, Flag
 from select_service.config.settings import Settings
 
@@ -110,7 +111,7 @@ def read_file(path: str) -> dict[str, object]:
     """
     file = Path(path)
     try:
-        with file.open("rb") as opened:
+        with open_plain(path) as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
@@ -141,14 +142,20 @@ def _parse(text: str, *, is_toml: bool) -> object:
     import yaml  # noqa: PLC0415 - the same
 
     class Loader(yaml.SafeLoader):
-        pass
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            """Refuse aliases: lists of them fill any memory, and settings need none."""
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("aliases (*) are not understood")
+            return super().compose_node(parent, index)
 
     def mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
         """Refuse a name that comes twice, which YAML's own reader lets pass."""
-        names = [loader.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [str(name) for at, name in enumerate(names) if name in names[:at]]
-        if twice:
-            raise ValueError(f"{twice[0]} comes twice")
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = str(loader.construct_object(key, deep=True))
+            if name in seen:
+                raise ValueError(f"{name} comes twice")
+            seen.add(name)
         return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
@@ -160,6 +167,8 @@ def _parse(text: str, *, is_toml: bool) -> object:
             loader.dispose()
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError):  # `!!bool x`, `!!int ""`
+        raise ValueError("a value is not what its tag says") from None
 
 
 def read_values(said: Mapping[str, object]) -> dict[str, object]:

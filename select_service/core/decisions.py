@@ -210,7 +210,12 @@ class Decisions:
 
     # -- who asks -------------------------------------------------------------------------------
 
-    def find(self, name: str, tenants: frozenset[str] | None = None) -> Record | None:
+    def find(
+        self,
+        name: str,
+        tenants: frozenset[str] | None = None,
+        aliases: frozenset[str] = frozenset(),
+    ) -> Record | None:
         """Return the newest record under an id: a selection's, a reservation's, or one of ours.
 
         O(records), some 60 ns each: no selection should pay for finding it.
@@ -218,13 +223,15 @@ class Decisions:
         Args:
             name: the id.
             tenants: whose it has to be; None: anybody's.
+            aliases: names that mean the same.
         """
+        names = aliases | {name}
         for record in self._ring.newest_first():
-            if record[RESERVATION_ID] == name or record[SELECTION_ID] == name:
+            if record[RESERVATION_ID] in names or record[SELECTION_ID] in names:
                 found = Record._make(record)
                 if is_of(found, tenants):
                     return found
-        kept = self._explained.get(name)
+        kept = next((self._explained[one] for one in names if one in self._explained), None)
         if kept is None:
             kept = self._numbered(name)
         return None if kept is None or not is_of(found := Record._make(kept), tenants) else found

@@ -415,16 +415,12 @@ class Server(uvicorn.Server):
         """Speak TLS to whoever comes by TCP; a Unix socket's file says who may come."""
         unix = self._entrances.unix
         await super().startup([] if unix is None else [unix.socket])
-        loop = asyncio.get_running_loop()
         if self._entrances.tcp is not None:
-            server = await loop.create_server(
-                self._connection,
-                sock=self._entrances.tcp,
-                ssl=context,
-                ssl_handshake_timeout=self._header_timeout_s,
-                backlog=self.config.backlog,
-            )
-            self.servers.append(server)
+            from select_service.edge.handshakes import Handshakes  # noqa: PLC0415 - for who has TLS
+
+            server = Handshakes(self._entrances.tcp, self._connection, self._limits, self._counts)
+            server.start(context, self._header_timeout_s, self.config.backlog)
+            self.servers.append(cast("asyncio.Server", server))
 
     def _connection(self) -> asyncio.Protocol:
         """Make a protocol, as uvicorn does."""

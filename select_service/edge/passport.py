@@ -9,9 +9,10 @@ fetched is the word of a message, and not enough.
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+from indexer.edge.plain_file import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +84,7 @@ class Passport:
             self.withheld += 1
             return {}
         try:
-            with Path(self._token_file).open("rb") as file:
+            with open_plain(self._token_file) as file:
                 token = file.read(TOKEN_BYTES_MAX).strip().decode("ascii")
         except (OSError, ValueError):
             self.failures += 1

@@ -67,12 +67,18 @@ class Teller:
         wall = time.time()  # noqa: TID251 - people read it
         return Told(record, wall - self._clock(), self._transfer_cost)
 
-    def find(self, name: str, tenants: frozenset[str] | None = None) -> Record:
+    def find(
+        self,
+        name: str,
+        tenants: frozenset[str] | None = None,
+        aliases: frozenset[str] = frozenset(),
+    ) -> Record:
         """Return the newest decision under an id.
 
         Args:
             name: the id.
             tenants: whose it has to be; None: anybody's.
+            aliases: names that mean the same.
 
         Raises:
             DecisionsOff: nothing is kept.
@@ -80,7 +86,7 @@ class Teller:
         """
         if not self._decisions.is_on:
             raise DecisionsOff
-        record = self._decisions.find(name, tenants)
+        record = self._decisions.find(name, tenants, aliases)
         if record is None:
             raise DecisionNotFound(name)
         return record

@@ -14,6 +14,7 @@ see these names as they are kept.
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -75,6 +76,9 @@ __all__ = ["Outside", "TenantView"]
 
 _NOBODYS: Final = "\0"
 """Ends the name of no reservation: the driver says that there is none, and not why."""
+
+_PREFIX_MAX: Final = 32
+"""Characters of a tenant's name before its ids; of a longer one, of its hash: 128 bits."""
 
 _IDS: Final = ("reservation_id", "selection_id", "lease_id")
 
@@ -465,11 +469,18 @@ class TenantView:
 
     def _in_words_of_client(self, error: ServiceError) -> ServiceError:
         if isinstance(error, NameRefused) and error.field in _IDS:
-            return NameRefused(error.field, error.most - max(map(len, self._prefixes)))
+            return NameRefused(error.field, max(error.most - max(map(len, self._prefixes)), 0))
         error.args = (self._without_prefix(str(error)),)
         return error
 
 
 def _prefix(tenant: str) -> str:
-    """Return what names of a tenant's things begin with; no two tenants' can be mistaken."""
-    return quote(tenant, safe="") + ":"
+    """Return what names of a tenant's things begin with; no two tenants' can be mistaken.
+
+    Beside a long one (a letter may take twelve characters) no id of a client's would have room: it
+    is told by its hash, behind what quoting never writes.
+    """
+    quoted = quote(tenant, safe="")
+    if len(quoted) > _PREFIX_MAX:
+        quoted = "%%" + sha256(tenant.encode()).hexdigest()[:_PREFIX_MAX]
+    return quoted + ":"

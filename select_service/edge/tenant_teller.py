@@ -55,19 +55,13 @@ class TenantTeller:
         Raises:
             DecisionsOff, DecisionNotFound: as to everybody; another tenant's is not found.
         """
-        newest: Record | None = None
-        for one in (*(prefix + name for prefix in self._prefixes), name):
-            try:
-                found = self._teller.find(one, self._tenants)
-            except DecisionNotFound:
-                continue
-            if newest is None or found.number > newest.number:
-                newest = found
-        if newest is not None:
-            return newest
-        self._teller.find(name)  # somebody's, or it says itself that there is none
-        self._note_foreign()
-        raise DecisionNotFound(name)
+        aliases = frozenset(prefix + name for prefix in self._prefixes)
+        try:
+            return self._teller.find(name, self._tenants, aliases)
+        except DecisionNotFound:
+            self._teller.find(name)  # somebody's, or it says itself that there is none
+            self._note_foreign()
+            raise
 
     async def matching(self, wanted: Wanted) -> list[Record]:
         """Return the records wanted, newest first."""

@@ -14,11 +14,15 @@ import os
 import ssl
 from typing import Final, NamedTuple, TypeAlias
 
+from indexer.edge.plain_file import check_plain
 from select_service.errors import CertificatesUnusable
 
 __all__ = ["Certificates"]
 
 _log = logging.getLogger("select_service")
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""Of each; they are read on the event loop, which one that has changed must not hold."""
 
 LOOK_EVERY_S: Final = 2.0
 """How late an exchanged file may be noticed; a look costs some microseconds."""
@@ -73,12 +77,15 @@ class Certificates:
         context.num_tickets = 0
         context.set_alpn_protocols(["http/1.1"])
         try:
+            for path in (self._cert, self._key or self._cert):
+                check_plain(path, FILE_BYTES_MAX)
             # a key that is encrypted must not ask for a password on a terminal
             context.load_cert_chain(self._cert, self._key, password=_no_password)
         except (OSError, ValueError) as error:
             raise CertificatesUnusable(f"certificate {self._cert}: {_why(error)}") from None
         if self._client_ca is not None:
             try:
+                check_plain(self._client_ca, FILE_BYTES_MAX)
                 context.load_verify_locations(cafile=self._client_ca)
             except (OSError, ValueError) as error:
                 raise CertificatesUnusable(f"client CA {self._client_ca}: {_why(error)}") from None

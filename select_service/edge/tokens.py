@@ -13,12 +13,12 @@ import hmac
 import math
 import secrets
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
+from indexer.edge.plain_file import open_plain
 from select_service.errors import TokenFileUnusable
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def read_token_file(path: str) -> TokenBook:
         TokenFileUnusable: it cannot be read, or one line of it makes no sense.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_plain(path) as file:
             text = file.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a path"

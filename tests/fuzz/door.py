@@ -250,6 +250,7 @@ class House:
                 self._service.delete_worker(record.worker_id)
         for worker_id in WORKERS:
             seat(self._service, worker_id, data_parallel_size=2)
+            self._service.undrain_worker(worker_id)
         for body in (
             ("PUT", "/admission", {"policy": "always-admit"}),
             ("POST", "/leases", {"owner": "o", "ttl_s": 600, "lease_id": PATHS["lease_id"]}),

@@ -34,13 +34,13 @@ def test_flags() -> None:
             *("--port", "1", "--host", "::1", "--threads", "0", "--field-validation", "strict"),
             *("--on-event-loss", "drop", "--reservation-ttl-s", "0", "--log-format", "json"),
             *("--kv-poll-interval-s", "0", "--replay-timeout-s", "2.5", "--access-log"),
-            *("--max-body-bytes", "10", "--replica-sync-port", "7"),
+            *("--max-body-bytes", "1000", "--replica-sync-port", "7"),
         ],
         {"DYN_ROUTER_TEMPERATURE": "0.5"},
     )
     assert settings.field_validation is FieldValidation.STRICT
     assert (settings.host, settings.port, settings.threads) == ("::1", 1, 0)
-    assert (settings.reservation_ttl_s, settings.max_body_bytes) == (0.0, 10)
+    assert (settings.reservation_ttl_s, settings.max_body_bytes) == (0.0, 1000)
     assert settings.access_log
     assert settings.stream_limits.poll_after_s == 0
     assert settings.stream_limits.replay_deadline_s == 2.5

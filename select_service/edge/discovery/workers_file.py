@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
+from indexer.edge.plain_file import open_plain
 from select_service.edge.discovery.source import Source, SourceFailed
 from select_service.types import WorkerSpec
 
@@ -60,7 +61,7 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
 
     def _read(self) -> tuple[_Signature, dict[int, WorkerSpec] | None]:
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 about = self._path.stat()
                 signature = (about.st_mtime_ns, about.st_size, about.st_ino)
                 if signature == self._seen:

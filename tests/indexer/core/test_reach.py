@@ -20,7 +20,15 @@ def why(settings: ReachSettings, host: str, address: str) -> str | None:
     [
         *("169.254.169.254", "169.254.0.1", "fe80::1", "fe80::1%eth0", "fd00:ec2::254"),
         *("100.100.100.200", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "ff02::1"),
-        *("::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "::169.254.1.1"),
+        *(
+            "::ffff:169.254.169.254",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::a9fe:a9fe",
+            "::ffff:0:a9fe:a9fe",
+            "168.63.129.16",
+            "2002:a9fe:a9fe::1",
+            "::169.254.1.1",
+        ),
     ],
 )
 def test_what_is_denied_by_default(address: str) -> None:
@@ -111,3 +119,12 @@ def test_what_is_no_endpoint() -> None:
 @pytest.mark.parametrize("text", ["127.1", "0x7f000001", "2130706433", "0177.0.0.1", "localhost"])
 def test_odd_spellings_are_for_the_resolver(text: str) -> None:
     assert read_address(text) is None
+
+
+def test_an_allowed_network_does_not_allow_what_may_only_lead_to_it() -> None:
+    """A 6to4 address with 10.0.0.1 in it goes to whoever relays 6to4."""
+    settings = ReachSettings(allow=("10.0.0.0/8",))
+    for address in ("10.0.0.1", "::ffff:10.0.0.1"):
+        assert why(settings, "h", address) is None
+    for address in ("2002:a00:1::1", "64:ff9b::10.0.0.1", "::10.0.0.1"):
+        assert why(settings, "h", address) is not None

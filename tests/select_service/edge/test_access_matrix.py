@@ -21,6 +21,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.http import ROUTES, Handler, PeerRequest
 from select_service.edge.reloading import ConfigChange
 from select_service.edge.routing import OPEN, Route
+from select_service.edge.tenancy import _prefix
 from select_service.edge.tokens import SCOPES
 from select_service.edge.traffic import Traffic
 from select_service.types import (
@@ -442,6 +443,14 @@ def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
         assert len(service.core.desk.bookings) == 1
 
     on_a_port(use, token_file=str(file.path))
+
+
+@pytest.mark.parametrize("name", ["ü" * 100, "t" * 256, "%%" + "0" * 32, "t" * 33])
+def test_a_tenant_with_a_long_name_has_room_for_ids(name: str) -> None:
+    """The longest id of a trace or UUID has; other tenants' names never come out the same."""
+    assert len(_prefix(name)) < 60
+    assert _prefix(name) != _prefix(name[:-1])
+    assert _prefix(_prefix(name).removesuffix(":")) != _prefix(name)
 
 
 def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:

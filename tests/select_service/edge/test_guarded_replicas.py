@@ -84,7 +84,8 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
             # what was booked before comes by a snapshot: over TLS, with the token
             await until(lambda: two.core.desk.bookings.live("before") is not None)
             assert two.replicas is not None
-            assert two.replicas.pulls.outcomes["complete"] == 1
+            outcomes = two.replicas.pulls.outcomes  # counted once all of it has come
+            await until(lambda: outcomes["complete"] == 1)
             book(one)
             await until(lambda: two.core.desk.bookings.live(SECRET_ID) is not None)
             assert b"CURVE" in relay.seen

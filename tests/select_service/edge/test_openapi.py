@@ -90,6 +90,7 @@ def test_answers_are_as_described() -> None:
         await ask("GET", "/workers", 200)
         await ask("PATCH", "/workers/1", 200, {"taints": ["a"]})
         await ask("GET", "/ready", 200)
+        await ask("GET", "/workers/1/drain", 200)
         await ask("POST", "/select", 200, PROMPT)
         await ask("POST", "/select_and_reserve", 200, {**PROMPT, "reservation_id": "r"})
         await ask("POST", "/select_and_reserve", 409, {**PROMPT, "reservation_id": "r", "x": 1})

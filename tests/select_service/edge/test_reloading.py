@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_nothing_but_what_reloads_differs_after_a_change() -> None:
 @pytest.mark.parametrize(
     ("settings", "field", "why"),
     [
-        ({"max_body_bytes": 0}, "settings.max_body_bytes", "not in 1.."),
+        ({"max_body_bytes": 0}, "settings.max_body_bytes", "not in 128.."),
         ({"max_body_bytes": "many"}, "settings.max_body_bytes", "whole number"),
         ({"max_body_bytes": 1.0}, "settings.max_body_bytes", "whole number"),
         ({"max_body_bytes": True}, "settings.max_body_bytes", "flag could say"),
@@ -186,6 +187,19 @@ def test_over_http() -> None:
         back = {"settings": {"blocks_per_request_max": None, "max_body_bytes": None}}
         assert (await client.put("/config", json=back)).status_code == 200
         assert (await client.post("/select", json=PROMPT)).status_code == 200
+
+    in_process(use)
+
+
+def test_no_limit_locks_out_who_would_take_it_back() -> None:
+    """What was put wins over the file and outlives the process: there would be no other way."""
+
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for field in ("max_body_bytes", "head_bytes_max", "body_timeout_s", "header_timeout_s"):
+            for value in (0, 1e-300, 1, 128, 1024):
+                await client.put("/config", json={"settings": {field: value}})
+                back = await client.put("/config", json={"settings": {field: None}})
+                assert back.status_code == 200, (field, value, back.text)
 
     in_process(use)
 
@@ -326,6 +340,21 @@ def test_sighup_without_a_file_is_for_tokens_alone(tmp_path: Path) -> None:
     asyncio.run(reloading.read_again())
     assert service.security is not None
     assert service.security.reloads == {"done": 1, "refused": 0}
+
+
+def test_a_fifo_in_the_place_of_a_file_holds_nothing_up(tmp_path: Path) -> None:
+    """Opening one waits for ever: the end of the process would, and no reload came after it."""
+    file, tokens = tmp_path / "config.yaml", TokenFile(tmp_path / "tokens")
+    tokens.add("a", "read")
+    file.write_text("workers-max: 5")
+    _, reloading = started("--config", str(file), "--token-file", str(tokens.path))
+    for path in (file, tokens.path):
+        kept = path.rename(tmp_path / "kept")
+        os.mkfifo(path)
+        asyncio.run(reloading.read_again())
+        path.unlink()
+        kept.rename(path)
+    assert reloading.counts == {("sighup", "refused"): 2}
 
 
 def test_who_hangs_up_twice_is_heard_to_the_end(tmp_path: Path) -> None:

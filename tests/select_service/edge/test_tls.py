@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import shutil
 import socket
 import ssl
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from select_service.edge import protocol
+from select_service.edge.app import Server
 from select_service.edge.driver import Driver
-from select_service.edge.tls import Certificates
+from select_service.edge.tls import FILE_BYTES_MAX, Certificates
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.credentials import Authority, TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
@@ -245,6 +247,26 @@ def test_refusals_of_the_connection_over_tls(
     on_a_port(use, **settings_of(ca, tmp_path))
 
 
+def test_those_who_do_not_shake_hands_are_limited_too(ca: Authority, tmp_path: Path) -> None:
+    """Each would hold a descriptor and 60 KB, and no limit knew of it."""
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        silent = [await Wire.to(port) for _ in range(3)]
+        assert await silent[2].rest() == b""
+        assert server._counts.refused_by_address == 1
+        silent[0].say(b"no TLS\r\n\r\n")
+        await silent[0].rest()
+        wire = await Wire.to(port, ca.client())
+        assert await health(wire) == 200
+        await Wire.to(port)  # who has shaken hands counts among connections, not here
+        server._limits.connections_max = 2
+        assert await (await Wire.to(port)).rest() == b""
+        assert (server._counts.refused, server._counts.refused_by_address) == (1, 1)
+        assert await health(wire) == 200
+
+    on_a_port(use, connections_per_address_max=2, **settings_of(ca, tmp_path))
+
+
 def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:
     async def use(port: int, service: Driver, _: object) -> None:
         wire = await Wire.to(port)
@@ -264,3 +286,10 @@ def test_files_that_cannot_be_used(ca: Authority, tmp_path: Path) -> None:
     (tmp_path / "garbage").write_text("nothing")
     with pytest.raises(CertificatesUnusable):
         Certificates(str(tmp_path / "garbage"), key, None)
+    (tmp_path / "long").write_bytes(b"#" * (FILE_BYTES_MAX + 1))
+    with pytest.raises(CertificatesUnusable, match="longer than"):
+        Certificates(cert, key, str(tmp_path / "long"))
+    os.mkfifo(tmp_path / "fifo")  # the event loop would wait at it for ever
+    for files in (("fifo", None, None), (cert, "fifo", None), (cert, key, "fifo")):
+        with pytest.raises(CertificatesUnusable, match="not a plain file"):
+            Certificates(*(one and str(tmp_path / one) for one in files))  # type: ignore[arg-type]

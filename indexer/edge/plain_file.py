@@ -1,0 +1,53 @@
+"""Opens files an operator names, without ever waiting for them.
+
+What replaced a file may be a FIFO, and opening that waits until somebody writes: for ever, in a
+thread that the end of the process waits for, or on the event loop itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["check_plain", "open_plain"]
+
+
+def open_plain(path: str | Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is a directory, a FIFO, a device.
+        ValueError: that is no path.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _check(os.fstat(number))
+        return open(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def check_plain(path: str | Path, bytes_max: int) -> None:
+    """Look at a file that somebody else will open by its path.
+
+    Raises:
+        OSError: as `open_plain`, or it is longer than this.
+        ValueError: that is no path.
+    """
+    found = os.stat(path)
+    _check(found)
+    if found.st_size > bytes_max:
+        raise OSError(errno.EFBIG, f"longer than {bytes_max} bytes")
+
+
+def _check(found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a plain file")

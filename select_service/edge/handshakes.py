@@ -1,0 +1,129 @@
+"""Lets clients in over TLS, no more at a time than may be connected.
+
+Whoever has connected and not yet shaken hands is no connection to the server: it would be counted
+by no limit, and hold a descriptor and some 60 KB until it has taken too long. So connections are
+accepted here, where it is known from where they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable
+
+    from select_service.edge.protocol import ConnectionLimits
+    from select_service.edge.traffic import Connections
+
+__all__ = ["Handshakes"]
+
+_log = logging.getLogger("select_service")
+
+ACCEPTED_PER_TURN: Final = 16
+WAIT_S: Final = 1.0
+"""Until the next try, when there is no descriptor left."""
+
+
+class Handshakes:
+    """A listening socket; `uvicorn.Server` treats it like a server of asyncio."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        limits: ConnectionLimits,
+        counts: Connections,
+    ) -> None:
+        """Let nobody in yet.
+
+        Args:
+            listener: bound; it stays its owner's to close.
+            make: makes the protocol of who has shaken hands.
+            limits: how many may be about it, in all and from one address.
+            counts: told of those that were refused.
+        """
+        self._listener = listener
+        self._make = make
+        self._limits = limits
+        self._counts = counts
+        self._by_address: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._is_open = False
+        self._context: ssl.SSLContext
+        self._timeout_s = 0.0
+
+    def start(self, context: ssl.SSLContext, timeout_s: float, backlog: int) -> None:
+        """Let clients in, who have so many seconds for their handshakes."""
+        self._context, self._timeout_s = context, timeout_s
+        self._listener.listen(backlog)
+        self._is_open = True
+        self._listen()
+
+    def close(self) -> None:
+        """Let nobody in any more. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until nobody shakes hands any more."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _listen(self) -> None:
+        self._again = None
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                client, (address, *_) = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.error("nobody is let in for a second: %s", error)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listener.fileno())
+                self._again = loop.call_later(WAIT_S, self._listen)
+                return
+            self._greet(client, address)
+
+    def _greet(self, client: socket.socket, address: str) -> None:
+        if len(self._tasks) >= self._limits.connections_max:
+            self._counts.refused += 1
+            client.close()
+        elif self._by_address[address] >= self._limits.connections_per_address_max:
+            self._counts.refused_by_address += 1
+            client.close()
+        else:
+            client.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
+            self._by_address[address] += 1
+            task = asyncio.get_running_loop().create_task(self._shake(client))
+            self._tasks.add(task)
+            task.add_done_callback(lambda done: self._over(done, address))
+
+    async def _shake(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # also what is no TLS, and who has taken too long
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make,
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=self._timeout_s,
+            )
+
+    def _over(self, task: asyncio.Task[None], address: str) -> None:
+        self._tasks.discard(task)
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
