@@ -123,7 +123,7 @@ class Patient:
             assert not self.traffic.broken, "a call without an answer"
         if not is_down and not breaks:
             assert not probe.health.failed, "/health did not answer"
-            assert probe.health.p99_ms < HEALTH_P99_LOADED_MS, probe.health
+            assert probe.health.judged_ms < HEALTH_P99_LOADED_MS, probe.health
         if not breaks:
             growth = max(line.after.peak_mb, line.after.rss_mb) - before.rss_mb
             assert growth < growth_mb, f"{growth:.0f} MB more than before"
