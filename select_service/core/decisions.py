@@ -33,7 +33,7 @@ else:
     from select_service.core.plain_record_ring import RecordRing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from indexer.core.stream import EventStream
     from indexer.types import Scope, WorkerRank
@@ -68,6 +68,7 @@ class Decisions:
         self,
         catalog: Catalog,
         stream_of: Callable[[WorkerRank], EventStream | None],
+        partitions: Mapping[Scope, Partition],
         *,
         count_max: int,
         bytes_max: int,
@@ -78,13 +79,14 @@ class Decisions:
         Args:
             catalog: knows who is not schedulable.
             stream_of: the open event stream of a rank.
+            partitions: those there are, by scope; each keeps what is noted of it.
             count_max: records kept; 0: none.
             bytes_max: bytes they may take together.
             first: number of the first; beyond those of the process's earlier lives.
         """
         self.is_on = count_max > 0 and bytes_max > 0
         self._catalog = catalog
-        self._lookouts: dict[Scope, Lookout] = {}
+        self._partitions = partitions
         catalog.watchers.append(self._note)
         self._stream_of = stream_of
         self._count_max = count_max
@@ -198,15 +200,14 @@ class Decisions:
         lookout = partition.lookout
         if lookout is None:
             lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
-            self._lookouts[partition.scope] = lookout
         lookout.look(now)
         return lookout
 
     def _note(self, scope: Scope, worker_id: int) -> None:
         """Some record is another; of a worker that is seated its partition tells, too."""
-        lookout = self._lookouts.get(scope)
-        if lookout is not None:
-            lookout.note(worker_id)
+        partition = self._partitions.get(scope)
+        if partition is not None and partition.lookout is not None:
+            partition.lookout.note(worker_id)
 
     # -- who asks -------------------------------------------------------------------------------
 

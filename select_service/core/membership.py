@@ -153,6 +153,7 @@ class Membership:
 
     def _close_partition(self, scope: Scope, partition: Partition) -> None:
         del self.partitions[scope], self._empty[scope]
+        partition.lookout = None  # which knows its partition: the two would wait for the collector
         self._pins[scope] = partition.index.block_size, partition.index.is_eagle
         while len(self._pins) > PINS_MAX:
             self._pins.popitem(last=False)

@@ -127,7 +127,7 @@ class SelectionCore:
             trust=trust,
         )
         self.decisions = Decisions(
-            *(self.catalog, self.membership.stream_at),
+            *(self.catalog, self.membership.stream_at, self.membership.partitions),
             count_max=self.limits.decision_ring,
             bytes_max=self.limits.decision_ring_bytes,
             first=first_decision,

@@ -32,6 +32,12 @@ from tests.live.window import TASKS
 SAMPLES = 60
 CLIENT_PAUSE_S = 0.02
 CHURN_PER_SECOND = 100
+FORGETFUL = (
+    *("--freed-ids-max", "500", "--replica-ended-max", "500", "--scope-linger-s", "5"),
+    *("--decision-ring", "200"),
+)
+"""What is remembered for ten minutes by default grows for as long; here it is full at once."""
+
 ENDS = ("freed", "expired", "lease_ended", "dropped")
 
 ROOM = {"rss_mb": 0.05, "fds": 0.02, "threads": 0.0, "tasks": 0.02}
@@ -112,7 +118,7 @@ class Turns(threading.Thread):
 def soak(folder: Path, seconds: float) -> Soak:
     """Live through it."""
     with contextlib.ExitStack() as stack:
-        a, b = (stack.enter_context(service(_made(folder / name))) for name in "ab")
+        a, b = (stack.enter_context(service(_made(folder / name), *FORGETFUL)) for name in "ab")
         publishing = stack.enter_context(engines(2, first=41))
         for one, other in ((a, b), (b, a)):
             one.listen_to(other.replica_endpoint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 from hypothesis import settings as hypothesis_settings
@@ -118,3 +120,30 @@ def test_ids_that_came_and_went_while_nobody_asked_are_forgotten() -> None:
     assert len(kept._noted) < 100
     fleet.select(1)
     assert not kept._noted
+
+
+def test_a_scope_that_is_given_up_takes_what_was_noted_of_it_along() -> None:
+    """By its last reference: nobody looks for cycles for hours."""
+    fleet = Fleet(limits=CoreLimits(decision_ring=4, scope_linger_s=1.0))
+    core = fleet.core
+    scopes = [Scope("default", f"tenant-{number}") for number in range(3)]
+    fleet.worker(0)
+    for number, scope in enumerate(scopes, 1):
+        fleet.worker(number, tenant_id=scope.tenant_id)
+        fleet.select(number, tenant_id=scope.tenant_id)
+    left = [weakref.ref(core.partitions[scope]) for scope in scopes]
+    for number in range(1, 4):
+        fleet.delete(number)
+    for number in range(4):
+        fleet.select(number)  # the ring has forgotten them
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            fleet.now += 11.0
+            while core.tick(fleet.now)[0]:
+                pass
+        assert list(core.partitions) == [DEFAULT]
+        assert [one() for one in left] == [None, None, None]
+    finally:
+        gc.enable()
