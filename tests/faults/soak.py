@@ -27,9 +27,11 @@ from tests.faults.probe import Probe, share
 from tests.faults.traffic import Traffic
 from tests.faults.vitals import vitals
 from tests.live.replicas import Replica, eventually
-from tests.live.window import TASKS
+from tests.live.window import BIN, TASKS
 
 SAMPLES = 60
+LOOKS_PER_COLLECTION = 10
+"""Then all garbage is collected, as it is in the next quiet moment: here there is none."""
 CLIENT_PAUSE_S = 0.02
 CHURN_PER_SECOND = 100
 FORGETFUL = (
@@ -145,6 +147,8 @@ def soak(folder: Path, seconds: float) -> Soak:
                 busy.enter_context(turn)
             while (passed := time.monotonic() - began) < seconds:
                 for name, replica in zip(samples, (a, b), strict=True):
+                    if len(samples[name]) % LOOKS_PER_COLLECTION == 0:
+                        replica.ask("GET", BIN)
                     samples[name].append(sample(replica, passed))
                 time.sleep(seconds / SAMPLES)
         found = Soak(
