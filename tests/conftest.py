@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter  # pytest names it since 8.4
 from hypothesis import HealthCheck, settings
 
 from tests.faults.table import HEADINGS, lines_of
@@ -28,7 +29,7 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Print what the fault suite has measured, if it ran."""
     reports = [
         report

@@ -291,10 +291,16 @@ class AsyncClient(Face):
 
     async def _drive(self, run: Run[T]) -> T:
         """Carry out a run; one that is dropped, cancelled for instance, tidies up behind itself."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
         try:
             command = next(run)
             while True:
-                command = run.send(await self._carry_out(command))
+                outcome = await self._carry_out(command)
+                if task.cancelling() > cancelled:  # and what carries it out has swallowed that
+                    raise asyncio.CancelledError
+                command = run.send(outcome)
         except StopIteration as done:
             result: T = done.value
             return result

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from select_service.client import (
@@ -158,6 +160,40 @@ def test_cancelled_at_any_moment(server: Server) -> None:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(one) for one in ended} == {asyncio.CancelledError}
+        await client.flush()
+        (scope,) = await client.loads()
+        assert not sum(row.active_requests for row in scope.loads)
+
+    run(use, url(server))
+
+
+def test_a_cancellation_that_a_transport_swallows(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As anyio does when a connection is made in the same moment."""
+    ask = httpx.AsyncHTTPTransport.handle_async_request
+
+    async def use(client: AsyncClient) -> None:
+        booked = asyncio.Event()
+
+        async def swallow(self: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+            response = await ask(self, request)
+            if request.url.path == "/select_and_reserve":
+                booked.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            return response
+
+        async def one() -> None:
+            async with client.reserve(token_ids=TOKENS):
+                pytest.fail("it was cancelled before")
+
+        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", swallow)
+        task = asyncio.ensure_future(one())
+        await booked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
         await client.flush()
         (scope,) = await client.loads()
         assert not sum(row.active_requests for row in scope.loads)
