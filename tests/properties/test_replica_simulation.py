@@ -32,6 +32,7 @@ from select_service.types import (
     ReservationRequest,
     SelectPairRequest,
 )
+from tests.effort import share_of
 from tests.models.replica_net import LIMITS, Net, Node
 
 if TYPE_CHECKING:
@@ -529,8 +530,8 @@ def test_replicas_agree_where_they_once_did_not(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_replicas_agree_for_long() -> None:
-    """Thousands of worlds, as many at a time as there are processors."""
-    seeds = range(8, 8 + int(os.environ.get("REPLICA_SEEDS", "4000")))
+    """Thousands of worlds (`REPLICA_SEEDS`), as many at a time as there are processors."""
+    seeds = range(8, 8 + int(os.environ.get("REPLICA_SEEDS", share_of(10_000))))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         failures = [text for text in pool.map(_what_fails, seeds, chunksize=20) if text]
     assert not failures
