@@ -224,7 +224,9 @@ async def told(server: Server, stream: Stream) -> bytes:
     lane.connection_lost(None)
     await settle(lane)
     ids = re.sub(rb'"(selection|reservation)_id":"[^"]*"', b"ID", wire.said)
-    return re.sub(rb'"expires_in_s":[0-9.]+', b"TIME", ids)
+    timeless = re.sub(rb'"expires_in_s":[0-9.]+', b"TIME", ids)
+    # which is told with more digits or fewer
+    return re.sub(rb"content-length: [0-9]+(\r\n\r\n[^\r]*TIME)", rb"content-length: N\1", timeless)
 
 
 async def answers(streams: list[Stream], **chosen: Any) -> list[bytes]:
