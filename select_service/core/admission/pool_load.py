@@ -294,7 +294,9 @@ class PoolLoad:
         """The most that waits, runs and is in flight on one rank, added up."""
         if self._waiting:
             return int((self.queue_depth + self.batch_size + self.in_flight).max())
-        return 2 * int(self.loads.requests.max())  # who does not wait runs
+        requests = self.loads.requests
+        most: int = requests.item(requests.argmax())  # `max` has a frame of Python of its own
+        return 2 * most  # who does not wait runs
 
     def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
         """Return what the utilization of the pool is at most; infinity: no quick answer.
