@@ -26,6 +26,7 @@ from tests.live.server import Server
 
 SETTLE_S = 0.15  # after an event to the reference, which does not say what it has heard
 READ_DEADLINE_S = 2.0
+LOG_DEADLINE_S = 15.0  # a thread of the service writes it, when it gets to it
 PARK_DEADLINE_S = 5.0
 POLL_S = 0.02
 
@@ -225,7 +226,7 @@ class Replayer:
         """The cost of the selection before; after a listed difference loads are others as well."""
         if self._has_differed:
             return
-        deadline = time.monotonic() + READ_DEADLINE_S
+        deadline = time.monotonic() + LOG_DEADLINE_S
         while True:
             lines = selection_log.selections(self.server.log_path.read_text("utf-8", "replace"))
             problem = selection_log.mismatch(expected, lines[-1]) if lines else "nothing logged"
