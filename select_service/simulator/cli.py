@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from select_service.core.admission.policies import NAMES
+from select_service.simulator import run_command
+from select_service.simulator import sweep as sweep_command
 from select_service.simulator.admit import BadArrival, Trial, read_arrivals
+from select_service.simulator.traces import BadTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,13 +44,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     admit.add_argument(
         "--json", action="store_true", help="JSON lines; the only format there is, and the default"
     )
+    run = commands.add_parser(
+        "run",
+        help="policies side by side on a simulated cluster",
+        description="Runs the real selection code, and others to compare, in front of simulated "
+        "engines under a fake clock, and tells times to first token, hit rates and spread of load.",
+        allow_abbrev=False,
+    )
+    run_command.configure(run)
+    sweep = commands.add_parser(
+        "sweep",
+        help="many weights, and which of them nobody beats",
+        description="Runs the selection code with many weights and several seeds, and prints the "
+        "Pareto front of what was aimed at, with 95 % intervals. kv-cost is the peer's formula.",
+        allow_abbrev=False,
+    )
+    sweep_command.configure(sweep)
     args = parser.parse_args(argv)
+    if args.command != "admit":
+        return _carry_out(args, run if args.command == "run" else sweep)
     try:
         config = msgspec.json.decode(args.config.encode(), type=dict[str, object])
         trial = Trial(args.policy, config)
     except (msgspec.DecodeError, ValueError) as error:
         admit.error(f"--config: {error}")
     return _admit(trial)
+
+
+def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        code: int = args.execute(args)
+    except BadTrace as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    except (msgspec.DecodeError, ValueError, OSError) as error:
+        parser.error(str(error))
+    return code
 
 
 def _admit(trial: Trial) -> int:

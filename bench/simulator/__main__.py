@@ -1,0 +1,183 @@
+"""All policies on a recorded trace, around capacity: `python -m bench.simulator --trace FILE`.
+
+For each size of fleet the capacity is measured first (requests a second with thousands waiting,
+the peer's formula), then the trace is played at shares of it, every policy with the same seeds.
+Leaves a JSON file, every metric as mean and half of its 95 % interval, and a picture beside it.
+Ends with how fast it was: simulated requests per minute of processor time, all work included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from bench.provenance import provenance
+from select_service.simulator.comparison import METRICS, as_text, by_policy, estimates
+from select_service.simulator.core.measures import Measures
+from select_service.simulator.plots import COLOURS, Series, lines
+from select_service.simulator.runs import (
+    OURS,
+    POLICIES,
+    RunSettings,
+    Trace,
+    at_load,
+    capacity_of,
+    run,
+)
+from select_service.simulator.statistics import Estimate
+
+LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
+FLEETS = (8, 16, 64)
+SHOWN = ("ttft_mean", "ttft_p90", "hit_rate", "hit_share", "load_cov")
+PLOTTED = (("ttft_p90", True), ("hit_share", False), ("load_cov", False))
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy at one load on one fleet."""
+
+    workers: int
+    load: float
+    policy: str
+    metrics: dict[str, Estimate]
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """Measures, and the processor time they took."""
+
+    measures: Measures
+    cpu_s: float
+
+
+def timed(settings: RunSettings) -> Timed:
+    begin = time.process_time()
+    measures = run(settings)
+    return Timed(measures, time.process_time() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", required=True, help="in Mooncake's format")
+    parser.add_argument("--jitter", type=float, default=3.0, help="the trace's clock ticks so far")
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--policies", nargs="+", default=[one for one in POLICIES if one != OURS])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("build/bench-simulator.json"))
+    args = parser.parse_args()
+    trace = Trace(path=args.trace, jitter_s=args.jitter, limit=args.limit)
+    cells: list[Cell] = []
+    capacities: dict[int, float] = {}
+    spent: dict[str, list[tuple[int, float]]] = {}
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for workers in args.workers:
+            base = RunSettings(trace=trace, workers=workers)
+            capacity = capacities[workers] = capacity_of(base)
+            print(f"{workers} workers: capacity {capacity:.2f} requests/s", flush=True)
+            for load in args.loads:
+                offered = at_load(base, load, capacity)
+                tasks = [
+                    replace(offered, policy=policy, seed=seed)
+                    for policy in args.policies
+                    for seed in range(1, args.seeds + 1)
+                ]
+                done = list(pool.map(timed, tasks))
+                for one in done:
+                    of_policy = spent.setdefault(one.measures.policy, [])
+                    of_policy.append((one.measures.requests, one.cpu_s))
+                cells += cells_of(workers, load, [one.measures for one in done])
+                print(told(cells[-len(args.policies) :]), flush=True)
+            write(args, trace, capacities, cells, spent)  # what there is: it may take an hour
+    print("requests per minute of processor time:", speed_of(spent))
+
+
+def speed_of(spent: dict[str, list[tuple[int, float]]]) -> dict[str, int]:
+    """Return simulated requests per minute of processor time, by policy."""
+    return {
+        policy: round(60 * sum(n for n, _ in runs) / sum(s for _, s in runs))
+        for policy, runs in spent.items()
+    }
+
+
+def write(
+    args: argparse.Namespace,
+    trace: Trace,
+    capacities: dict[int, float],
+    cells: Sequence[Cell],
+    spent: dict[str, list[tuple[int, float]]],
+) -> None:
+    result = {
+        "what": "policies on a recorded trace, simulated",
+        "provenance": provenance(),
+        "settings": RunSettings(trace=replace(trace, path=Path(args.trace).name)),
+        "seeds": args.seeds,
+        "capacity_requests_per_s": capacities,
+        "requests_per_cpu_minute": speed_of(spent),
+        "cells": cells,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    args.out.with_suffix(".svg").write_text(picture(cells), encoding="utf-8")
+
+
+def cells_of(workers: int, load: float, runs: Sequence[Measures]) -> list[Cell]:
+    return [
+        Cell(workers=workers, load=load, policy=policy, metrics=estimates(group))
+        for policy, group in by_policy(runs).items()
+    ]
+
+
+def told(cells: Sequence[Cell]) -> str:
+    head = [f"load {cells[0].load:g}", *(METRICS[name][0] for name in SHOWN)]
+    rows = [
+        [one.policy]
+        + [one.metrics[name].text(METRICS[name][3], METRICS[name][2]) for name in SHOWN]
+        for one in cells
+    ]
+    return as_text(head, rows)
+
+
+def picture(cells: Sequence[Cell]) -> str:
+    """Return a row of plots for each fleet, over load."""
+    sheets = []
+    fleets = sorted({one.workers for one in cells})
+    policies = list(dict.fromkeys(one.policy for one in cells))
+    for row, workers in enumerate(fleets):
+        for column, (metric, log_y) in enumerate(PLOTTED):
+            series = [
+                Series(
+                    policy,
+                    [
+                        (one.load, one.metrics[metric].mean * METRICS[metric][2])
+                        for one in cells
+                        if one.policy == policy and one.workers == workers
+                    ],
+                )
+                for policy in policies
+            ]
+            title = f"{METRICS[metric][0]}, {workers} workers"
+            plot = lines(title, series, x="share of capacity", y="", log_y=log_y)
+            at = f'x="{470 * column}" y="{290 * row + 30}"'
+            sheets.append(re.sub("^<svg ", f"<svg {at} ", plot))
+    names = "".join(
+        f'<rect x="{20 + 170 * at}" y="8" width="14" height="10" fill="{COLOURS[at]}"/>'
+        f'<text x="{40 + 170 * at}" y="17" style="font:13px sans-serif">{policy}</text>'
+        for at, policy in enumerate(policies)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="1410" height="{290 * len(fleets) + 40}">'
+        f'<rect width="100%" height="100%" fill="white"/>{names}{"".join(sheets)}</svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Many runs: carried out on several processors, gathered, and told as one table.
+
+One run is one task; what comes back are measures, so that nothing big travels.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from select_service.simulator.core.measures import Measures
+from select_service.simulator.runs import RunSettings, run
+from select_service.simulator.statistics import Estimate, estimate
+from select_service.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["METRICS", "Comparison", "estimates", "perform", "shown_progress", "table"]
+
+METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] = {
+    "ttft_mean": ("TTFT mean, ms", lambda one: one.ttft_s.mean, 1e3, 0),
+    "ttft_p90": ("TTFT p90, ms", lambda one: one.ttft_s.p90, 1e3, 0),
+    "ttft_p99": ("TTFT p99, ms", lambda one: one.ttft_s.p99, 1e3, 0),
+    "itl_p90": ("ITL p90, ms", lambda one: one.itl_s.p90, 1e3, 1),
+    "e2e_mean": ("E2E mean, s", lambda one: one.e2e_s.mean, 1.0, 2),
+    "hit_rate": ("hit rate, %", lambda one: one.hit_rate, 1e2, 1),
+    "hit_share": ("of ceiling, %", lambda one: one.hit_share, 1e2, 1),
+    "load_cov": ("load CoV", lambda one: one.load_cov, 1.0, 3),
+    "goodput": ("goodput, 1/s", lambda one: one.goodput_per_s, 1.0, 2),
+    "not_ok": ("not answered, %", lambda one: 1.0 - one.ok / max(1, one.requests), 1e2, 2),
+}
+"""Name → what people read, where it is, its scale and digits."""
+
+_SHOWN: Final = (
+    *("ttft_mean", "ttft_p90", "itl_p90", "e2e_mean", "hit_rate", "hit_share", "load_cov"),
+    *("goodput", "not_ok"),
+)
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command leaves behind: its settings and all runs, by policy and seed."""
+
+    version: str = __version__
+    settings: RunSettings
+    runs: list[Measures]
+    capacity: float | None = None  # requests a second, where it was measured
+    load: float | None = None  # share of it that was offered
+
+
+def perform(
+    tasks: Sequence[RunSettings], jobs: int, progress: Callable[[float], None]
+) -> list[Measures]:
+    """Carry out runs, on `jobs` processors; results are in the order of the tasks.
+
+    Args:
+        tasks: one for each run.
+        jobs: processes; 1: none but this.
+        progress: told how much is done, in runs.
+
+    Raises:
+        ValueError, OSError: a run cannot be carried out.
+    """
+    if jobs <= 1 or len(tasks) == 1:
+        return [_one(task, at, progress) for at, task in enumerate(tasks)]
+    results: dict[int, Measures] = {}
+    with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
+        places = {pool.submit(run, task): at for at, task in enumerate(tasks)}
+        for done in as_completed(places):
+            results[places[done]] = done.result()
+            progress(len(results))
+    return [results[at] for at in range(len(tasks))]
+
+
+def _one(task: RunSettings, at: int, progress: Callable[[float], None]) -> Measures:
+    total = sum(one.requests for one in task.workloads)
+    if task.trace is not None:
+        total = task.trace.limit
+
+    def tell(ended: int) -> None:
+        progress(at + (min(0.99, ended / total) if total else 0.5))
+
+    result = run(task, tell)
+    progress(at + 1)
+    return result
+
+
+@contextmanager
+def shown_progress(total: int, *, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """Show a bar on standard error while runs go on; nothing where nobody looks."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    try:
+        from rich.console import Console  # noqa: PLC0415 - the extra `demo`
+        from rich.progress import Progress  # noqa: PLC0415 - as above
+    except ImportError:
+        yield _plain(total)
+        sys.stderr.write("\n")
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _plain(total: int) -> Callable[[float], None]:
+    def tell(done: float) -> None:
+        sys.stderr.write(f"\rsimulating {100 * done / total:3.0f} %")
+        sys.stderr.flush()
+
+    return tell
+
+
+def by_policy(runs: Sequence[Measures]) -> dict[str, list[Measures]]:
+    """Return the runs of each policy, in the order they were first met."""
+    groups: dict[str, list[Measures]] = {}
+    for one in runs:
+        groups.setdefault(one.policy, []).append(one)
+    return groups
+
+
+def estimates(runs: Sequence[Measures]) -> dict[str, Estimate]:
+    """Return every metric of one policy over its seeds."""
+    return {
+        name: estimate([read(one) for one in runs]) for name, (_, read, _, _) in METRICS.items()
+    }
+
+
+def table(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
+    """Return a head and a row for each policy."""
+    head = ["policy", *(METRICS[name][0] for name in _SHOWN)]
+    rows = []
+    for policy, group in by_policy(runs).items():
+        found = estimates(group)
+        cells = [found[name].text(METRICS[name][3], METRICS[name][2]) for name in _SHOWN]
+        rows.append([policy, *cells])
+    return head, rows
+
+
+def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay a table out for a terminal: the first column to the left, numbers to the right."""
+    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,454 @@
+"""A cluster under a fake clock: requests arrive, a router chooses, engines work, caches are told.
+
+For whoever drives it (a run, the planner's closed loop, a test):
+
+    cluster = Cluster(ClusterSettings(), router, workload)
+    cluster.add_worker("workers", 0.0)                # now: startup_s = 0
+    cluster.add_worker("workers", 0.0, startup_s=60)  # may be chosen from 60.0 on
+    while not cluster.is_done:
+        cluster.advance(cluster.now + 180.0)          # everything that happens until then
+        seen = cluster.observe()                      # of the time since it was asked last
+        ...                                           # seen.num_req, .isl, .osl, .ttft_s, .itl_s,
+        cluster.remove_worker(7, cluster.now)         # .request_duration_s, .concurrency, .pools
+    cluster.check()                                   # every request ended exactly once
+
+Pools are named in the settings, each with a role and an engine: one of role `aggregated`, or one of
+`prefill` and one of `decode`. `workload` may be None: `offer` gives it requests one by one. Verbs
+that take `now` let everything before it happen first. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from select_service.simulator.core.fleet import Fleet, Seat
+from select_service.simulator.core.observing import Observation, Tally, bin_of
+from select_service.simulator.core.requests import LOST, OK, TOO_LARGE, Outcome, Request
+from select_service.simulator.core.routers import Placed, Refused
+from select_service.simulator.core.settings import ClusterSettings, PoolSettings
+from select_service.simulator.core.timeline import Timeline
+from select_service.simulator.core.worker import Job, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.simulator.core.kv_pool import KvEvent
+    from select_service.simulator.core.requests import Workload
+    from select_service.simulator.core.routers import Router, Verdict
+    from select_service.simulator.core.worker import Happening
+
+__all__ = ["Cluster", "ClusterSettings", "PoolSettings"]
+
+TICK_S: Final = 1.0
+"""Between two turns of the router's housekeeping, as in the server."""
+
+
+class _Flight:
+    """A request on its way."""
+
+    __slots__ = ("job", "key", "outcome", "placed", "worker_id")
+
+    def __init__(self, outcome: Outcome, key: str) -> None:
+        self.outcome = outcome
+        self.key = key
+        self.worker_id: int | None = None  # where it is
+        self.job: Job | None = None
+        self.placed: Placed | None = None
+
+    @property
+    def workers(self) -> tuple[int | None, int | None]:
+        """Where it is, and where it will go."""
+        return self.worker_id, None if self.placed is None else self.placed.worker_id
+
+
+class Cluster:
+    """See the module.
+
+    Attributes:
+        outcomes: What became of requests, in the order they ended.
+        gaps: Times between two tokens, in bins of 2 %, counted by token.
+        reasons: Decisions by reason, refusals with their code.
+        spread: (time, CoV of requests over the ready workers, CoV of tokens, requests), by sample.
+    """
+
+    def __init__(
+        self, settings: ClusterSettings, router: Router, workload: Workload | None = None
+    ) -> None:
+        self.settings = settings
+        self.router = router
+        self.outcomes: list[Outcome] = []
+        self.gaps: Counter[int] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.spread: list[tuple[float, float, float, int]] = []
+        self._workload = workload
+        self._time = Timeline()
+        self._at = self._time.at
+        self._fleet = Fleet(settings.pools, settings.block_size)
+        self._seats = self._fleet.seats
+        self._flights: dict[str, _Flight] = {}  # by key of the attempt
+        self._open = 0  # requests that arrived and are not over
+        self._arrived = 0
+        self._scheduled = 0  # arrivals that are known and to come
+        self._tally = Tally()
+        self._observed_at = 0.0
+        self._area = 0.0  # of open requests over time, since then
+        self._area_at = 0.0
+        self._deadline = math.inf
+        self._at(TICK_S, self._tick)
+        self._at(settings.sample_s, self._sample)
+        self._next_arrival()
+
+    # -- what drives it --------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Up to when everything has happened."""
+        return self._time.now
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is on its way, and nothing is known to come."""
+        return not self._open and not self._scheduled
+
+    @property
+    def workers(self) -> dict[int, Worker]:
+        """Every worker that is not gone."""
+        return {worker_id: seat.worker for worker_id, seat in self._seats.items()}
+
+    def worker_ids(self, pool: str, *, draining: bool = False) -> list[int]:
+        """Return the workers of a pool, oldest first: starting and ready ones, or all."""
+        return self._fleet.ids(pool, draining=draining)
+
+    def offer(self, request: Request) -> None:
+        """Let a request arrive at its time, which is not before `now`."""
+        self._scheduled += 1
+        self._at(max(request.arrival, self.now), self._arrive, request)
+
+    def advance(self, until: float) -> None:
+        """Let everything happen that happens up to and at this time."""
+        self._time.advance(until)
+
+    def finish(self, limit_s: float = math.inf) -> None:
+        """Advance until nothing is on its way, or the time is up."""
+        while not self.is_done and self.now < limit_s:
+            self.advance(min(limit_s, self._time.next))
+
+    def add_worker(self, pool: str, now: float, startup_s: float = 0.0) -> int:
+        """Start a worker; it may be chosen once `startup_s` are over. Returns its id."""
+        self._time.come_to(now)
+        worker_id = self._fleet.open(pool, self.now)
+        if startup_s > 0.0:
+            self._at(self.now + startup_s, self._ready, worker_id)
+        else:
+            self._ready(worker_id)
+        return worker_id
+
+    def remove_worker(self, worker_id: int, now: float, *, drain: bool = True) -> None:
+        """Take a worker away: once it has finished what it has, or at once with all on it."""
+        self._time.come_to(now)
+        seat = self._seats[worker_id]
+        if not drain:
+            self._die(worker_id)
+        elif seat.state == "starting":
+            self._fleet.leave(worker_id, self.now)
+        elif seat.state == "ready":
+            seat.state = "draining"
+            self.router.drain(worker_id, self.now)
+            self._follow_up()
+            self._go_if_empty(seat)
+
+    def fail_worker(self, worker_id: int, now: float, back_after_s: float | None = None) -> None:
+        """Kill a worker; another of its pool is ready after so long, if that is said."""
+        self._time.come_to(now)
+        pool = self._seats[worker_id].pool
+        self._die(worker_id)
+        if back_after_s is not None:
+            self.add_worker(pool, self.now, back_after_s)
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        """Do something at a time that is not before `now`; for schedules of scaling and faults."""
+        self._at(max(when, self.now), do)
+
+    def observe(self) -> Observation:
+        """Return what happened since it was asked last."""
+        self._count(0)
+        start, end = self._observed_at, self.now
+        seconds = end - start
+        pools = self._fleet.close_books(end, seconds)
+        concurrency = self._area / seconds if seconds else float(self._open)
+        seen = self._tally.observe(start, end, concurrency, pools)
+        self._tally, self._observed_at, self._area = Tally(), end, 0.0
+        return seen
+
+    def check(self) -> None:
+        """State every promise; once all is done, that nothing was lost and nothing is held."""
+        for seat in self._seats.values():
+            seat.worker.check()
+        assert len(self.outcomes) + self._open == self._arrived, "each request ends exactly once"
+        numbers = {outcome.request.number for outcome in self.outcomes}
+        assert len(numbers) == len(self.outcomes), "no request ends twice"
+        assert self._open == len(self._flights), "each open request is in one place"
+        if self._open:
+            return
+        for seat in self._seats.values():
+            assert not seat.worker.pool.used, f"worker {seat.worker.worker_id} holds blocks"
+        # what routers are told late is on its way
+        self.advance(self.now + self.settings.load_lag_s + self.settings.event_lag_s + TICK_S)
+        self.router.check()
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _count(self, requests: int) -> None:
+        """So many more requests are open."""
+        now = self._time.now
+        self._area += self._open * (now - self._area_at)
+        self._area_at = now
+        self._open += requests
+
+    def _tick(self) -> None:
+        self.router.tick(self.now)
+        self._follow_up()
+        self._at(self.now + TICK_S, self._tick)
+
+    def _wake(self, when: float) -> None:
+        if when == self._deadline:
+            self._deadline = math.inf
+            self.router.tick(self.now)
+            self._follow_up()
+
+    def _sample(self) -> None:
+        spread = self._fleet.spread()
+        if spread is not None:
+            self.spread.append((self.now, *spread))
+        self._at(self.now + self.settings.sample_s, self._sample)
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def _ready(self, worker_id: int) -> None:
+        seat = self._seats.get(worker_id)
+        if seat is None:  # it was taken away before
+            return
+        seat.state = "ready"
+        self.router.add(seat.member, self.now)
+        self._follow_up()
+
+    def _go_if_empty(self, seat: Seat) -> None:
+        worker = seat.worker
+        if seat.state != "draining" or worker.jobs:
+            return
+        if self._flights_of(worker.worker_id):
+            return  # a prompt is computed elsewhere, or under way
+        self._fleet.leave(worker.worker_id, self.now)
+        self.router.remove(worker.worker_id, self.now)
+        self._follow_up()
+
+    def _die(self, worker_id: int) -> None:
+        seat = self._seats[worker_id]
+        was_known = seat.state != "starting"
+        self._fleet.leave(worker_id, self.now)
+        seat.worker.kill()
+        if was_known:
+            self._at(self.now + self.settings.detect_s, self._bury, worker_id)
+        for flight in self._flights_of(worker_id):
+            self._again(flight)
+
+    def _flights_of(self, worker_id: int) -> list[_Flight]:
+        """Return what is on a worker, or on its way there. O(requests that are open)."""
+        return [one for one in self._flights.values() if worker_id in one.workers]
+
+    def _bury(self, worker_id: int) -> None:
+        self.router.remove(worker_id, self.now)
+        self._follow_up()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _next_arrival(self) -> None:
+        request = None if self._workload is None else self._workload.next()
+        if request is not None:
+            self._scheduled += 1
+            self._at(max(request.arrival, self.now), self._arrive_in_turn, request)
+
+    def _arrive_in_turn(self, request: Request) -> None:
+        self._next_arrival()
+        self._arrive(request)
+
+    def _arrive(self, request: Request) -> None:
+        self._scheduled -= 1
+        self._arrived += 1
+        self._count(1)
+        self._tally.arrived(request.isl)
+        flight = _Flight(Outcome(request, "", -1.0), str(request.number))
+        self._flights[flight.key] = flight
+        self._route(flight)
+
+    def _route(self, flight: _Flight) -> None:
+        verdict = self.router.route(flight.key, flight.outcome.request, self.now)
+        if verdict is not None:
+            self._settle(flight, verdict)
+        else:
+            self.reasons["waited"] += 1
+            deadline = self.router.next_deadline()
+            if deadline < self._deadline:
+                self._deadline = deadline
+                self._at(max(deadline, self.now), self._wake, deadline)
+        self._follow_up()
+
+    def _follow_up(self) -> None:
+        """Settle those who waited and were answered by what was just done."""
+        for key, verdict in self.router.answered():
+            flight = self._flights.get(key)
+            if flight is None:
+                self.router.finished(key, self.now)  # its request is over
+            else:
+                self._settle(flight, verdict)
+
+    def _settle(self, flight: _Flight, verdict: Verdict) -> None:
+        outcome = flight.outcome
+        if isinstance(verdict, Refused):
+            self.reasons[f"refused: {verdict.code}"] += 1
+            self._over(flight, f"refused: {verdict.code}")
+            return
+        self.reasons[verdict.reason] += 1
+        outcome.placed, outcome.reason = self.now, verdict.reason
+        flight.placed = verdict
+        first = verdict.worker_id
+        if verdict.prefill_worker_id is not None:
+            first = verdict.prefill_worker_id
+        outcome.prefill_worker_id, outcome.worker_id = first, verdict.worker_id
+        self._submit(flight, first, Job(outcome.request))
+
+    def _submit(self, flight: _Flight, worker_id: int, job: Job) -> None:
+        seat = self._seats.get(worker_id)
+        if seat is None:  # dead, and the router does not know
+            self._again(flight)
+            return
+        worker = seat.worker
+        flight.worker_id, flight.job = worker_id, job
+        job.key = flight.key
+        due = worker.due
+        worker.submit(job, self.now)
+        for refused in worker.take_refused():
+            self._ended_on_worker(refused, TOO_LARGE)
+        self._tell_caches(worker)
+        if worker.due != due:
+            self._at(worker.due, self._step, worker, worker.due)
+
+    def _step(self, worker: Worker, due: float) -> None:
+        if worker.due != due:  # it was told to look up earlier, or died
+            return
+        happened = worker.step(self.now)
+        for seconds, tokens in worker.gaps:
+            self.gaps[bin_of(seconds)] += tokens
+        worker.gaps.clear()
+        if worker.pool.events:
+            self._tell_caches(worker)
+        if worker.due < math.inf:
+            self._at(worker.due, self._step, worker, worker.due)
+        for one in happened:
+            self._happened(worker, one)
+        seat = self._seats.get(worker.worker_id)
+        if seat is not None and seat.state == "draining":
+            self._go_if_empty(seat)
+
+    def _tell_caches(self, worker: Worker) -> None:
+        events = worker.pool.events
+        if events:
+            worker.pool.events = []
+            lag = self.settings.event_lag_s
+            if lag > 0.0:
+                self._at(self.now + lag, self._apply, worker.worker_id, events)
+            else:
+                self.router.apply(worker.worker_id, events, self.now)
+
+    def _apply(self, worker_id: int, events: list[KvEvent]) -> None:
+        self.router.apply(worker_id, events, self.now)
+
+    def _happened(self, worker: Worker, one: Happening) -> None:
+        job = one.job
+        if one.kind == "first_token":
+            self._first_token(job)
+        elif one.kind == "done":
+            if worker.role == "prefill" and job.request.osl > 1:
+                self._move(job)
+            else:
+                self._ended_on_worker(job, OK)
+        else:
+            self._ended_on_worker(job, TOO_LARGE)
+
+    def _first_token(self, job: Job) -> None:
+        flight = self._flights.get(job.key)
+        if flight is None or flight.job is not job:
+            return
+        outcome = flight.outcome
+        outcome.cached_tokens = job.cached
+        if outcome.first_token < 0.0:  # after a death its client has it already
+            outcome.first_token = self.now
+            self._tally.first_token(outcome.ttft_s, job.request.isl, job.cached)
+        self._later(self._tell_prefilled, job.key, job.cached)
+
+    def _tell_prefilled(self, key: str, cached_tokens: int) -> None:
+        self.router.prefilled(key, cached_tokens, self.now)
+        self._follow_up()
+
+    def _tell_finished(self, key: str) -> None:
+        self.router.finished(key, self.now)
+        self._follow_up()
+
+    def _later(self, do: Callable[..., None], *arguments: object) -> None:
+        """Tell the router, as late as it is told such things."""
+        if self.settings.load_lag_s > 0.0:
+            self._at(self.now + self.settings.load_lag_s, do, *arguments)
+        else:
+            do(*arguments)
+
+    def _move(self, job: Job) -> None:
+        """The prompt is computed: its KV cache goes to the worker that decodes."""
+        flight = self._flights.get(job.key)
+        if flight is None or flight.job is not job:
+            return
+        assert flight.placed is not None
+        seconds = job.request.isl * self.settings.transfer_token_s
+        self._at(self.now + seconds, self._moved, flight, flight.key, flight.placed.worker_id)
+
+    def _moved(self, flight: _Flight, key: str, worker_id: int) -> None:
+        if self._flights.get(key) is flight:
+            self._submit(flight, worker_id, Job(flight.outcome.request, prefilled=True))
+
+    def _ended_on_worker(self, job: Job, end: str) -> None:
+        flight = self._flights.get(job.key)
+        if flight is None or flight.job is not job:
+            return
+        flight.outcome.preemptions += job.preemptions
+        self._later(self._tell_finished, job.key)
+        self._over(flight, end)
+
+    def _again(self, flight: _Flight) -> None:
+        """A worker died under a request: it is sent again, or given up."""
+        outcome = flight.outcome
+        self._later(self._tell_finished, flight.key)
+        if outcome.attempts >= self.settings.attempts_max:
+            self._over(flight, LOST)
+            return
+        outcome.attempts += 1
+        del self._flights[flight.key]
+        again = _Flight(outcome, f"{outcome.request.number}/{outcome.attempts}")
+        self._flights[again.key] = again
+        # a moment later: the router may not know yet who is dead
+        self._at(self.now + self.settings.detect_s / 2, self._route_if_open, again)
+
+    def _route_if_open(self, flight: _Flight) -> None:
+        if self._flights.get(flight.key) is flight:
+            self._route(flight)
+
+    def _over(self, flight: _Flight, end: str) -> None:
+        del self._flights[flight.key]
+        self._count(-1)
+        outcome = flight.outcome
+        outcome.end, outcome.finished = end, self.now
+        self.outcomes.append(outcome)
+        self._tally.ended(outcome)
+        if self._workload is not None:
+            for request in self._workload.after(outcome):
+                self.offer(request)

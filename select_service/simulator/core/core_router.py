@@ -1,0 +1,307 @@
+"""The real core as a router: the classes the server runs, one instance for each replica.
+
+A replica has its own ledger and index. Bookings made at one are told the others after
+`sync_delay_s`, as the messages the replica plane would carry; KV events go into every replica's
+index by the verbs the event writer calls. What is left out is bytes: bodies, frames, the decoding
+of events. Requests are dealt to the replicas in turn, and what is told of one goes where it went.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from indexer.core.registry import Registry
+from indexer.types import Tier, WorkerRank
+from select_service.admission_types import AdmissionSettings
+from select_service.core.queue import Ticket
+from select_service.core.service import SelectionCore
+from select_service.drain_types import DrainRequest
+from select_service.errors import ServiceError
+from select_service.simulator.core.kv_pool import Stored
+from select_service.simulator.core.requests import packed
+from select_service.simulator.core.routers import Placed, Refused
+from select_service.types import (
+    CacheThreshold,
+    CoreLimits,
+    PairSelection,
+    RouterConfig,
+    Scope,
+    SelectAndReserveRequest,
+    Selection,
+    SelectPairRequest,
+    TrustSettings,
+    WorkerSpec,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from select_service.core.effects import Effects, Pull
+    from select_service.core.replica_messages import ReplicaMessage
+    from select_service.simulator.core.kv_pool import KvEvent
+    from select_service.simulator.core.requests import Request
+    from select_service.simulator.core.routers import Member, Verdict
+    from select_service.types import Answer
+
+__all__ = ["CoreRouter", "CoreSettings"]
+
+_SCOPE: Final = Scope("default", "default")
+REPLICA_TICK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the server would be started with, and how many of it there are."""
+
+    config: RouterConfig = field(default_factory=RouterConfig)
+    admission: AdmissionSettings | None = None
+    trust: TrustSettings | None = None
+    replicas: int = 1
+    sync_delay_s: float = 0.005
+    decision_ring: int = 0  # records of decisions cost time, and nobody asks for them here
+
+
+class _Replica:
+    """One core and what it is owed by the others."""
+
+    def __init__(self, number: int, settings: CoreSettings, rng: random.Random) -> None:
+        self.name = f"sim://{number}"
+        self.router_id = number + 1 if settings.replicas > 1 else 0
+        self.registry = Registry()
+        self.core = SelectionCore(
+            self.registry,
+            settings.config,
+            rng,
+            limits=CoreLimits(reservation_ttl_s=0.0, decision_ring=settings.decision_ring),
+            router_id=self.router_id,
+            admission=settings.admission,
+            trust=settings.trust,
+        )
+        self.inbox: deque[tuple[float, str, ReplicaMessage]] = deque()
+
+
+class CoreRouter:
+    """The service's own choice; see Router for the verbs."""
+
+    def __init__(self, settings: CoreSettings, rngs: Sequence[random.Random]) -> None:
+        """Build the replicas.
+
+        Args:
+            settings: of all of them.
+            rngs: one for each: none shares its luck with another.
+        """
+        assert len(rngs) == settings.replicas
+        self.settings = settings
+        self.replicas = [_Replica(number, settings, rng) for number, rng in enumerate(rngs)]
+        self._home: dict[str, _Replica] = {}  # of what is booked or waits, by key
+        self._waiting: dict[Ticket, str] = {}
+        self._answered: list[tuple[str, Verdict]] = []
+        self._has_pairs = False
+        self._turn = 0
+        self._replica_ticked = -math.inf
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def add(self, member: Member, now: float) -> None:
+        """See Router."""
+        uses_events = self.settings.config.use_kv_events
+        spec = WorkerSpec(
+            worker_id=member.worker_id,
+            endpoint=f"sim://{member.worker_id}",
+            block_size=member.block_size,
+            kv_events_endpoint=f"tcp://127.0.0.1:{1 + member.worker_id}" if uses_events else None,
+            max_num_batched_tokens=member.step_tokens_max,
+            total_kv_blocks=member.kv_blocks,
+            role=None if member.role == "aggregated" else member.role,
+        )
+        self._has_pairs |= member.role != "aggregated"
+        for replica in self.replicas:
+            self._did(replica, replica.core.upsert_worker(spec, now)[1], now)
+
+    def drain(self, worker_id: int, now: float) -> None:
+        """See Router."""
+        for replica in self.replicas:
+            self._did(replica, replica.core.drain(worker_id, DrainRequest(), now)[1], now)
+
+    def remove(self, worker_id: int, now: float) -> None:
+        """See Router."""
+        for replica in self.replicas:
+            self._did(replica, replica.core.delete_worker(worker_id, now)[1], now)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def route(self, key: str, request: Request, now: float) -> Verdict | None:
+        """See Router."""
+        self._catch_up(now)
+        replica = self.replicas[self._turn % len(self.replicas)]
+        self._turn += 1
+        index = replica.registry.index(_SCOPE)
+        if index is None:
+            return Refused("no_schedulable_worker")
+        hashes = packed(request.blocks[: request.isl // index.block_size])
+        groups = index.find_matches(hashes).groups
+        best = max(groups)[0] if groups else 0
+        kind = SelectPairRequest if self._has_pairs else SelectAndReserveRequest
+        asked = kind(
+            reservation_id=key,
+            block_hashes=hashes,
+            sequence_hashes=hashes,
+            isl_tokens=request.isl,
+            expected_output_tokens=request.expected_osl,
+            slo_class=request.slo_class or None,
+            slo_ttft_ms=None if request.slo_ttft_s is None else request.slo_ttft_s * 1e3,
+            fairness_id=request.tenant or None,
+        )
+        try:
+            answer, effects = replica.core.select_and_reserve(asked, now)
+        except ServiceError as refusal:
+            return Refused(refusal.code)
+        self._did(replica, effects, now)
+        if isinstance(answer, Ticket):
+            self._waiting[answer] = key
+            self._home[key] = replica
+            return None
+        return self._verdict(key, answer, replica, best * index.block_size)
+
+    def _verdict(
+        self, key: str, answer: Answer, replica: _Replica, best_tokens: int | None = None
+    ) -> Verdict:
+        if isinstance(answer, CacheThreshold):
+            return Refused("cache_threshold")
+        self._home[key] = replica
+        if isinstance(answer, PairSelection):
+            first = answer.prefill
+            computing = None if first is None else first.worker_id
+            return Placed(answer.decode.worker_id, computing, answer.reason)
+        return Placed(answer.worker_id, None, _reason(answer, best_tokens))
+
+    def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
+        """See Router."""
+        replica = self._home.get(key)
+        if replica is not None:
+            self._catch_up(now)
+            try:
+                effects = replica.core.prefill_complete(key, now, cached_tokens)
+            except ServiceError:
+                return  # its worker was removed, and the booking with it
+            self._did(replica, effects, now)
+
+    def finished(self, key: str, now: float) -> None:
+        """See Router."""
+        replica = self._home.pop(key, None)
+        if replica is not None:
+            self._catch_up(now)
+            try:
+                effects = replica.core.free(key, now)
+            except ServiceError:
+                return
+            self._did(replica, effects, now)
+
+    # -- what workers tell -----------------------------------------------------------------------
+
+    def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:  # noqa: ARG002
+        """See Router."""
+        rank = WorkerRank(worker_id, 0)
+        for replica in self.replicas:
+            index = replica.registry.index(_SCOPE)
+            if index is None or index.slot_of(rank) is None:
+                continue
+            for event in events:
+                if isinstance(event, Stored):
+                    blocks = event.blocks
+                    index.store(rank, Tier.DEVICE, event.parent, blocks, packed(blocks))
+                else:
+                    index.remove(rank, Tier.DEVICE, event.blocks)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """See Router."""
+        self._catch_up(now)
+        for replica in self.replicas:
+            more = True
+            while more:
+                more, effects = replica.core.tick(now)
+                self._did(replica, effects, now)
+
+    def next_deadline(self) -> float:
+        """See Router."""
+        return min(replica.core.next_deadline() for replica in self.replicas)
+
+    def answered(self) -> list[tuple[str, Verdict]]:
+        """See Router."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def _did(self, replica: _Replica, effects: Effects, now: float) -> None:
+        if not effects:
+            return
+        for ticket in effects.answered:
+            key = self._waiting.pop(ticket)
+            answer = ticket.answer
+            if isinstance(answer, ServiceError) or answer is None:
+                self._home.pop(key, None)
+                code = "shutting_down" if answer is None else answer.code
+                self._answered.append((key, Refused(code)))
+            else:
+                self._answered.append((key, self._verdict(key, answer, replica)))
+        for message in effects.published:
+            due = now + self.settings.sync_delay_s
+            for other in self.replicas:
+                if other is not replica:
+                    other.inbox.append((due, replica.name, message))
+        for pull in effects.pulls:
+            self._pull(replica, pull, now)
+
+    def _catch_up(self, now: float) -> None:
+        """Let replicas hear what is due by now, and say what they put off."""
+        if len(self.replicas) == 1:
+            return
+        if now - self._replica_ticked >= REPLICA_TICK_S:
+            self._replica_ticked = now
+            for replica in self.replicas:
+                more = True
+                while more:
+                    more, effects = replica.core.replica_tick(now)
+                    self._did(replica, effects, now)
+        for replica in self.replicas:
+            inbox = replica.inbox
+            while inbox and inbox[0][0] <= now:
+                due, peer, message = inbox.popleft()
+                heard = replica.core.replica_heard(peer, message, max(due, 0.0))
+                self._did(replica, heard, now)
+
+    def _pull(self, replica: _Replica, pull: Pull, now: float) -> None:
+        source = next(one for one in self.replicas if one.name == pull.peer)
+        parts = source.core.replica_snapshot(now)
+        head = next(parts)
+        if not replica.core.replica_snapshot_begin(pull, head, now):  # type: ignore[arg-type]
+            return
+        for part in parts:
+            self._did(replica, replica.core.replica_snapshot_part(pull.router_id, part, now), now)
+        ended = replica.core.replica_snapshot_end(pull.router_id, now, complete=True)
+        self._did(replica, ended, now)
+
+    def check(self) -> None:
+        """See Router."""
+        for replica in self.replicas:
+            replica.core.check()
+            replica.registry.check()
+            if not self._home and not replica.inbox:
+                booked = len(replica.core.desk.bookings)
+                assert not booked, f"{booked} reservations are left in the ledger"
+
+
+def _reason(answer: Selection, best_tokens: int | None) -> str:
+    """Say why in three words; `best_tokens` is the longest prefix that anybody holds."""
+    if best_tokens is None:
+        return "after waiting"
+    if not best_tokens:
+        return "nobody holds any"
+    if answer.overlap.longest_matched >= best_tokens:
+        return "longest prefix"
+    return "load before prefix"

@@ -1,0 +1,186 @@
+"""How long a step of an engine takes: an analytic model, or a profile somebody measured.
+
+A *step* decodes one token of every running sequence and computes chunks of prompts. Between two
+changes of the batch, steps differ only by the KV cache that grows by a token for each sequence, so
+the model tells the time of a whole *stretch* of them at once: nobody simulates token by token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from select_service.core.columns import Floats
+
+__all__ = ["AnalyticLatency", "Latency", "ProfileLatency"]
+
+
+class Latency(Protocol):
+    """Times of an engine; seconds."""
+
+    def prefill_s(self, tokens: int, past: int) -> float:
+        """Return what computing so many tokens of a prompt behind `past` others adds to a step."""
+
+    def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
+        """Return how long so many steps take that do nothing but decode.
+
+        Args:
+            sequences: in the batch; with none and one step: what a step costs in itself.
+            kv_tokens: of all of them before the first step; each step adds `sequences`.
+            steps: at least 1.
+        """
+
+    def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
+        """Return how many steps of such a stretch are over after so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyticLatency:
+    """Step time is `base + prefill + sequences * per sequence + KV tokens * per token`.
+
+    Prefill of n tokens behind p others is `n * per token + n * (p + n/2) * per pair`: linear layers
+    and attention. Defaults are near an 8B model on one H100: 30,000 prompt tokens a second, 13 ms
+    between tokens with twenty sequences of 3,000 tokens.
+    """
+
+    base_s: float = 6e-3
+    prefill_token_s: float = 30e-6
+    prefill_pair_s: float = 2e-10
+    sequence_s: float = 0.1e-3
+    kv_token_s: float = 75e-9
+
+    def __post_init__(self) -> None:
+        """Refuse times below zero, and steps that take none.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        for name in self.__slots__:
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must be at least 0")
+        if not (self.base_s > 0.0 or self.sequence_s > 0.0):
+            raise ValueError("base_s or sequence_s must be above 0: a step takes time")
+
+    def prefill_s(self, tokens: int, past: int) -> float:
+        """As the class says."""
+        return tokens * (self.prefill_token_s + (past + tokens / 2) * self.prefill_pair_s)
+
+    def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
+        """As the class says, summed over the steps."""
+        first = self.base_s + self.sequence_s * sequences + self.kv_token_s * kv_tokens
+        return steps * (first + self.kv_token_s * sequences * (steps - 1) / 2)
+
+    def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
+        """Solve the same sum for the number of steps."""
+        growth = self.kv_token_s * sequences / 2
+        first = self.base_s + self.sequence_s * sequences + self.kv_token_s * kv_tokens - growth
+        if growth * seconds < 1e-12 * first * first:
+            return int(seconds / (first + growth))
+        # the root of growth·x² + first·x = seconds, in the form that does not cancel
+        return int(2 * seconds / (first + (first * first + 4 * growth * seconds) ** 0.5))
+
+
+class ProfileLatency:
+    """Times out of a planner's profile: TTFT by prompt length, ITL by KV usage and context.
+
+    Between what was measured it is linear, outside the nearest value holds. A prompt behind cached
+    tokens costs the difference of two TTFTs; a step without a decoding sequence costs nothing of
+    its own, as a TTFT was measured with everything in it.
+    """
+
+    def __init__(
+        self, prefill: Mapping[str, Sequence[float]], decode: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Take the arrays of `raw_data.npz`.
+
+        Args:
+            prefill: `prefill_isl` in tokens, `prefill_ttft` in ms.
+            decode: `x_kv_usage` 0..1, `y_context_length` in tokens, `z_itl` in ms, as points, and
+                `max_kv_tokens`.
+
+        Raises:
+            KeyError: an array is missing.
+            ValueError: arrays do not fit together.
+        """
+        isl = np.atleast_1d(np.asarray(prefill["prefill_isl"], dtype=np.float64))
+        ttft = np.atleast_1d(np.asarray(prefill["prefill_ttft"], dtype=np.float64))
+        if isl.shape != ttft.shape or not len(isl):
+            raise ValueError("prefill_isl and prefill_ttft must have the same length, at least 1")
+        order = np.argsort(isl, kind="stable")
+        self._isl = np.concatenate(([0.0], isl[order]))
+        rising = np.maximum.accumulate(ttft[order]) / 1e3  # more tokens never take less
+        self._ttft = np.concatenate(([0.0], rising))
+        self._slope = float(rising[-1] / max(isl[order][-1], 1.0))
+        self.max_kv_tokens = float(np.atleast_1d(np.asarray(decode["max_kv_tokens"])).ravel()[0])
+        if not self.max_kv_tokens > 0.0:
+            raise ValueError("max_kv_tokens must be above 0")
+        self._contexts, self._curves = _curves(decode)
+
+    def prefill_s(self, tokens: int, past: int) -> float:
+        """Return the difference of two TTFTs."""
+        return self._ttft_s(past + tokens) - self._ttft_s(past)
+
+    def _ttft_s(self, tokens: int) -> float:
+        last = float(self._isl[-1])
+        if tokens > last:
+            return float(self._ttft[-1]) + (tokens - last) * self._slope
+        return float(np.interp(tokens, self._isl, self._ttft))
+
+    def step_s(self, sequences: int, kv_tokens: float) -> float:
+        """Return the time between two tokens with such a batch."""
+        if not sequences:
+            return 0.0
+        usage, context = kv_tokens / self.max_kv_tokens, kv_tokens / sequences
+        above = int(np.searchsorted(self._contexts, context))
+        if above == 0 or above == len(self._contexts):
+            return self._on_curve(min(above, len(self._curves) - 1), usage)
+        low, high = float(self._contexts[above - 1]), float(self._contexts[above])
+        share = (context - low) / (high - low)
+        one, other = self._on_curve(above - 1, usage), self._on_curve(above, usage)
+        return one + (other - one) * share
+
+    def _on_curve(self, number: int, usage: float) -> float:
+        usages, itls = self._curves[number]
+        return float(np.interp(usage, usages, itls))
+
+    def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
+        """Take all steps for as long as the one in the middle."""
+        return steps * self.step_s(sequences, kv_tokens + sequences * (steps - 1) / 2)
+
+    def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
+        """Find the number by halving; stretches never get shorter by a step."""
+        first = self.step_s(sequences, kv_tokens)
+        low, high = 0, max(1, int(2 * seconds / first) + 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.stretch_s(sequences, kv_tokens, middle) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def _curves(
+    decode: Mapping[str, Sequence[float]],
+) -> tuple[Floats, list[tuple[Floats, Floats]]]:
+    """Group points by context length; each group is ITL by usage, rising."""
+    names = ("x_kv_usage", "y_context_length", "z_itl")
+    usage, context, itl = (
+        np.atleast_1d(np.asarray(decode[name], dtype=np.float64)).ravel() for name in names
+    )
+    if not (len(usage) == len(context) == len(itl) > 0):
+        raise ValueError(f"{', '.join(names)} must have the same length, at least 1")
+    if not (itl > 0.0).all():
+        raise ValueError("z_itl must be above 0")
+    contexts = np.unique(context)
+    curves = []
+    for one in contexts:
+        rows = np.flatnonzero(context == one)
+        rows = rows[np.argsort(usage[rows], kind="stable")]
+        curves.append((usage[rows], np.maximum.accumulate(itl[rows]) / 1e3))
+    return contexts, curves

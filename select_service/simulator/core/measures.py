@@ -1,0 +1,228 @@
+"""What a run comes to: times, hits against the ceiling, spread of load, SLOs, conservation.
+
+Everything here follows from the outcomes and is the same for the same seed; how long the run took
+is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from select_service.simulator.core.observing import coefficient_of_variation, middle_of_bin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from select_service.simulator.core.cluster import Cluster
+    from select_service.simulator.core.requests import Outcome, Request
+
+__all__ = ["Distribution", "Measures", "SloRow", "ceiling_of", "measure"]
+
+_POINTS: Final = (*range(0, 100, 2), 99, 100)
+_WINDOWS: Final = 40
+"""Into so many parts a run is cut for what is shown over time."""
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one kind of time, in seconds; zeros where there was none."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    curve: list[tuple[float, float]] = []  # (seconds, share that is no longer)
+
+
+class SloRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of a class were answered in time; refused and lost ones were not."""
+
+    slo_class: str
+    offered: int
+    met: int
+    share: float
+    over_time: list[tuple[float, float]]  # (end of window, share of its arrivals)
+
+
+class Measures(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one policy."""
+
+    policy: str
+    seed: int
+    workers: int
+    requests: int
+    ok: int
+    ends: dict[str, int]
+    duration_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    goodput_per_s: float  # answered in time, where there are SLOs; else answered
+    ttft_s: Distribution
+    itl_s: Distribution  # mean of each request
+    gap_s: Distribution  # between any two tokens
+    e2e_s: Distribution
+    hit_rate: float  # share of prompt tokens that were found
+    hit_ceiling: float  # of one infinite cache for all
+    load_cov: float  # CoV over workers, of requests; mean over time, weighted by requests
+    load_cov_tokens: float
+    busy_cov: float  # of the time that workers computed
+    busy: float  # their mean share of the run
+    preemptions: int
+    evictions: int
+    retried: int
+    slo: list[SloRow]
+    reasons: dict[str, int]
+    load_over_time: list[tuple[float, float]]
+
+    @property
+    def hit_share(self) -> float:
+        """What of the ceiling was reached."""
+        return self.hit_rate / self.hit_ceiling if self.hit_ceiling else 1.0
+
+
+def ceiling_of(requests: Iterable[Request], block_size: int) -> float:
+    """Return the hit rate of one infinite cache, as if each prompt were there once it arrived."""
+    seen: set[int] = set()
+    found = total = 0
+    for request in requests:
+        total += request.isl
+        for block in request.blocks[: (request.isl - 1) // block_size]:
+            if block not in seen:
+                break
+            found += 1
+        seen.update(request.blocks)
+    return found * block_size / total if total else 0.0
+
+
+def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
+    """Look back on a run that is over."""
+    outcomes = cluster.outcomes
+    answered = [one for one in outcomes if one.is_ok]
+    by_arrival = sorted(outcomes, key=lambda one: (one.request.arrival, one.request.number))
+    end = max((one.finished for one in outcomes), default=0.0)
+    begin = min((one.request.arrival for one in outcomes), default=0.0)
+    seconds = max(end - begin, 1e-9)
+    prompted = sum(one.request.isl for one in answered)
+    workers = list(cluster.workers.values())
+    met = sum(_is_met(one) for one in outcomes)
+    return Measures(
+        policy=policy,
+        seed=seed,
+        workers=len(workers),
+        requests=len(outcomes),
+        ok=len(answered),
+        ends=dict(sorted(Counter(one.end for one in outcomes).items())),
+        duration_s=seconds,
+        requests_per_s=len(answered) / seconds,
+        output_tokens_per_s=sum(one.request.osl for one in answered) / seconds,
+        goodput_per_s=met / seconds,
+        ttft_s=_distribution([one.ttft_s for one in answered]),
+        itl_s=_distribution([one.itl_s for one in answered if one.request.osl > 1]),
+        gap_s=_distribution_of_bins(cluster.gaps),
+        e2e_s=_distribution([one.e2e_s for one in answered]),
+        hit_rate=sum(one.cached_tokens for one in answered) / prompted if prompted else 0.0,
+        hit_ceiling=ceiling_of((one.request for one in by_arrival), cluster.settings.block_size),
+        load_cov=_weighted([(jobs, n) for _, jobs, _, n in cluster.spread]),
+        load_cov_tokens=_weighted([(tokens, n) for _, _, tokens, n in cluster.spread]),
+        busy_cov=coefficient_of_variation([worker.busy_s for worker in workers] or [0.0]),
+        busy=_mean([worker.busy_s for worker in workers]) / seconds,
+        preemptions=sum(one.preemptions for one in outcomes),
+        evictions=sum(worker.pool.evictions for worker in workers),
+        retried=sum(one.attempts > 1 for one in outcomes),
+        slo=_slo_rows(by_arrival, begin, end),
+        reasons=dict(sorted(cluster.reasons.items())),
+        load_over_time=_thinned([(at, tokens) for at, _, tokens, _ in cluster.spread]),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _weighted(samples: Sequence[tuple[float, int]]) -> float:
+    """Return the mean as requests feel it: a few on an idle fleet cannot be spread evenly."""
+    total = sum(weight for _, weight in samples)
+    return sum(value * weight for value, weight in samples) / total if total else 0.0
+
+
+def _distribution(values: Sequence[float]) -> Distribution:
+    if not values:
+        return Distribution()
+    column = np.asarray(values)
+    p50, p90, p95, p99 = np.percentile(column, (50, 90, 95, 99)).tolist()
+    points = np.percentile(column, _POINTS).tolist()
+    curve = [(point, share / 100) for point, share in zip(points, _POINTS, strict=True)]
+    mean = float(column.mean())
+    return Distribution(mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, curve=curve)
+
+
+def _distribution_of_bins(bins: Counter[int]) -> Distribution:
+    total = sum(bins.values())
+    if not total:
+        return Distribution()
+    numbers = sorted(bins)
+    middles = [middle_of_bin(number) for number in numbers]
+    up_to = np.cumsum([bins[number] for number in numbers]) / total
+
+    def at(share: float) -> float:
+        return middles[min(int(np.searchsorted(up_to, share)), len(middles) - 1)]
+
+    mean = sum(middle * bins[n] for middle, n in zip(middles, numbers, strict=True)) / total
+    curve = [(at(share / 100), share / 100) for share in _POINTS]
+    return Distribution(
+        mean=mean, p50=at(0.5), p90=at(0.9), p95=at(0.95), p99=at(0.99), curve=curve
+    )
+
+
+def _is_met(one: Outcome) -> bool:
+    request = one.request
+    if not one.is_ok:
+        return False
+    in_time = request.slo_ttft_s is None or one.ttft_s <= request.slo_ttft_s
+    return in_time and (request.slo_itl_s is None or one.itl_s <= request.slo_itl_s)
+
+
+def _slo_rows(by_arrival: Sequence[Outcome], begin: float, end: float) -> list[SloRow]:
+    with_slo = [
+        one
+        for one in by_arrival
+        if one.request.slo_ttft_s is not None or one.request.slo_itl_s is not None
+    ]
+    width = (end - begin) / _WINDOWS or 1.0
+    rows = []
+    for name in sorted({one.request.slo_class for one in with_slo}):
+        of_class = [one for one in with_slo if one.request.slo_class == name]
+        offered: Counter[int] = Counter()
+        met: Counter[int] = Counter()
+        for one in of_class:
+            window = int((one.request.arrival - begin) / width)
+            offered[window] += 1
+            met[window] += _is_met(one)
+        over_time = [
+            (begin + (window + 1) * width, met[window] / number)
+            for window, number in sorted(offered.items())
+        ]
+        total = sum(met.values())
+        rows.append(
+            SloRow(
+                slo_class=name or "(none)",
+                offered=len(of_class),
+                met=total,
+                share=total / len(of_class),
+                over_time=over_time,
+            )
+        )
+    return rows
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return at most a few hundred points, means of neighbours."""
+    each = -(-len(points) // 200) or 1
+    return [
+        (points[at][0], _mean([value for _, value in points[at : at + each]]))
+        for at in range(0, len(points), each)
+    ]

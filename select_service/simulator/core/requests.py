@@ -1,0 +1,97 @@
+"""What goes through a simulated cluster, and what becomes of it.
+
+Blocks are named by numbers that stand for their content and all before it, as `hash_ids` of the
+traces do: equal number, equal prefix. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["LOST", "OK", "TOO_LARGE", "Outcome", "Request", "Role", "Workload", "packed"]
+
+Role = Literal["prefill", "decode", "aggregated"]
+
+OK: Final = "ok"
+TOO_LARGE: Final = "too_large"  # no engine can ever hold it
+LOST: Final = "lost"  # its worker went, more often than it may be tried again
+
+
+class Request(msgspec.Struct, kw_only=True, eq=False):
+    """One request as a client sends it.
+
+    `blocks` names the full blocks of the prompt and, where that is known, those its answer will
+    fill: what a next turn will find. Of the prompt are the first `isl // block_size`.
+    """
+
+    number: int
+    arrival: float
+    isl: int
+    osl: int
+    blocks: tuple[int, ...]
+    session: str = ""
+    tenant: str = ""
+    slo_class: str = ""
+    slo_ttft_s: float | None = None
+    slo_itl_s: float | None = None
+    expected_osl: int | None = None  # what its sender says; most say nothing
+
+
+class Outcome(msgspec.Struct, eq=False):
+    """What became of a request; times are seconds since the start of the run."""
+
+    request: Request
+    end: str  # `OK`, `TOO_LARGE`, `LOST`, or `refused: CODE`
+    finished: float
+    worker_id: int = -1  # that decoded it
+    prefill_worker_id: int = -1  # that computed its prompt
+    placed: float = -1.0
+    first_token: float = -1.0
+    cached_tokens: int = 0  # really found, where its prompt was computed last
+    attempts: int = 1
+    preemptions: int = 0
+    reason: str = ""  # why this worker
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it was answered."""
+        return self.end == OK
+
+    @property
+    def ttft_s(self) -> float:
+        """From its arrival to its first token."""
+        return self.first_token - self.request.arrival
+
+    @property
+    def itl_s(self) -> float:
+        """Mean time between two tokens; 0 for an answer of one."""
+        gaps = self.request.osl - 1
+        return (self.finished - self.first_token) / gaps if gaps else 0.0
+
+    @property
+    def e2e_s(self) -> float:
+        """From its arrival to its last token."""
+        return self.finished - self.request.arrival
+
+
+class Workload(Protocol):
+    """Where requests come from; one object serves one run."""
+
+    block_size: int
+
+    def next(self) -> Request | None:
+        """Return the next request in order of arrival; None: no more come by themselves."""
+
+    def after(self, outcome: Outcome) -> Iterable[Request]:
+        """Return what the end of a request brings: the next turn, the next of a closed loop."""
+
+
+def packed(blocks: tuple[int, ...]) -> bytes:
+    """Return block numbers as the core takes hashes: little-endian u64."""
+    return array("Q", blocks).tobytes()

@@ -1,0 +1,35 @@
+"""What a simulated cluster is made of, and how late its parts know of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from select_service.simulator.core.worker import EngineSettings
+
+if TYPE_CHECKING:
+    from select_service.simulator.core.requests import Role
+
+__all__ = ["ClusterSettings", "PoolSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Engines that are alike."""
+
+    role: Role = "aggregated"
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What surrounds the engines."""
+
+    pools: dict[str, PoolSettings] = field(default_factory=lambda: {"workers": PoolSettings()})
+    block_size: int = 512
+    event_lag_s: float = 0.0  # from a change of a cache until routers know
+    load_lag_s: float = 0.0  # from a first or last token until the router knows
+    transfer_token_s: float = 0.0  # of the KV cache, from a prefill to a decode worker
+    detect_s: float = 1.0  # from the death of a worker until the router knows
+    attempts_max: int = 3  # of a request whose workers die
+    sample_s: float = 5.0  # between two looks at how the load is spread

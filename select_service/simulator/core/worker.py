@@ -1,0 +1,408 @@
+"""One simulated engine: continuous batching, chunked prefill, a KV pool, preemption.
+
+A step decodes for every running sequence and spends what is left of its token budget on prompts,
+first come, first served. Steps that only decode go by as one *stretch*, up to the first end of an
+answer or the last free block; who arrives meanwhile is looked at when the step in progress is over.
+A request is let in when there are a seat and blocks for all of its prompt; when decoding runs out
+of blocks, who was let in last goes back to the front of the line and computes anew what is not
+cached by then (as vLLM does). Reads no clock: `due` says when `step` is to be called.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from select_service.simulator.core.kv_pool import KvPool
+from select_service.simulator.core.latency import AnalyticLatency, Latency
+
+if TYPE_CHECKING:
+    from select_service.simulator.core.requests import Request, Role
+
+__all__ = ["EngineSettings", "Happening", "Job", "Worker"]
+
+_NEVER: Final = math.inf
+_NO_STEP: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What one engine is like; the defaults are near an 8B model on one 80 GB device."""
+
+    latency: Latency = field(default_factory=AnalyticLatency)
+    kv_tokens: int = 400_000  # what its KV cache holds
+    step_tokens_max: int = 8_192  # max_num_batched_tokens
+    sequences_max: int = 256  # max_num_seqs
+
+    def check(self) -> None:
+        """Refuse what cannot compute.
+
+        Raises:
+            ValueError: naming it.
+        """
+        for name in ("kv_tokens", "step_tokens_max", "sequences_max"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+
+
+class Job:
+    """A request on an engine."""
+
+    __slots__ = (
+        "cached",
+        "computed",
+        "end_step",
+        "generated",
+        "held",
+        "key",
+        "named",
+        "preemptions",
+        "request",
+        "start_step",
+        "total",
+    )
+
+    def __init__(self, request: Request, *, prefilled: bool = False) -> None:
+        self.request = request
+        self.key = ""  # its owner's name for it
+        self.generated = 1 if prefilled else 0  # tokens its client has
+        self.total = request.isl  # tokens to have in the cache before it decodes
+        self.computed = request.isl if prefilled else 0
+        self.cached = 0  # tokens found when it was let in last
+        self.named = 0  # blocks of its chain that can be found
+        self.held = 0  # all blocks it holds, while it computes its prompt
+        self.start_step = _NO_STEP  # of decoding
+        self.end_step = _NO_STEP
+        self.preemptions = 0
+
+
+class Happening(NamedTuple):
+    """What became of a job at the end of a step."""
+
+    kind: Literal["first_token", "done", "too_large"]
+    job: Job
+
+
+class Worker:
+    """`submit` jobs, and call `step` when `due` has come; every promise is in `check`.
+
+    Attributes:
+        due: When the stretch in progress ends; infinity: there is nothing to do.
+        busy_s: Time spent on steps.
+        gaps: Time between tokens → how many tokens came after so much, as [seconds, tokens].
+    """
+
+    def __init__(
+        self, worker_id: int, settings: EngineSettings, block_size: int, role: Role = "aggregated"
+    ) -> None:
+        self.worker_id = worker_id
+        self.role = role
+        self.block_size = block_size
+        self.settings = settings
+        self.pool = KvPool(max(1, settings.kv_tokens // block_size))
+        self.due = _NEVER
+        self.busy_s = 0.0
+        self.steps = 0
+        self.prefill_tokens = 0  # computed so far
+        self.gaps: list[tuple[float, int]] = []
+        self.waiting: deque[Job] = deque()
+        self._latency = settings.latency
+        self._running: dict[Job, None] = {}  # in the order they were let in
+        self._prefilling: deque[Job] = deque()
+        self._ends: list[tuple[int, int, Job]] = []  # of decoding; stale if end_step differs
+        self._order = count()
+        self._phases: list[int] = []  # of decoding jobs: steps ≡ phase begin a block
+        self._kv_tokens = 0  # of decoding jobs
+        self._chunks: list[tuple[Job, int]] = []  # of the step in progress
+        self._stretch = 0  # steps in progress
+        self._begun = 0.0
+        self._too_large: list[Job] = []
+        self._job_seconds = 0.0
+        self._counted_at = 0.0
+
+    # -- what can be seen from outside ---------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Jobs that hold blocks."""
+        return len(self._running)
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that are here."""
+        return len(self._running) + len(self.waiting)
+
+    @property
+    def load_tokens(self) -> int:
+        """Tokens in the cache of running jobs, and those of prompts that wait."""
+        waiting = sum(job.total for job in self.waiting)
+        return self._kv_tokens + sum(job.total for job in self._prefilling) + waiting
+
+    @property
+    def prefill_backlog(self) -> int:
+        """Tokens of prompts that are not computed yet, as if nothing of them were cached."""
+        waiting = sum(job.total - job.computed for job in self.waiting)
+        return waiting + sum(job.total - job.computed for job in self._prefilling)
+
+    def job_seconds(self, now: float) -> float:
+        """Return for how long jobs were here, all together, up to now."""
+        self._job_seconds += self.jobs * (now - self._counted_at)
+        self._counted_at = now
+        return self._job_seconds
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def submit(self, job: Job, now: float) -> None:
+        """Put a job at the end of the line."""
+        self.job_seconds(now)
+        was_empty = not self.waiting
+        self.waiting.append(job)
+        if self.due == _NEVER:
+            self._begin(now)
+        elif was_empty and self._stretch > 1 and len(self._running) < self.settings.sequences_max:
+            self._shorten(now)
+
+    def _shorten(self, now: float) -> None:
+        """Let the stretch in progress end with the step in progress."""
+        jobs, kv_tokens = len(self._phases), self._kv_tokens
+        done = self._latency.steps_in(jobs, kv_tokens, now - self._begun)
+        if done + 1 < self._stretch:
+            self._stretch = done + 1
+            ends = self._begun + self._latency.stretch_s(jobs, kv_tokens, done + 1)
+            self.due = max(now, ends)
+
+    def step(self, now: float) -> list[Happening]:
+        """End the stretch in progress and begin the next one; returns what came of it, in order."""
+        self.job_seconds(now)
+        happened: list[Happening] = []
+        self._end(now, happened)
+        self._begin(now)
+        if self._too_large:
+            happened += [Happening("too_large", job) for job in self._too_large]
+            self._too_large.clear()
+        return happened
+
+    def take_refused(self) -> list[Job]:
+        """Return the jobs that can never fit and were found so by `submit`."""
+        refused, self._too_large = self._too_large, []
+        return refused
+
+    def _end(self, now: float, happened: list[Happening]) -> None:
+        steps, decoding = self._stretch, len(self._phases)
+        seconds = now - self._begun
+        self.busy_s += seconds
+        if decoding:
+            self.pool.take(self._blocks_for(steps))
+            self._kv_tokens += steps * decoding
+            self.gaps.append((seconds / steps, steps * decoding))
+        self.steps += steps
+        for job, tokens in self._chunks:
+            self._computed(job, tokens, happened)
+        self._chunks = []
+        ends = self._ends
+        while ends and ends[0][0] <= self.steps:
+            end_step, _, job = heappop(ends)
+            if job.end_step == end_step and job in self._running:
+                self._finish(job, happened)
+
+    def _computed(self, job: Job, tokens: int, happened: list[Happening]) -> None:
+        job.computed += tokens
+        self.prefill_tokens += tokens
+        self._name(job, job.computed)
+        if job.computed < job.total:
+            return
+        self._prefilling.popleft()
+        is_first = not job.generated
+        job.generated += 1
+        if is_first:
+            happened.append(Happening("first_token", job))
+        if self.role == "prefill" or job.generated >= job.request.osl:
+            self._leave(job, job.total)
+            happened.append(Happening("done", job))
+        else:
+            self._decode(job)
+
+    def _name(self, job: Job, tokens: int) -> None:
+        """Let the full blocks of what is computed be found, as far as their names are known."""
+        blocks = job.request.blocks
+        full = min(tokens // self.block_size, len(blocks))
+        if full > job.named:
+            self.pool.name(blocks, job.named, full)
+            job.named = full
+
+    def _decode(self, job: Job) -> None:
+        job.start_step = self.steps
+        job.end_step = self.steps + job.request.osl - job.generated
+        insort(self._phases, (self.steps - job.total) % self.block_size)
+        self._kv_tokens += job.total
+        heappush(self._ends, (job.end_step, next(self._order), job))
+
+    def _stop_decoding(self, job: Job) -> int:
+        """Take a job out of the decoding batch; returns the tokens it has in the cache."""
+        done = self.steps - job.start_step
+        phases = self._phases
+        phases.pop(bisect_left(phases, (job.start_step - job.total) % self.block_size))
+        tokens = job.total + done
+        self._kv_tokens -= tokens
+        job.generated += done
+        job.start_step = job.end_step = _NO_STEP
+        return tokens
+
+    def _finish(self, job: Job, happened: list[Happening]) -> None:
+        tokens = self._stop_decoding(job)
+        job.held = -(-tokens // self.block_size)
+        self._name(job, tokens)
+        self._leave(job, tokens)
+        happened.append(Happening("done", job))
+
+    def _leave(self, job: Job, tokens: int) -> None:
+        """Give back the blocks of so many tokens."""
+        held = -(-tokens // self.block_size)
+        self.pool.release(job.request.blocks, job.named, held - job.named)
+        job.named = job.held = 0
+        del self._running[job]
+
+    # -- what the next step does -----------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        self._begun = now
+        preempted = self._make_room()
+        budget = self.settings.step_tokens_max - len(self._phases)
+        chunks = self._chunks
+        prefill_s = 0.0
+        for job in self._prefilling:
+            if budget <= 0:
+                break
+            tokens = min(budget, job.total - job.computed)
+            prefill_s += self._latency.prefill_s(tokens, job.computed)
+            chunks.append((job, tokens))
+            budget -= tokens
+        if self.waiting and not preempted:
+            prefill_s += self._let_in(budget)
+        decoding = len(self._phases)
+        if not (chunks or decoding):
+            self._stretch, self.due = 0, _NEVER
+            return
+        # after a preemption nobody was let in: that is looked at again a step later
+        steps = 1 if chunks or preempted else self._steps_at_most()
+        self._stretch = steps
+        self.due = now + prefill_s + self._latency.stretch_s(decoding, self._kv_tokens, steps)
+
+    def _let_in(self, budget: int) -> float:
+        """Let in who waits, while there are seats, tokens and blocks; returns the time it adds."""
+        pool, latency, size = self.pool, self._latency, self.block_size
+        seats = self.settings.sequences_max - len(self._running)
+        prefill_s = 0.0
+        while self.waiting and seats > 0 and budget > 0:
+            job = self.waiting[0]
+            request = job.request
+            if -(-(request.isl + request.osl) // size) > pool.capacity:
+                self._too_large.append(self.waiting.popleft())
+                continue
+            done = job.computed  # elsewhere: nothing is left to compute here
+            blocks = request.blocks
+            most = min(len(blocks), (job.total - (not done)) // size)
+            found = pool.match(blocks, most)
+            need = -(-job.total // size) - found
+            spare = self._blocks_for(1) + (done > 0)  # for the step that begins
+            if need + spare > pool.room_beside(blocks, found):
+                break
+            self.waiting.popleft()
+            pool.use(blocks, found)
+            pool.take(need)
+            job.named, job.held = found, found + need
+            seats -= 1
+            self._running[job] = None
+            if done:
+                job.cached = found * size
+                self._name(job, job.total)
+                self._decode(job)
+                continue
+            job.cached = job.computed = found * size
+            tokens = min(budget, job.total - job.computed)
+            prefill_s += latency.prefill_s(tokens, job.computed)
+            self._prefilling.append(job)
+            self._chunks.append((job, tokens))
+            budget -= tokens
+        return prefill_s
+
+    # -- blocks of decoding ----------------------------------------------------------------------
+
+    def _blocks_for(self, steps: int) -> int:
+        """Return how many new blocks decoding takes in so many steps from now. O(log jobs)."""
+        phases, size = self._phases, self.block_size
+        jobs = len(phases)
+        if not jobs:
+            return 0
+        rounds, rest = divmod(steps, size)
+        low = self.steps % size
+        high = low + rest
+        first = bisect_left(phases, low)
+        if high <= size:
+            return rounds * jobs + bisect_left(phases, high) - first
+        return rounds * jobs + jobs - first + bisect_left(phases, high - size)
+
+    def _steps_at_most(self) -> int:
+        """Return for how many steps nothing changes: nobody ends, and there are blocks. Above 0."""
+        ends = self._ends
+        while ends[0][2].end_step != ends[0][0]:
+            heappop(ends)  # preempted since
+        steps = ends[0][0] - self.steps
+        phases, size = self._phases, self.block_size
+        jobs = len(phases)
+        rounds, free = divmod(self.pool.available, jobs)
+        low = self.steps % size
+        at = bisect_left(phases, low) + free  # the first block that there is not
+        phase = phases[at] if at < jobs else phases[at - jobs] + size
+        return min(steps, rounds * size + phase - low)
+
+    def _make_room(self) -> bool:
+        """See to it that the next step has its blocks; True if somebody had to go for that."""
+        preempted = False
+        while self._blocks_for(1) > self.pool.available:
+            self._preempt(next(reversed(self._running)))
+            preempted = True
+        return preempted
+
+    def _preempt(self, job: Job) -> None:
+        if job.start_step == _NO_STEP:
+            self._prefilling.remove(job)
+            tokens = job.total
+        else:
+            tokens = self._stop_decoding(job)
+            self._name(job, tokens)
+        self._leave(job, tokens)
+        job.total = job.request.isl + job.generated  # what its client has is prompt now
+        job.computed = 0
+        job.preemptions += 1
+        self.waiting.appendleft(job)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def kill(self) -> list[Job]:
+        """Lose everything; returns the jobs that were here."""
+        lost = [*self._running, *self.waiting]
+        self.due = _NEVER
+        self._running.clear()
+        self.waiting.clear()
+        self._prefilling.clear()
+        self._chunks, self._ends, self._phases = [], [], []
+        self._kv_tokens = self._stretch = 0
+        self.pool = KvPool(self.pool.capacity)
+        return lost
+
+    def check(self) -> None:
+        """State every promise of the engine."""
+        self.pool.check()
+        assert len(self._phases) + len(self._prefilling) == len(self._running)
+        assert self._phases == sorted(self._phases)
+        assert (self.due == _NEVER) == (not self._running)
+        if not self._running:
+            assert not self.pool.used, "nobody runs, and nothing is held"
+            assert not self.waiting, "an idle engine lets in who waits"
+            assert not self._kv_tokens

@@ -1,0 +1,370 @@
+"""Synthetic requests: sessions of chats and agents, shared prompts, waves of RL groups, mixtures.
+
+A session's context grows turn by turn, and a block of it has the same number in every turn: the
+next prompt finds what the last answer left. Sessions begin at given times (open loop), or a fixed
+number of users begin a new one whenever theirs has ended (closed loop).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import msgspec
+
+from select_service.simulator.core import arrivals
+from select_service.simulator.core.requests import Outcome, Request
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+
+    from select_service.simulator.core.requests import Workload
+
+__all__ = ["KINDS", "Mix", "Sessions", "Shape", "Waves", "WorkloadSettings", "workload_of"]
+
+Kind = Literal["chat", "agents", "shared-prompts", "rl"]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What sessions of a kind are like; means, lengths in tokens."""
+
+    prompts: int  # distinct system prompts, the n-th 1/n times as frequent as the first
+    prompt_tokens: int
+    turn_tokens: int  # what each turn adds: a question, what a tool says
+    output_tokens: int
+    turns: float
+    think_s: float  # from an answer to the next turn
+
+
+KINDS: Final[dict[Kind, Shape]] = {
+    "chat": Shape(
+        prompts=8, prompt_tokens=1_000, turn_tokens=200, output_tokens=300, turns=5.0, think_s=20.0
+    ),
+    "agents": Shape(
+        prompts=4,
+        prompt_tokens=6_000,
+        turn_tokens=1_500,
+        output_tokens=150,
+        turns=12.0,
+        think_s=2.0,
+    ),
+    "shared-prompts": Shape(
+        prompts=64, prompt_tokens=4_000, turn_tokens=400, output_tokens=200, turns=1.0, think_s=0.0
+    ),
+    "rl": Shape(
+        prompts=16, prompt_tokens=2_000, turn_tokens=0, output_tokens=800, turns=1.0, think_s=5.0
+    ),
+}
+
+
+class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One synthetic workload; what is None is as its kind has it."""
+
+    kind: Kind = "chat"
+    arrivals: Literal["poisson", "gamma", "bursts", "closed"] = "poisson"  # of sessions
+    rate: float = 1.0  # sessions a second; of requests it is `turns` times that
+    cv: float = 2.0  # of gamma
+    burst_size: int = 16
+    users: int = 64  # of a closed loop
+    diurnal_period_s: float = 0.0  # 0: the rate does not swing
+    diurnal_depth: float = 0.8
+    requests: int = 10_000  # then no more sessions begin
+    prompts: int | None = None
+    prompt_tokens: int | None = None
+    turn_tokens: int | None = None
+    output_tokens: int | None = None
+    turns: float | None = None
+    think_s: float | None = None
+    samples: int = 16  # of each prompt of an rl wave; `prompts` is the number of groups
+    tells_output: bool = False  # whether requests say how long their answers will be
+    tenant: str = ""
+    slo_class: str = ""
+    slo_ttft_s: float | None = None
+    slo_itl_s: float | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Its kind's shape with what is given in its place."""
+        given = {
+            name: value
+            for name in Shape.__struct_fields__
+            if (value := getattr(self, name)) is not None
+        }
+        return msgspec.structs.replace(KINDS[self.kind], **given)
+
+    def check(self) -> None:
+        """Refuse what cannot be drawn.
+
+        Raises:
+            ValueError: naming it.
+        """
+        shape = self.shape
+        for owner in (self, shape):
+            for name in owner.__struct_fields__:
+                value = getattr(owner, name)
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if is_number and not 0.0 <= value < math.inf:
+                    raise ValueError(f"{name} must be at least 0")
+        for name in ("rate", "cv", "burst_size", "users", "requests", "samples"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+        if shape.prompts < 1 or shape.output_tokens < 1 or shape.turns < 1.0:
+            raise ValueError("prompts, output_tokens and turns must be at least 1")
+        if shape.prompt_tokens + shape.turn_tokens < 1:
+            raise ValueError("prompt_tokens and turn_tokens must not both be 0")
+        if self.diurnal_depth > 1.0:
+            raise ValueError("diurnal_depth must be at most 1")
+
+
+class _Turn(NamedTuple):
+    """What a turn adds to the context, and the time that went before it."""
+
+    tokens: int
+    output: int
+    think_s: float
+
+
+@dataclass(slots=True)
+class _Session:
+    """One conversation: its name, its context, what is left of it, last first.
+
+    All of it is drawn at its beginning: whatever a policy does, the same is said.
+    """
+
+    name: str
+    tokens: int
+    blocks: list[int]
+    turns: list[_Turn]
+
+
+class _Names:
+    """Numbers of blocks and requests that nobody else in the run has."""
+
+    def __init__(self) -> None:
+        self.blocks = count(1)
+        self.requests = count()
+        self.sessions = count()
+
+
+class _Author:
+    """Writes sessions of one shape."""
+
+    def __init__(
+        self, settings: WorkloadSettings, block_size: int, rng: random.Random, names: _Names
+    ) -> None:
+        settings.check()
+        self.settings = settings
+        self.shape = shape = settings.shape
+        self.rng = rng
+        self.names = names
+        self._block_size = block_size
+        self._prompts: list[tuple[int, list[int]]] = []
+        self._weights: list[float] = []
+        total = 0.0
+        for number in range(shape.prompts):
+            tokens = self.draw(shape.prompt_tokens, 0.3)
+            self._prompts.append((tokens, self._blocks(tokens // block_size)))
+            total += 1.0 / (number + 1)
+            self._weights.append(total)
+
+    def _blocks(self, number: int) -> list[int]:
+        return [next(self.names.blocks) for _ in range(number)]
+
+    def draw(self, mean: float, sigma: float = 0.7) -> int:
+        """Return a log-normal length of this mean; 0 of 0."""
+        if not mean:
+            return 0
+        return max(1, round(self.rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)))
+
+    def open(self, most: int, prompt: int | None = None) -> _Session:
+        """Begin a session of so many turns at most, with a system prompt, drawn unless given."""
+        if prompt is None:
+            prompt = self.rng.choices(range(len(self._prompts)), cum_weights=self._weights)[0]
+        tokens, blocks = self._prompts[prompt]
+        turns = [self._turn()]
+        while self.rng.random() >= 1.0 / self.shape.turns:
+            turns.append(self._turn())
+        name = f"{self.settings.tenant}#{next(self.names.sessions)}"
+        return _Session(name, tokens, list(blocks), turns[most - 1 :: -1] if most else [])
+
+    def _turn(self) -> _Turn:
+        shape = self.shape
+        think_s = self.rng.expovariate(1.0 / shape.think_s) if shape.think_s else 0.0
+        return _Turn(self.draw(shape.turn_tokens), self.draw(shape.output_tokens), think_s)
+
+    def write(self, session: _Session, now: float) -> Request:
+        """Write the next request of a session; its context then holds the answer, too."""
+        settings, turn = self.settings, session.turns.pop()
+        isl, osl = session.tokens + turn.tokens, turn.output
+        session.tokens = isl + osl
+        # the last token is not in the cache yet when the answer ends: it is with the next turn
+        full = (isl + osl) // self._block_size
+        session.blocks += self._blocks(full - len(session.blocks))
+        return Request(
+            number=next(self.names.requests),
+            arrival=now,
+            isl=isl,
+            osl=osl,
+            blocks=tuple(session.blocks),
+            session=session.name,
+            tenant=settings.tenant,
+            slo_class=settings.slo_class,
+            slo_ttft_s=settings.slo_ttft_s,
+            slo_itl_s=settings.slo_itl_s,
+            expected_osl=osl if settings.tells_output else None,
+        )
+
+
+class Sessions:
+    """Chats, agents, single prompts: one request after the other in each session."""
+
+    def __init__(
+        self,
+        settings: WorkloadSettings,
+        block_size: int,
+        rng: random.Random,
+        names: _Names | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self._author = _Author(settings, block_size, rng, names or _Names())
+        self._left = settings.requests
+        self._open: dict[int, _Session] = {}  # by the number of the request that is under way
+        self._is_closed = settings.arrivals == "closed"
+        self._times = _users(settings, rng) if self._is_closed else _times(settings, rng)
+
+    def next(self) -> Request | None:
+        """See Workload."""
+        if self._left <= 0:
+            return None
+        now = next(self._times, None)
+        return None if now is None else self._begin(now)
+
+    def after(self, outcome: Outcome) -> list[Request]:
+        """See Workload: the next turn; a user whose session is over begins another."""
+        session = self._open.pop(outcome.request.number)
+        if session.turns and outcome.is_ok:
+            return [self._go_on(session, outcome.finished + session.turns[-1].think_s)]
+        if self._is_closed and self._left > 0:
+            return [self._begin(outcome.finished)]
+        return []
+
+    def _begin(self, now: float) -> Request:
+        session = self._author.open(self._left)
+        self._left -= len(session.turns)
+        if self._is_closed:
+            now += session.turns[-1].think_s
+        return self._go_on(session, now)
+
+    def _go_on(self, session: _Session, now: float) -> Request:
+        request = self._author.write(session, now)
+        self._open[request.number] = session
+        return request
+
+
+class Waves:
+    """RL: groups of samples of one prompt each, all at once; the next wave when all are done."""
+
+    def __init__(
+        self,
+        settings: WorkloadSettings,
+        block_size: int,
+        rng: random.Random,
+        names: _Names | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self._settings = settings
+        self._names = names or _Names()
+        self._rng = rng
+        self._left = settings.requests
+        self._under_way = 0
+        self._queue: list[Request] = []  # of the wave, last first
+        self._queue = self._wave(0.0)
+
+    def _wave(self, now: float) -> list[Request]:
+        author = _Author(self._settings, self.block_size, self._rng, self._names)
+        wave: list[Request] = []
+        for group in range(author.shape.prompts):
+            for _ in range(self._settings.samples):
+                if len(wave) < self._left:
+                    wave.append(author.write(author.open(1, group), now))
+        self._left -= len(wave)
+        self._under_way += len(wave)
+        return wave[::-1]
+
+    def next(self) -> Request | None:
+        """See Workload."""
+        return self._queue.pop() if self._queue else None
+
+    def after(self, outcome: Outcome) -> list[Request]:
+        """See Workload: the whole next wave, once the last of this one is done."""
+        self._under_way -= 1
+        if self._under_way or self._left <= 0:
+            return []
+        think_s = self._settings.shape.think_s
+        return self._wave(outcome.finished + think_s)[::-1]
+
+
+class Mix:
+    """Several workloads at once: tenants, classes."""
+
+    def __init__(self, parts: Sequence[Workload]) -> None:
+        self.block_size = parts[0].block_size
+        self._parts = parts
+        self._heads = [part.next() for part in parts]
+        self._owner: dict[int, Workload] = {}
+
+    def next(self) -> Request | None:
+        """See Workload."""
+        heads = [(head.arrival, at) for at, head in enumerate(self._heads) if head is not None]
+        if not heads:
+            return None
+        at = min(heads)[1]
+        head, self._heads[at] = self._heads[at], self._parts[at].next()
+        assert head is not None
+        self._owner[head.number] = self._parts[at]
+        return head
+
+    def after(self, outcome: Outcome) -> list[Request]:
+        """See Workload."""
+        owner = self._owner.pop(outcome.request.number)
+        brought = list(owner.after(outcome))
+        for request in brought:
+            self._owner[request.number] = owner
+        return brought
+
+
+def workload_of(
+    settings: Sequence[WorkloadSettings], block_size: int, rngs: Sequence[random.Random]
+) -> Workload:
+    """Return one workload of all these, each with an rng of its own.
+
+    Raises:
+        ValueError: settings make no sense.
+    """
+    names = _Names()
+    parts: list[Workload] = []
+    for one, rng in zip(settings, rngs, strict=True):
+        one.check()
+        kind = Waves if one.kind == "rl" else Sessions
+        parts.append(kind(one, block_size, rng, names))
+    return parts[0] if len(parts) == 1 else Mix(parts)
+
+
+def _times(settings: WorkloadSettings, rng: random.Random) -> Iterator[float]:
+    if settings.arrivals == "gamma":
+        times = arrivals.gamma(rng, settings.rate, settings.cv)
+    elif settings.arrivals == "bursts":
+        times = arrivals.bursts(rng, settings.rate, settings.burst_size)
+    else:
+        times = arrivals.poisson(rng, settings.rate)
+    if settings.diurnal_period_s:
+        return arrivals.diurnal(rng, times, settings.diurnal_period_s, settings.diurnal_depth)
+    return times
+
+
+def _users(settings: WorkloadSettings, rng: random.Random) -> Iterator[float]:
+    """Users come one after the other within a second, not all in one instant."""
+    return iter(sorted(rng.random() for _ in range(settings.users)))

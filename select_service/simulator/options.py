@@ -1,0 +1,172 @@
+"""The options that `select-sim run` and `sweep` share, and the run they describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from select_service.admission_types import AdmissionSettings
+from select_service.simulator.core.workloads import KINDS, WorkloadSettings
+from select_service.simulator.runs import Change, RunSettings, Trace
+from select_service.simulator.traces import READERS
+from select_service.types import RouterConfig
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+__all__ = ["add_options", "settings_of"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Let a command take everything that decides about a run."""
+    what = parser.add_argument_group("requests (a trace, or workloads side by side)")
+    what.add_argument("--trace", metavar="FILE", help="recorded requests")
+    what.add_argument("--format", default="mooncake", choices=sorted(READERS), help="of the trace")
+    what.add_argument("--limit", type=int, default=0, help="so many requests of it")
+    what.add_argument(
+        "--jitter", type=float, default=0.0, metavar="S", help="each comes up to so much later"
+    )
+    speed = what.add_mutually_exclusive_group()
+    speed.add_argument("--speed", type=float, default=1.0, help="so many times as fast as it came")
+    speed.add_argument("--load", type=float, help="as fast as makes this share of capacity")
+    what.add_argument(
+        "--workload",
+        action="append",
+        default=[],
+        metavar="KIND[,NAME=VALUE...]",
+        help=f"synthetic requests: {', '.join(KINDS)}; e.g. chat,rate=2,requests=5000,tenant=a",
+    )
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument("--workers", type=int, help="how many (8)")
+    fleet.add_argument("--prefill-workers", type=int, help="for prompts only; the others decode")
+    fleet.add_argument(
+        "--engine", default="", metavar="NAME=VALUE,...", help="kv_tokens, base_s, profile, ..."
+    )
+    fleet.add_argument("--block-size", type=int, help="tokens (512)")
+    fleet.add_argument(
+        "--change",
+        action="append",
+        default=[],
+        metavar="AT:DO[:COUNT[:STARTUP_S]]",
+        help="add, remove or fail workers on the way; 60:fail:1:30 brings it back after 30 s",
+    )
+    service = parser.add_argument_group("service")
+    service.add_argument(
+        "--weights",
+        default="",
+        metavar="NAME=VALUE,...",
+        help="of `ours`, e.g. overlap_score_credit",
+    )
+    service.add_argument("--admission", metavar="JSON", help="who is let in, by `ours`")
+    service.add_argument("--replicas", type=int, help="of the service (1)")
+    service.add_argument("--sync-delay", type=float, metavar="S", help="between them (0.005)")
+    service.add_argument("--event-lag", type=float, metavar="S", help="of KV events (0.01)")
+    service.add_argument("--load-lag", type=float, metavar="S", help="of lifecycle calls (0.001)")
+    how = parser.add_argument_group("runs")
+    how.add_argument("--settings", metavar="FILE", help="JSON as in results; options come on top")
+    how.add_argument("--seed", type=int, help="of the first run (1)")
+    how.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each policy")
+    how.add_argument("--jobs", type=int, default=1, metavar="N", help="processes side by side")
+    how.add_argument("--out", metavar="FILE", help="results as JSON")
+    how.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def settings_of(args: Namespace) -> RunSettings:
+    """Return the run that options describe, checked; its policy is yet to be said.
+
+    Raises:
+        ValueError: naming what is wrong.
+        OSError: the settings' file cannot be read.
+    """
+    base = RunSettings()
+    if args.settings is not None:
+        base = msgspec.json.decode(Path(args.settings).read_bytes(), type=RunSettings)
+    given: dict[str, Any] = {
+        "workers": args.workers,
+        "prefill_workers": args.prefill_workers,
+        "block_size": args.block_size,
+        "replicas": args.replicas,
+        "sync_delay_s": args.sync_delay,
+        "event_lag_s": args.event_lag,
+        "load_lag_s": args.load_lag,
+        "seed": args.seed,
+    }
+    if args.trace is not None:
+        given["trace"] = Trace(
+            path=args.trace,
+            format=args.format,
+            speed=args.speed,
+            jitter_s=args.jitter,
+            limit=args.limit,
+        )
+    if args.workload:
+        given["workloads"] = [_workload(text) for text in args.workload]
+    if args.engine:
+        given["engine"] = _changed(base.engine, args.engine, "--engine")
+    if args.weights:
+        given["weights"] = _changed(base.weights, args.weights, "--weights")
+    if args.admission is not None:
+        given["admission"] = msgspec.json.decode(args.admission, type=AdmissionSettings)
+    if args.change:
+        given["changes"] = [_change(text) for text in args.change]
+    settings = replace(base, **{name: one for name, one in given.items() if one is not None})
+    settings.validate()
+    return settings
+
+
+def weights_with(base: RouterConfig, values: dict[str, float]) -> RouterConfig:
+    """Return weights with some of them changed.
+
+    Raises:
+        ValueError: there is none of such a name.
+    """
+    return _converted(base, dict(values), "weights")
+
+
+def _workload(text: str) -> WorkloadSettings:
+    kind, _, rest = text.partition(",")
+    return _converted(
+        WorkloadSettings(), {"kind": kind, **_pairs(rest, "--workload")}, "--workload"
+    )
+
+
+def _changed(base: T, text: str, where: str) -> T:
+    return _converted(base, _pairs(text, where), where)
+
+
+def _pairs(text: str, where: str) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for piece in filter(None, text.split(",")):
+        name, equals, value = piece.partition("=")
+        if not equals:
+            raise ValueError(f"{where}: {piece} should be NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _converted(base: T, values: dict[str, Any], where: str) -> T:
+    kind = type(base)
+    unknown = values.keys() - set(kind.__struct_fields__)
+    if unknown:
+        raise ValueError(f"{where}: there is no {', '.join(sorted(unknown))}")
+    merged = {name: getattr(base, name) for name in kind.__struct_fields__} | values
+    try:
+        return msgspec.convert(merged, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _change(text: str) -> Change:
+    pieces = text.split(":")
+    names = ("at", "do", "count", "startup_s")
+    if not 2 <= len(pieces) <= len(names):  # noqa: PLR2004 - a time and what to do
+        raise ValueError(f"--change: {text} should be AT:DO[:COUNT[:STARTUP_S]]")
+    try:
+        return msgspec.convert(dict(zip(names, pieces, strict=False)), Change, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--change {text}: {error}") from None

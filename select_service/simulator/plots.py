@@ -1,0 +1,143 @@
+"""Plots as SVG text, to stand inside a page: lines and bars, nothing that asks the network."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["COLOURS", "Series", "bars", "lines"]
+
+COLOURS: Final = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#8c564b"),
+)
+_WIDTH, _HEIGHT = 460, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40
+
+
+class Series(NamedTuple):
+    """One line."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+class _Axis:
+    """From values to places on the paper."""
+
+    def __init__(self, low: float, high: float, begin: float, end: float, *, log: bool) -> None:
+        self.log = log
+        if log:
+            low, high = math.log10(max(low, 1e-6)), math.log10(max(high, 1e-6))
+        if high <= low:
+            high = low + 1.0
+        self._low, self._high, self._begin, self._end = low, high, begin, end
+
+    def at(self, value: float) -> float:
+        """Return the place of a value."""
+        if self.log:
+            value = math.log10(max(value, 1e-6))
+        share = (value - self._low) / (self._high - self._low)
+        return self._begin + min(1.0, max(0.0, share)) * (self._end - self._begin)
+
+    def ticks(self) -> list[float]:
+        """Return values to write beside the axis."""
+        if self.log:
+            first, last = math.floor(self._low), math.ceil(self._high)
+            marks = [10.0**power for power in range(first, last + 1)]
+            return [mark for mark in marks if self._low - 1e-9 <= math.log10(mark) <= self._high]
+        step = _round_step((self._high - self._low) / 5)
+        first = math.ceil(self._low / step - 1e-9)
+        return [step * at for at in range(first, int(self._high / step + 1e-9) + 1)]
+
+
+def _round_step(rough: float) -> float:
+    power: float = 10.0 ** math.floor(math.log10(rough))
+    return next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
+
+
+def lines(  # noqa: PLR0913 - what a plot has
+    title: str,
+    series: Sequence[Series],
+    *,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    most: float = 0.0,
+) -> str:
+    """Draw lines; the y axis goes from 0, or the least if it is logarithmic, to `most` or beyond.
+
+    Args:
+        title: above it.
+        series: the lines.
+        x: below it.
+        y: beside it.
+        log_x: whether the x axis is logarithmic.
+        log_y: likewise.
+        most: where the y axis ends; 0: where it must.
+    """
+    points = [point for one in series for point in one.points]
+    xs = [at for at, _ in points if not log_x or at > 0.0] or [0.0, 1.0]
+    top = most or max((value for _, value in points), default=1.0) or 1.0
+    across = _Axis(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, log=log_x)
+    least = min((value for _, value in points if value > 0.0), default=0.1) if log_y else 0.0
+    up = _Axis(least, top, _HEIGHT - _BOTTOM, _TOP, log=log_y)
+    parts = [_frame(title, across, up, x, y)]
+    for number, one in enumerate(series):
+        path = " ".join(f"{across.at(at):.1f},{up.at(value):.1f}" for at, value in one.points)
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(
+            f'<polyline fill="none" stroke="{colour}" stroke-width="1.6" points="{path}">'
+            f"<title>{escape(one.name)}</title></polyline>"
+        )
+    return _sheet(parts)
+
+
+def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -> str:
+    """Draw one bar for each name, in the colour its line has elsewhere."""
+    top = 1.1 * max(values, default=1.0) or 1.0
+    across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT, log=False)
+    up = _Axis(0.0, top, _HEIGHT - _BOTTOM, _TOP, log=False)
+    parts = [_frame(title, None, up, "", y)]
+    floor = up.at(0.0)
+    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+        begin, end = across.at(number + 0.15), across.at(number + 0.85)
+        height = floor - up.at(value)
+        parts.append(
+            f'<rect x="{begin:.1f}" y="{floor - height:.1f}" width="{end - begin:.1f}" '
+            f'height="{height:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
+            f"<title>{escape(name)}: {value:.4g}</title></rect>"
+            f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
+            f"{value:.3g}</text>"
+        )
+    return _sheet(parts)
+
+
+def _frame(title: str, across: _Axis | None, up: _Axis, x: str, y: str) -> str:
+    right, floor = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    parts = [f'<text x="{_WIDTH / 2}" y="16" class="t">{escape(title)}</text>']
+    for value in up.ticks():
+        at = up.at(value)
+        parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" class="g"/>')
+        parts.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="y">{value:.4g}</text>')
+    for value in across.ticks() if across is not None else ():
+        at = across.at(value) if across is not None else 0.0
+        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" class="g"/>')
+        parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{value:.4g}</text>')
+    parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 8}" class="v">{escape(x)}</text>')
+    parts.append(f'<text x="4" y="{_TOP - 6}" class="n">{escape(y)}</text>')
+    return "".join(parts)
+
+
+def _sheet(parts: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img">'
+        "<style>text{font:11px sans-serif;fill:#333}.t{font-weight:600;text-anchor:middle;"
+        "font-size:13px}.v{text-anchor:middle}.y{text-anchor:end}.g{stroke:#e4e4e4}</style>"
+        f"{''.join(parts)}</svg>"
+    )

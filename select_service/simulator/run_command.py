@@ -1,0 +1,84 @@
+"""`select-sim run`: policies side by side on the same requests, as a table, JSON and a report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from select_service.simulator.comparison import (
+    Comparison,
+    as_text,
+    perform,
+    shown_progress,
+    table,
+)
+from select_service.simulator.options import add_options, settings_of
+from select_service.simulator.report import html_of
+from select_service.simulator.runs import POLICIES, at_load, capacity_of
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from select_service.simulator.runs import RunSettings
+
+__all__ = ["configure", "execute"]
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Give the command its options."""
+    parser.add_argument(
+        "--policy",
+        default="ours,kv-cost",
+        metavar="NAME,...",
+        help=f"all, or some of {', '.join(POLICIES)} (default: %(default)s)",
+    )
+    add_options(parser)
+    parser.add_argument("--report", metavar="FILE", help="results as one HTML file with plots")
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: Namespace) -> int:
+    """Carry it out; returns the exit code.
+
+    Raises:
+        ValueError, OSError: it cannot be carried out.
+    """
+    names = list(POLICIES) if args.policy == "all" else args.policy.split(",")
+    settings = settings_of(args)
+    for name in names:
+        replace(settings, policy=name).validate()
+    settings, capacity = loaded(settings, args.load)
+    seeds = range(settings.seed, settings.seed + args.seeds)
+    tasks = [replace(settings, policy=name, seed=seed) for name in names for seed in seeds]
+    with shown_progress(len(tasks), quiet=args.quiet) as progress:
+        runs = perform(tasks, args.jobs, progress)
+    result = Comparison(settings=settings, runs=runs, capacity=capacity, load=args.load)
+    sys.stdout.write(as_text(*table(runs)))
+    if args.out is not None:
+        write_json(args.out, result)
+    if args.report is not None:
+        Path(args.report).write_text(html_of(result), encoding="utf-8")
+    return 0
+
+
+def loaded(settings: RunSettings, load: float | None) -> tuple[RunSettings, float | None]:
+    """Bring a trace to a share of capacity, if that is asked for.
+
+    Raises:
+        ValueError, OSError: it cannot be done.
+    """
+    if load is None:
+        return settings, None
+    capacity = capacity_of(settings)
+    sys.stdout.write(f"capacity {capacity:.2f} requests/s, offered {load * capacity:.2f}\n")
+    return at_load(settings, load, capacity), capacity
+
+
+def write_json(path: str, result: msgspec.Struct) -> None:
+    """Write results for people and programs."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    Path(path).write_bytes(text + b"\n")

@@ -1,0 +1,374 @@
+"""One simulated run from settings to measures: who is built, seeded and let go, and in what order.
+
+The same settings and seed give the same measures to the last bit; every policy sees the same
+requests. `report.py` shows what comes out, `sweep.py` runs many.
+"""
+
+from __future__ import annotations
+
+import random
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from select_service.admission_types import AdmissionSettings
+from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.core_router import CoreRouter, CoreSettings
+from select_service.simulator.core.latency import AnalyticLatency, Latency, ProfileLatency
+from select_service.simulator.core.measures import Measures, measure
+from select_service.simulator.core.requests import Request
+from select_service.simulator.core.routers import (
+    LeastLoaded,
+    PowerOfTwo,
+    PrefixAffinity,
+    RandomChoice,
+    RoundRobin,
+)
+from select_service.simulator.core.settings import PoolSettings
+from select_service.simulator.core.worker import EngineSettings
+from select_service.simulator.core.workloads import WorkloadSettings, workload_of
+from select_service.simulator.traces import READERS, TraceWorkload
+from select_service.types import RouterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from select_service.simulator.core.requests import Workload
+    from select_service.simulator.core.routers import Router
+
+__all__ = ["POLICIES", "Change", "Engine", "RunSettings", "Trace", "at_load", "capacity_of", "run"]
+
+_SIMPLE: Final = {
+    "round-robin": RoundRobin,
+    "random": RandomChoice,
+    "least-loaded": LeastLoaded,
+    "power-of-two": PowerOfTwo,
+    "prefix-affinity": PrefixAffinity,
+}
+OURS: Final = "ours"
+PEER: Final = "kv-cost"
+POLICIES: Final = (OURS, PEER, *_SIMPLE)
+"""`ours`: the core with the settings given; `kv-cost`: the same with the peer's defaults."""
+
+STRIDE_S: Final = 10.0
+"""Simulated seconds between two words about how far it is."""
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines of a run; `profile` is a directory of the planner's profiles, in place of times."""
+
+    kv_tokens: int = 400_000
+    step_tokens_max: int = 8_192
+    sequences_max: int = 256
+    base_s: float = 6e-3
+    prefill_token_s: float = 30e-6
+    prefill_pair_s: float = 2e-10
+    sequence_s: float = 0.1e-3
+    kv_token_s: float = 75e-9
+    profile: str | None = None
+
+    def build(self) -> EngineSettings:
+        """Return what the simulated engine takes.
+
+        Raises:
+            ValueError: it cannot compute so.
+            OSError: the profile cannot be read.
+        """
+        latency: Latency
+        if self.profile is None:
+            latency = AnalyticLatency(
+                base_s=self.base_s,
+                prefill_token_s=self.prefill_token_s,
+                prefill_pair_s=self.prefill_pair_s,
+                sequence_s=self.sequence_s,
+                kv_token_s=self.kv_token_s,
+            )
+        else:
+            latency = read_profile(Path(self.profile))
+        settings = EngineSettings(latency, self.kv_tokens, self.step_tokens_max, self.sequences_max)
+        settings.check()
+        return settings
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recorded requests, so many times as fast as they came."""
+
+    path: str
+    format: str = "mooncake"
+    speed: float = 1.0
+    jitter_s: float = 0.0  # each comes up to so much later, before speed
+    limit: int = 0  # requests; 0: all
+
+    def check(self) -> None:
+        """Refuse what cannot be read.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if self.format not in READERS:
+            raise ValueError(f"format must be one of {', '.join(READERS)}")
+        if not (self.speed > 0.0 and self.jitter_s >= 0.0 and self.limit >= 0):
+            raise ValueError("speed must be above 0, jitter_s and limit at least 0")
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens to the fleet on the way; who goes is the oldest worker of the pool."""
+
+    at: float
+    do: Literal["add", "remove", "fail"]
+    count: int = 1
+    pool: str = ""
+    startup_s: float = 0.0  # of those added; of a failed one: until it is back, 0: never
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that decides about a run."""
+
+    policy: str = OURS
+    seed: int = 1
+    workers: int = 8
+    prefill_workers: int = 0  # above 0: two pools, and `workers` decode
+    engine: Engine = Engine()
+    block_size: int = 512
+    trace: Trace | None = None
+    workloads: list[WorkloadSettings] = []
+    weights: RouterConfig = RouterConfig()
+    admission: AdmissionSettings | None = None
+    replicas: int = 1
+    sync_delay_s: float = 0.005
+    event_lag_s: float = 0.01
+    load_lag_s: float = 0.001
+    transfer_token_s: float = 1e-6
+    detect_s: float = 1.0
+    changes: list[Change] = []
+    check: bool = True  # conservation, at the end
+
+    def validate(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}")
+        if (self.trace is None) == (not self.workloads):
+            raise ValueError("a trace or workloads, one of them")
+        if self.workers < 1 or self.replicas < 1 or self.block_size < 1:
+            raise ValueError("workers, replicas and block_size must be at least 1")
+        for name in ("sync_delay_s", "event_lag_s", "load_lag_s", "transfer_token_s", "detect_s"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must be at least 0")
+        if self.trace is not None:
+            self.trace.check()
+        for one in self.workloads:
+            one.check()
+
+
+def read_profile(directory: Path) -> ProfileLatency:
+    """Read `selected_prefill_interpolation` and `selected_decode_interpolation`.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: an array is missing or does not fit.
+    """
+    arrays: list[dict[str, Any]] = []
+    for part in ("prefill", "decode"):
+        path = directory / f"selected_{part}_interpolation" / "raw_data.npz"
+        arrays.append(_read_arrays(path))
+    try:
+        return ProfileLatency(*arrays)
+    except KeyError as missing:
+        raise ValueError(f"{directory}: there is no array {missing}") from None
+
+
+def _read_arrays(path: Path) -> dict[str, list[float]]:
+    """Read numbers out of an NPZ, and nothing that could be more than numbers."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = {}
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    array = np.lib.format.read_array(member, allow_pickle=False)
+                found[name.removesuffix(".npy")] = array.ravel().tolist()
+            return found
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _rng(settings: RunSettings, *names: object) -> random.Random:
+    """Return a generator of its own for each purpose: none shares its luck with another."""
+    text = "/".join(str(name) for name in (settings.seed, *names))
+    return random.Random(text)  # noqa: S311  # nosec B311 - simulated luck
+
+
+def workload(settings: RunSettings) -> Workload:
+    """Open the requests of a run; they do not depend on the policy.
+
+    Raises:
+        ValueError, BadTrace, OSError: they cannot be read.
+    """
+    trace = settings.trace
+    if trace is None:
+        rngs = [_rng(settings, "workload", at) for at in range(len(settings.workloads))]
+        return workload_of(settings.workloads, settings.block_size, rngs)
+    requests = _read(trace, settings.block_size)
+    return TraceWorkload(
+        requests,
+        settings.block_size,
+        _rng(settings, "trace"),
+        speed=trace.speed,
+        jitter_s=trace.jitter_s,
+        limit=trace.limit,
+    )
+
+
+def _read(trace: Trace, block_size: int) -> Iterator[Request]:
+    with Path(trace.path).open("rb") as lines:
+        yield from READERS[trace.format](lines, block_size)
+
+
+def router(settings: RunSettings) -> Router:
+    """Build the policy."""
+    simple = _SIMPLE.get(settings.policy)
+    if simple is not None:
+        return simple(_rng(settings, "router"))
+    core = CoreSettings(replicas=settings.replicas, sync_delay_s=settings.sync_delay_s)
+    if settings.policy == OURS:
+        core = CoreSettings(
+            settings.weights,
+            settings.admission,
+            replicas=settings.replicas,
+            sync_delay_s=settings.sync_delay_s,
+        )
+    return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])
+
+
+def cluster(settings: RunSettings) -> Cluster:
+    """Build everything; nothing has happened yet but that workers are there.
+
+    Raises:
+        ValueError, OSError: it cannot be built.
+    """
+    settings.validate()
+    engine = settings.engine.build()
+    pools = {"workers": PoolSettings("aggregated", engine)}
+    sizes = {"workers": settings.workers}
+    if settings.prefill_workers:
+        pools = {
+            "prefill": PoolSettings("prefill", engine),
+            "decode": PoolSettings("decode", engine),
+        }
+        sizes = {"prefill": settings.prefill_workers, "decode": settings.workers}
+    surroundings = ClusterSettings(
+        pools,
+        block_size=settings.block_size,
+        event_lag_s=settings.event_lag_s,
+        load_lag_s=settings.load_lag_s,
+        transfer_token_s=settings.transfer_token_s,
+        detect_s=settings.detect_s,
+    )
+    built = Cluster(surroundings, router(settings), workload(settings))
+    for pool, size in sizes.items():
+        for _ in range(size):
+            built.add_worker(pool, 0.0)
+    for change in settings.changes:
+        pool = change.pool or next(iter(pools))
+        if pool not in pools:
+            raise ValueError(f"there is no pool {pool}; there are {', '.join(pools)}")
+        built.at(change.at, partial(_carry_out, built, change, pool))
+    return built
+
+
+def _carry_out(built: Cluster, change: Change, pool: str) -> None:
+    for _ in range(change.count):
+        if change.do == "add":
+            built.add_worker(pool, built.now, change.startup_s)
+            continue
+        ids = built.worker_ids(pool)
+        if not ids:
+            return
+        if change.do == "remove":
+            built.remove_worker(ids[0], built.now)
+        else:
+            built.fail_worker(ids[0], built.now, change.startup_s or None)
+
+
+def run(settings: RunSettings, progress: Callable[[int], None] | None = None) -> Measures:
+    """Run to the end, check that nothing was lost, and measure.
+
+    Args:
+        settings: of the run.
+        progress: told now and then how many requests have ended.
+
+    Raises:
+        ValueError, BadTrace, OSError: it cannot be run.
+        AssertionError: something was lost or is left, which is a bug.
+    """
+    built = cluster(settings)
+    while not built.is_done:
+        built.advance(built.now + STRIDE_S)
+        if progress is not None:
+            progress(len(built.outcomes))
+    if settings.check:
+        built.check()
+    return measure(built, settings.policy, settings.seed)
+
+
+_BACKLOG_SPEED: Final = 1e6
+_BACKLOG_REQUESTS: Final = 4_000
+_SHORTEST: Final = 20  # requests; fewer have no rate
+
+
+def at_load(settings: RunSettings, load: float, capacity: float | None = None) -> RunSettings:
+    """Return the settings with the trace at such a share of the fleet's capacity.
+
+    Raises:
+        ValueError: there is no trace whose speed could be set, or it is too short.
+    """
+    trace = settings.trace
+    if trace is None:
+        raise ValueError("a share of capacity needs a trace; of workloads set the rate")
+    if capacity is None:
+        capacity = capacity_of(settings)
+    source = workload(replace(settings, trace=replace(trace, speed=1.0)))
+    times = [request.arrival for request in iter(source.next, None)]
+    if len(times) < _SHORTEST or times[-1] == times[0]:
+        raise ValueError("the trace is too short to have a rate")
+    rate = (len(times) - 1) / (times[-1] - times[0])
+    return replace(settings, trace=replace(trace, speed=load * capacity / rate))
+
+
+def capacity_of(settings: RunSettings) -> float:
+    """Return the requests a second that the fleet answers when thousands wait at its door.
+
+    It is the rate between the first and the last tenth of the answers, with the peer's formula and
+    nothing late; the hits that such a backlog allows are part of it.
+
+    Raises:
+        ValueError: there is no trace, or it is too short.
+    """
+    trace = settings.trace
+    if trace is None:
+        raise ValueError("a share of capacity needs a trace; of workloads set the rate")
+    limit = min(trace.limit or _BACKLOG_REQUESTS, _BACKLOG_REQUESTS)
+    door = replace(
+        settings,
+        policy=PEER,
+        replicas=1,
+        changes=[],
+        event_lag_s=0.0,
+        load_lag_s=0.0,
+        trace=replace(trace, speed=_BACKLOG_SPEED, limit=limit),
+    )
+    built = cluster(door)
+    built.finish()
+    ends = [one.finished for one in built.outcomes if one.is_ok]
+    first, last = len(ends) // 10, len(ends) * 9 // 10
+    if len(ends) < _SHORTEST or ends[last] == ends[first]:
+        raise ValueError("the trace is too short to measure capacity with it")
+    return (last - first) / (ends[last] - ends[first])

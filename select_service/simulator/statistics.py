@@ -1,0 +1,42 @@
+"""Means over seeds with the interval they lie in: Student's t, 95 %."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Estimate", "estimate"]
+
+_T95: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""The 97.5 % quantile by degrees of freedom, from 1; beyond, that of the normal distribution."""
+
+_NORMAL: Final = 1.960
+
+
+class Estimate(NamedTuple):
+    """A mean, and how far the true one may be from it; one value says nothing about that."""
+
+    mean: float
+    half: float | None
+
+    def text(self, digits: int = 3, scale: float = 1.0) -> str:
+        """Return it for people."""
+        mean = f"{self.mean * scale:.{digits}f}"
+        return mean if self.half is None else f"{mean} ±{self.half * scale:.{digits}f}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of at least one value, and half of its 95 % interval."""
+    number = len(values)
+    mean = sum(values) / number
+    if number == 1:
+        return Estimate(mean, None)
+    variance = sum((value - mean) ** 2 for value in values) / (number - 1)
+    quantile = _T95[number - 2] if number - 2 < len(_T95) else _NORMAL
+    return Estimate(mean, float(quantile * (variance / number) ** 0.5))

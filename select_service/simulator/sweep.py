@@ -1,0 +1,179 @@
+"""`select-sim sweep`: many weights on the same requests, and which of them nobody beats.
+
+Weights come as a grid, or are drawn from ranges. The front has those settings that are not worse
+in every aim than another; how far a mean may be off stands beside it. What is beyond the front by
+less than that is no finding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from select_service.simulator.comparison import (
+    METRICS,
+    as_text,
+    estimates,
+    perform,
+    shown_progress,
+)
+from select_service.simulator.options import add_options, settings_of, weights_with
+from select_service.simulator.run_command import loaded, write_json
+from select_service.simulator.runs import OURS, PEER, RunSettings
+from select_service.simulator.statistics import Estimate
+from select_service.types import RouterConfig
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
+
+    from select_service.simulator.core.measures import Measures
+
+__all__ = ["configure", "execute", "pareto"]
+
+_MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "goodput"})
+_RANGE: Final = 3  # begin:end:step
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting and what it comes to."""
+
+    weights: dict[str, float]  # that differ from the base; none: the base itself
+    policy: str
+    metrics: dict[str, Estimate]
+    is_on_front: bool = False
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command leaves behind."""
+
+    settings: RunSettings
+    aims: list[str]
+    candidates: list[Candidate]
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Give the command its options."""
+    parser.add_argument(
+        "--vary",
+        action="append",
+        required=True,
+        metavar="WEIGHT=VALUES",
+        help="values as 0,0.5,1 or begin:end:step; repeat for a grid",
+    )
+    parser.add_argument("--draw", type=int, metavar="N", help="so many points of the grid, drawn")
+    parser.add_argument(
+        "--aims",
+        default="ttft_p90,itl_p90,load_cov",
+        metavar="NAME,...",
+        help=f"what counts, of {', '.join(METRICS)} (default: %(default)s)",
+    )
+    add_options(parser)
+    parser.set_defaults(execute=execute, jobs=os.cpu_count() or 1, seeds=3)
+
+
+def execute(args: Namespace) -> int:
+    """Carry it out; returns the exit code.
+
+    Raises:
+        ValueError, OSError: it cannot be carried out.
+    """
+    aims = args.aims.split(",")
+    unknown = [name for name in aims if name not in METRICS]
+    if unknown:
+        raise ValueError(f"--aims: there is no {', '.join(unknown)}")
+    settings, _ = loaded(replace(settings_of(args), policy=OURS), args.load)
+    points = _points(args.vary, settings.weights)
+    if args.draw is not None and args.draw < len(points):
+        rng = random.Random(f"{settings.seed}/sweep")  # noqa: S311  # nosec B311 - points
+        points = sorted(rng.sample(points, args.draw), key=points.index)
+    variants = [replace(settings, weights=weights_with(settings.weights, one)) for one in points]
+    variants.append(replace(settings, policy=PEER))
+    tasks = [
+        replace(variant, seed=settings.seed + at)
+        for variant in variants
+        for at in range(args.seeds)
+    ]
+    with shown_progress(len(tasks), quiet=args.quiet) as progress:
+        runs = perform(tasks, args.jobs, progress)
+    groups = [runs[at : at + args.seeds] for at in range(0, len(runs), args.seeds)]
+    candidates = _judged([*points, {}], variants, groups, aims)
+    sys.stdout.write(_told(candidates, aims))
+    if args.out is not None:
+        write_json(args.out, Sweep(settings=settings, aims=aims, candidates=candidates))
+    return 0
+
+
+def _points(texts: Sequence[str], base: RouterConfig) -> list[dict[str, float]]:
+    grid: dict[str, list[float]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals:
+            raise ValueError(f"--vary: {text} should be WEIGHT=VALUES")
+        grid[name] = _values(values)
+        for value in grid[name]:
+            weights_with(base, {name: value})
+    combinations = itertools.product(*grid.values())
+    return [dict(zip(grid, values, strict=True)) for values in combinations]
+
+
+def _values(text: str) -> list[float]:
+    pieces = text.split(":")
+    try:
+        if len(pieces) != _RANGE:
+            return [float(piece) for piece in text.split(",")]
+        begin, end, step = (float(piece) for piece in pieces)
+    except ValueError:
+        raise ValueError(f"--vary: {text} should be numbers") from None
+    if not (step > 0.0 and end >= begin):
+        raise ValueError(f"--vary: {text} should go up")
+    return [round(begin + step * at, 9) for at in range(int((end - begin) / step + 1e-9) + 1)]
+
+
+def _judged(
+    points: Sequence[dict[str, float]],
+    variants: Sequence[RunSettings],
+    groups: Sequence[Sequence[Measures]],
+    aims: Sequence[str],
+) -> list[Candidate]:
+    candidates = [
+        Candidate(weights=point, policy=variant.policy, metrics=estimates(group))
+        for point, variant, group in zip(points, variants, groups, strict=True)
+    ]
+    costs = [[_cost(one.metrics[aim].mean, aim) for aim in aims] for one in candidates]
+    front = pareto(costs)
+    return [replace(one, is_on_front=at in front) for at, one in enumerate(candidates)]
+
+
+def _cost(value: float, aim: str) -> float:
+    return -value if aim in _MORE_IS_BETTER else value
+
+
+def pareto(costs: Sequence[Sequence[float]]) -> set[int]:
+    """Return the places of those that no other beats in one aim without losing in another."""
+    front = set()
+    for at, mine in enumerate(costs):
+        beaten = any(
+            all(x <= y for x, y in zip(other, mine, strict=True)) and list(other) != list(mine)
+            for other in costs
+        )
+        if not beaten:
+            front.add(at)
+    return front
+
+
+def _told(candidates: Sequence[Candidate], aims: Sequence[str]) -> str:
+    head = ["weights", *(METRICS[aim][0] for aim in aims), "front"]
+    rows = []
+    order = sorted(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
+    for one in order:
+        name = " ".join(f"{key}={value:g}" for key, value in one.weights.items()) or one.policy
+        cells = [one.metrics[aim].text(METRICS[aim][3], METRICS[aim][2]) for aim in aims]
+        rows.append([name, *cells, "*" if one.is_on_front else ""])
+    return as_text(head, rows)

@@ -1,0 +1,261 @@
+"""Recorded traffic as requests: Mooncake's traces, logs of OpenAI-style calls, others by name.
+
+A reader turns lines into requests in order of arrival; it opens nothing. `READERS` is where a new
+format is entered: `select-sim run --format NAME` finds it there.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from heapq import heappop, heappush
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from select_service.simulator.core.requests import Outcome, Request
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["MOONCAKE_BLOCK", "READERS", "BadTrace", "Reader", "TraceWorkload"]
+
+MOONCAKE_BLOCK: Final = 512
+"""Tokens that one of Mooncake's hash ids stands for."""
+
+T = TypeVar("T")
+
+CHARACTERS_PER_TOKEN: Final = 4
+"""Of a log that has the text and not the tokens."""
+
+
+class BadTrace(ValueError):
+    """A line that cannot be read; the text names it, from 1."""
+
+
+class Reader(Protocol):
+    """Turns the lines of a file into requests whose blocks have `block_size` tokens."""
+
+    def __call__(self, lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
+        """Read lazily.
+
+        Raises:
+            BadTrace: a line cannot be read.
+            ValueError: the format has no blocks of that size.
+        """
+
+
+class TraceWorkload:
+    """A trace as a workload: each request at its time, `speed` times as fast.
+
+    Clocks of traces are coarse (Mooncake's ticks every three seconds): with `jitter_s` each request
+    comes up to so much later, drawn from `rng`, and bursts that never were are none.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        block_size: int,
+        rng: random.Random,
+        *,
+        speed: float = 1.0,
+        jitter_s: float = 0.0,
+        limit: int = 0,
+    ) -> None:
+        self.block_size = block_size
+        self._requests = islice(iter(requests), limit or None)
+        self._rng = rng
+        self._speed = speed
+        self._jitter_s = jitter_s
+        self._ahead = next(self._requests, None)
+        self._shaken: list[tuple[float, int, Request]] = []  # a heap: those that may be overtaken
+
+    def next(self) -> Request | None:
+        """See Workload."""
+        shaken = self._shaken
+        while self._ahead is not None and (not shaken or self._ahead.arrival <= shaken[0][0]):
+            one = self._ahead
+            at = one.arrival + self._rng.random() * self._jitter_s
+            heappush(shaken, (at, one.number, one))
+            self._ahead = next(self._requests, None)
+        if not shaken:
+            return None
+        at, _, request = heappop(shaken)
+        request.arrival = at / self._speed
+        return request
+
+    def after(self, outcome: Outcome) -> tuple[Request, ...]:  # noqa: ARG002 - a Workload
+        """Nothing: a trace has its own times."""
+        return ()
+
+
+# -- Mooncake ------------------------------------------------------------------------------------
+
+
+class _MooncakeLine(msgspec.Struct):
+    timestamp: float  # ms
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def read_mooncake(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
+    """See Reader; blocks of 512 tokens, or of a size that 512 is a multiple of."""
+    if MOONCAKE_BLOCK % block_size:
+        raise ValueError(f"blocks of this trace have {MOONCAKE_BLOCK} tokens, or a part of it")
+    parts = MOONCAKE_BLOCK // block_size
+    decoder = msgspec.json.Decoder(_MooncakeLine)
+    for number, line in _lines(lines):
+        one = _decoded(decoder, line, number)
+        if one.input_length < 1 or one.output_length < 0 or any(id_ < 0 for id_ in one.hash_ids):
+            raise BadTrace(f"line {number}: lengths and hash ids must not be negative")
+        full = one.input_length // block_size
+        names = [1 + id_ * parts + part for id_ in one.hash_ids for part in range(parts)]
+        yield Request(
+            number=number,
+            arrival=one.timestamp / 1e3,
+            isl=one.input_length,
+            osl=max(1, one.output_length),
+            blocks=tuple(names[:full]),
+        )
+
+
+# -- OpenAI-style logs ---------------------------------------------------------------------------
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+    content: str | list[dict[str, object]] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message] | None = None
+    prompt: str | None = None
+    user: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class _Reply(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+class _LogLine(_Body):
+    timestamp: float | str | None = None  # seconds, or ISO 8601
+    created: float | None = None
+    request: _Body | None = None
+    response: _Reply | None = None
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    session_id: str | None = None
+    slo_class: str | None = None
+
+
+def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
+    """See Reader.
+
+    A line has the members of a call (`messages` or `prompt`, `user`, `max_tokens`), at the top or
+    in `request`; those of the answer (`choices`, `usage`), at the top or in `response`; and
+    `timestamp` (seconds or ISO 8601) or `created`. Prompts are alike as far as their text is,
+    four characters to a token; `usage` says how long they were, where it is there.
+    """
+    decoder = msgspec.json.Decoder(_LogLine)
+    start: float | None = None
+    for number, line in _lines(lines):
+        one = _decoded(decoder, line, number)
+        when = _when(one, number)
+        start = when if start is None else start
+        yield _logged(one, number, max(0.0, when - start), block_size)
+
+
+def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Request:
+    call: _Body = one.request or one
+    reply = one.response or _Reply(one.choices, one.usage)
+    usage = reply.usage or _Usage()
+    text = _text_of(call, number)
+    answer = _answer_of(reply)
+    isl = usage.prompt_tokens or max(1, len(text) // CHARACTERS_PER_TOKEN)
+    limit = call.max_completion_tokens or call.max_tokens
+    osl = usage.completion_tokens or len(answer) // CHARACTERS_PER_TOKEN or limit or 1
+    size = block_size * CHARACTERS_PER_TOKEN
+    blocks: list[int] = []
+    before = 0
+    whole = text + answer
+    for begin in range(0, len(whole) - size + 1, size):
+        piece = whole[begin : begin + size].encode()
+        before = xxh3_64_intdigest(piece, seed=before)
+        blocks.append(before)
+    return Request(
+        number=number,
+        arrival=arrival,
+        isl=isl,
+        osl=osl,
+        blocks=tuple(blocks[: (isl + osl) // block_size]),
+        session=one.session_id or call.user or "",
+        slo_class=one.slo_class or "",
+        expected_osl=limit,
+    )
+
+
+def _when(one: _LogLine, number: int) -> float:
+    if isinstance(one.timestamp, str):
+        try:
+            return datetime.fromisoformat(one.timestamp).timestamp()
+        except ValueError:
+            raise BadTrace(f"line {number}: timestamp is no date of ISO 8601") from None
+    when = one.created if one.timestamp is None else one.timestamp
+    if when is None:
+        raise BadTrace(f"line {number}: no timestamp and no created")
+    return when
+
+
+def _text_of(call: _Body, number: int) -> str:
+    if call.messages is not None:
+        return "".join(_said(message) for message in call.messages)
+    if call.prompt is not None:
+        return call.prompt
+    raise BadTrace(f"line {number}: no messages and no prompt")
+
+
+def _said(message: _Message) -> str:
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content)
+    return f"<{message.role}>{content or ''}\n"
+
+
+def _answer_of(reply: _Reply) -> str:
+    """Return the answer as the next turn will repeat it."""
+    if not reply.choices:
+        return ""
+    first = reply.choices[0]
+    if first.message is not None:
+        return _said(msgspec.structs.replace(first.message, role=first.message.role or "assistant"))
+    return first.text or ""
+
+
+def _lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadTrace(f"line {number}: {error}") from None
+
+
+READERS: Final[dict[str, Reader]] = {"mooncake": read_mooncake, "openai": read_openai}

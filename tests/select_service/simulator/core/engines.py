@@ -1,0 +1,80 @@
+"""Small engines, and requests by the dozen, for tests of the simulator."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from select_service.simulator.core.latency import AnalyticLatency
+from select_service.simulator.core.requests import Outcome, Request
+from select_service.simulator.core.worker import EngineSettings, Happening, Job, Worker
+
+BLOCK = 4
+SMALL = EngineSettings(
+    AnalyticLatency(1e-2, 1e-3, 1e-6, 1e-3, 1e-5),
+    kv_tokens=160,
+    step_tokens_max=16,
+    sequences_max=6,
+)
+
+
+class Given:
+    """A workload of these requests and no others."""
+
+    def __init__(self, requests: Iterable[Request], block_size: int = BLOCK) -> None:
+        self.block_size = block_size
+        self._requests = iter(sorted(requests, key=lambda one: one.arrival))
+
+    def next(self) -> Request | None:
+        return next(self._requests, None)
+
+    def after(self, outcome: Outcome) -> tuple[Request, ...]:
+        return ()
+
+
+def request(number: int, arrival: float, isl: int, osl: int, first: int | None = None) -> Request:
+    """A request whose blocks begin with number `first`; its own, unless that is said."""
+    start = 1_000 * (number + 1) if first is None else 1_000_000 * (first + 1)
+    blocks = tuple(range(start, start + (isl + osl) // BLOCK))
+    return Request(number=number, arrival=arrival, isl=isl, osl=osl, blocks=blocks)
+
+
+def some(seed: int, count: int, rate: float) -> list[Request]:
+    """Requests of all lengths, some of which share their prompts."""
+    rng = random.Random(seed)
+    now = 0.0
+    found: list[Request] = []
+    for number in range(count):
+        now += rng.expovariate(rate)
+        first = rng.choice((None, 0, 1))
+        found.append(request(number, now, rng.randint(1, 60), rng.randint(1, 40), first))
+    return found
+
+
+class OneByOne(Worker):
+    """The naive twin: every step by itself."""
+
+    def _steps_at_most(self) -> int:
+        super()._steps_at_most()
+        return 1
+
+
+def play(worker: Worker, requests: Sequence[Request]) -> list[tuple[float, str, int]]:
+    """Submit requests at their times; returns what happened, when, and to whom."""
+    to_come = deque(sorted(requests, key=lambda one: one.arrival))
+    found: list[tuple[float, str, int]] = []
+
+    def note(now: float, happened: Iterable[Happening]) -> None:
+        found.extend((now, one.kind, one.job.request.number) for one in happened)
+
+    while to_come or worker.due < float("inf"):
+        if to_come and to_come[0].arrival <= worker.due:
+            one = to_come.popleft()
+            worker.submit(Job(one), one.arrival)
+            note(one.arrival, [Happening("too_large", job) for job in worker.take_refused()])
+        else:
+            now = worker.due
+            note(now, worker.step(now))
+        worker.check()
+    return found

@@ -1,0 +1,223 @@
+"""Simulated clusters: nothing is lost, whatever happens to workers; one seed is one history."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from select_service.admission_types import AdmissionSettings
+from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.core_router import CoreRouter, CoreSettings
+from select_service.simulator.core.observing import ISL_EDGES
+from select_service.simulator.core.requests import Outcome
+from select_service.simulator.core.routers import (
+    LeastLoaded,
+    PowerOfTwo,
+    PrefixAffinity,
+    RandomChoice,
+    RoundRobin,
+    Router,
+)
+from select_service.simulator.core.settings import PoolSettings
+from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some
+
+WHOLE = {"workers": PoolSettings("aggregated", SMALL)}
+PARTS = {"prefill": PoolSettings("prefill", SMALL), "decode": PoolSettings("decode", SMALL)}
+
+
+def core(replicas: int = 1, **more: object) -> CoreRouter:
+    made = CoreSettings(replicas=replicas, sync_delay_s=0.02, **more)  # type: ignore[arg-type]
+    return CoreRouter(made, [random.Random(seed) for seed in range(replicas)])
+
+
+def queueing() -> CoreRouter:
+    """Requests wait at the service, and some too long."""
+    return core(admission=AdmissionSettings(max_inflight=3, max_queued=2, queue_deadline_s=0.7))
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": lambda: RoundRobin(random.Random(1)),
+    "random": lambda: RandomChoice(random.Random(1)),
+    "least-loaded": lambda: LeastLoaded(random.Random(1)),
+    "power-of-two": lambda: PowerOfTwo(random.Random(1)),
+    "prefix-affinity": lambda: PrefixAffinity(random.Random(1)),
+    "core": core,
+    "core, queueing": queueing,
+    "core, 3 replicas": lambda: core(3),
+}
+
+
+def built(router: Router, requests: int, seed: int, pools: dict[str, PoolSettings]) -> Cluster:
+    surroundings = ClusterSettings(
+        pools,
+        block_size=BLOCK,
+        event_lag_s=0.05,
+        load_lag_s=0.01,
+        transfer_token_s=1e-4,
+        detect_s=0.3,
+        sample_s=0.5,
+    )
+    cluster = Cluster(surroundings, router, Given(some(seed, requests, 15.0)))
+    for pool in pools:
+        for _ in range(3):
+            cluster.add_worker(pool, 0.0)
+    return cluster
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("pools", [WHOLE, PARTS], ids=["whole", "parts"])
+@given(data=st.data())
+@settings(max_examples=6)
+def test_every_request_ends_once_and_nothing_is_left(
+    name: str, pools: dict[str, PoolSettings], data: st.DataObject
+) -> None:
+    cluster = built(ROUTERS[name](), 40, data.draw(st.integers(0, 10**6)), pools)
+    for _ in range(data.draw(st.integers(0, 4))):
+        cluster.advance(cluster.now + data.draw(st.floats(0.0, 1.5)))
+        pool = data.draw(st.sampled_from(sorted(pools)))
+        ids = cluster.worker_ids(pool)
+        what = data.draw(st.sampled_from(["add", "start", "drain", "take", "fail", "back"]))
+        if what in {"add", "start"} or len(ids) < 2:
+            cluster.add_worker(pool, cluster.now, 0.5 * (what == "start"))
+        elif what in {"drain", "take"}:
+            gone = data.draw(st.sampled_from(ids))
+            cluster.remove_worker(gone, cluster.now, drain=what == "drain")
+        else:
+            gone = data.draw(st.sampled_from(ids))
+            cluster.fail_worker(gone, cluster.now, 0.2 if what == "back" else None)
+        cluster.check()
+    cluster.finish(limit_s=10_000.0)
+    assert cluster.is_done
+    cluster.check()
+    assert len(cluster.outcomes) == 40
+    for outcome in cluster.outcomes:
+        if outcome.is_ok:
+            assert outcome.request.arrival <= outcome.first_token <= outcome.finished
+
+
+def facts(outcomes: list[Outcome]) -> list[tuple[object, ...]]:
+    return [
+        (one.request.number, one.end, one.finished, one.first_token, one.worker_id, one.reason)
+        for one in outcomes
+    ]
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_same_seed_gives_the_same_to_the_last_bit(name: str) -> None:
+    runs = []
+    for _ in range(2):
+        cluster = built(ROUTERS[name](), 80, 5, WHOLE)
+        cluster.advance(1.0)
+        cluster.fail_worker(0, 1.0, 0.5)
+        cluster.finish()
+        runs.append(facts(cluster.outcomes))
+    assert runs[0] == runs[1]
+
+
+def test_the_core_sends_a_prompt_where_its_beginning_is() -> None:
+    requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(4)]
+    cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), core(), Given(requests))
+    for _ in range(3):
+        cluster.add_worker("workers", 0.0)
+    cluster.finish()
+    assert len({outcome.worker_id for outcome in cluster.outcomes}) == 1
+    assert [outcome.cached_tokens for outcome in cluster.outcomes] == [0, 36, 36, 36]
+    assert cluster.reasons == {"nobody holds any": 1, "longest prefix": 3}
+
+
+def test_news_that_come_late_are_not_known_yet() -> None:
+    requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(2)]
+    late = ClusterSettings(WHOLE, block_size=BLOCK, event_lag_s=60.0)
+    cluster = Cluster(late, core(), Given(requests))
+    cluster.add_worker("workers", 0.0)
+    cluster.finish()
+    assert cluster.reasons == {"nobody holds any": 2}
+    assert cluster.outcomes[1].cached_tokens == 36, "the engine knows all the same"
+
+
+def test_a_load_that_is_told_late_is_carried_longer() -> None:
+    lag = ClusterSettings(WHOLE, block_size=BLOCK, load_lag_s=5.0)
+    router = LeastLoaded(random.Random(1))
+    cluster = Cluster(lag, router, Given([request(0, 0.0, 8, 2)]))
+    cluster.add_worker("workers", 0.0)
+    cluster.finish()
+    assert router.load(0) == 1
+    cluster.advance(cluster.now + 5.0)
+    assert router.load(0) == 0
+
+
+def test_replicas_hear_of_each_others_bookings_as_late_as_they_are_told() -> None:
+    for delay, expected in ((0.01, {0, 1}), (1e9, {0})):
+        router = CoreRouter(
+            CoreSettings(replicas=2, sync_delay_s=delay), [random.Random(1), random.Random(1)]
+        )
+        requests = [request(0, 0.0, 60, 30), request(1, 0.1, 60, 30)]
+        cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), router, Given(requests))
+        for _ in range(2):
+            cluster.add_worker("workers", 0.0)
+        cluster.finish()
+        used = {outcome.worker_id for outcome in cluster.outcomes}
+        if delay == 1e9:  # both draw alike and see an idle fleet
+            assert len(used) == 1
+        else:
+            assert used == expected
+
+
+def test_a_worker_that_starts_is_not_chosen_and_one_that_drains_ends_its_work() -> None:
+    requests = [request(0, 0.0, 8, 40), request(1, 0.1, 8, 4), request(2, 2.0, 8, 4)]
+    router = RoundRobin(random.Random(1))
+    cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), router, Given(requests))
+    first = cluster.add_worker("workers", 0.0)
+    second = cluster.add_worker("workers", 0.0, startup_s=1.0)
+    cluster.advance(0.2)
+    assert cluster.observe().pools["workers"].starting == 1
+    cluster.advance(1.0)
+    cluster.remove_worker(first, 1.0)
+    assert first not in cluster.workers, "it had nothing left to do"
+    cluster.finish()
+    assert [outcome.worker_id for outcome in cluster.outcomes] == [first, first, second]
+
+
+def test_a_request_whose_workers_die_is_tried_again_and_then_lost() -> None:
+    settings = ClusterSettings(WHOLE, block_size=BLOCK, attempts_max=2, detect_s=0.1)
+    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given([request(0, 0.0, 8, 40)]))
+    for at in (0.0, 0.2):
+        worker_id = cluster.add_worker("workers", at)
+        cluster.advance(at + 0.1)
+        cluster.fail_worker(worker_id, at + 0.11)
+    cluster.finish()
+    (outcome,) = cluster.outcomes
+    assert (outcome.end, outcome.attempts) == ("lost", 2)
+    cluster.check()
+
+
+def test_an_interval_says_what_happened_in_it() -> None:
+    requests = [request(0, 0.5, 20, 11), request(1, 1.5, 200, 5), request(2, 20.0, 8, 2)]
+    cluster = Cluster(
+        ClusterSettings(WHOLE, block_size=BLOCK), RoundRobin(random.Random(1)), Given(requests)
+    )
+    cluster.add_worker("workers", 0.0)
+    cluster.advance(10.0)
+    seen = cluster.observe()
+    assert (seen.start, seen.end, seen.num_req, seen.finished, seen.lost) == (0.0, 10.0, 2, 1, 1)
+    assert seen.isl == 110.0
+    assert seen.osl == 11.0
+    assert sum(seen.isl_histogram) == 2
+    assert seen.isl_histogram[0] == 1
+    assert len(seen.isl_histogram) == len(ISL_EDGES) + 1
+    (done,) = [one for one in cluster.outcomes if one.is_ok]
+    assert seen.ttft_s == pytest.approx(done.ttft_s)
+    assert seen.itl_s == pytest.approx(done.itl_s)
+    assert seen.request_duration_s == pytest.approx(done.e2e_s)
+    assert seen.concurrency == pytest.approx(done.e2e_s / 10.0)
+    pool = seen.pools["workers"]
+    assert (pool.ready, pool.worker_seconds, pool.waiting) == (1, 10.0, 0)
+    assert pool.concurrency == pytest.approx(done.e2e_s / 10.0)
+    assert pool.busy == pytest.approx(done.e2e_s / 10.0)
+    cluster.advance(15.0)
+    idle = cluster.observe()
+    assert (idle.num_req, idle.isl, idle.ttft_s, idle.itl_s) == (0, None, None, None)

@@ -1,0 +1,221 @@
+"""`select-sim run` and `sweep`, as people and programs see them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import xml.etree.ElementTree as ET  # of our own writing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from select_service.simulator.cli import main
+from select_service.simulator.core.measures import ceiling_of
+from select_service.simulator.core.requests import Request
+from select_service.simulator.core.workloads import WorkloadSettings
+from select_service.simulator.runs import (
+    POLICIES,
+    Change,
+    RunSettings,
+    Trace,
+    at_load,
+    capacity_of,
+    run,
+)
+from select_service.simulator.statistics import estimate
+from select_service.simulator.sweep import pareto
+
+CHAT = "chat,rate=4,requests=150,slo_class=high,slo_ttft_s=0.5"
+
+
+def trace_file(folder: Path, count: int = 150) -> Path:
+    rng = random.Random(3)
+    lines = []
+    for number in range(count):
+        shared = rng.randrange(5)
+        ids = [shared, *range(1000 + 20 * number, 1000 + 20 * number + rng.randrange(1, 12))]
+        facts = {
+            "timestamp": number * 250,
+            "input_length": 512 * len(ids) - 100,
+            "output_length": rng.randrange(1, 300),
+            "hash_ids": ids,
+        }
+        lines.append(json.dumps(facts))
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, report = tmp_path / "out.json", tmp_path / "report.html"
+    options = ["--workload", CHAT, "--workers", "3", "--block-size", "64", "--seeds", "2"]
+    files = ["--out", str(out), "--report", str(report)]
+    assert main(["run", "--policy", "all", *options, *files]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:]] == list(POLICIES)
+    result = json.loads(out.read_bytes())
+    assert [(one["policy"], one["seed"]) for one in result["runs"]] == [
+        (policy, seed) for policy in POLICIES for seed in (1, 2)
+    ]
+    assert all(one["ok"] == one["requests"] == 150 for one in result["runs"])
+    ours, peer = result["runs"][0], result["runs"][2]
+    assert {**ours, "policy": ""} == {**peer, "policy": ""}, "by default they are one"
+    check_page(report.read_text())
+
+
+def check_page(page: str) -> None:
+    """It needs no network, and every plot is well-formed."""
+    assert not re.search(r"<(script|link|img|iframe)|url\(|@import", page)
+    assert set(re.findall(r"https?://[^\"<> ]+", page)) == {"http://www.w3.org/2000/svg"}
+    plots = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    titles = [ET.fromstring(plot).findtext(".//{http://www.w3.org/2000/svg}text") for plot in plots]
+    assert {"Time to first token", "Between two tokens", "From arrival to last token"} < set(titles)
+    assert {"Hit rate and ceiling", "Spread of load over workers"} < set(titles)
+    assert "SLO attainment, class high" in titles
+    assert "longest prefix" in page
+
+
+def test_a_trace_at_a_share_of_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--trace", str(trace_file(tmp_path)), "--jitter", "1", "--workers", "2"]
+    assert main(["run", "--policy", "kv-cost,random", "--load", "0.5", *options]) == 0
+    assert capsys.readouterr().out.startswith("capacity ")
+    base = RunSettings(trace=Trace(path=str(trace_file(tmp_path))), workers=2, policy="kv-cost")
+    capacity = capacity_of(base)
+    low, high = (run(at_load(base, load, capacity)) for load in (0.3, 1.5))
+    assert low.requests_per_s == pytest.approx(0.3 * capacity, rel=0.2)
+    assert high.requests_per_s < 1.2 * capacity
+    assert high.ttft_s.p90 > 2 * low.ttft_s.p90
+
+
+def test_a_trace_of_three_has_no_capacity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--trace", str(trace_file(tmp_path, 3)), "--load", "1"])
+    assert "too short" in capsys.readouterr().err
+
+
+def test_results_come_back_as_settings(tmp_path: Path) -> None:
+    first, again = tmp_path / "1.json", tmp_path / "2.json"
+    options = ["--workload", CHAT, "--change", "5:fail:1:3", "--change", "8:add:2"]
+    assert (
+        main(["run", *options, "--weights", "overlap_score_credit=0.5", "--out", str(first)]) == 0
+    )
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(json.loads(first.read_bytes())["settings"]))
+    assert main(["run", "--settings", str(settings), "--out", str(again)]) == 0
+    assert first.read_bytes() == again.read_bytes(), "to the last bit"
+
+
+def test_a_sweep_tells_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sweep.json"
+    vary = ["--vary", "overlap_score_credit=0,1", "--vary", "prefill_load_scale=0.5:1.5:0.5"]
+    options = ["--workload", CHAT, "--workers", "3", "--seeds", "2", "--jobs", "2"]
+    assert main(["sweep", *vary, "--draw", "3", *options, "--out", str(out)]) == 0
+    found = json.loads(out.read_bytes())["candidates"]
+    assert len(found) == 4, "three drawn, and the peer's"
+    assert found[-1]["policy"] == "kv-cost"
+    assert any(one["is_on_front"] for one in found)
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["run"], "a trace or workloads"),
+        (["run", "--workload", "chat", "--policy", "ours,best"], "policy must be one of"),
+        (["run", "--workload", "chess"], "chess"),
+        (["run", "--workload", "chat,pace=2"], "there is no pace"),
+        (["run", "--workload", "chat,rate"], "NAME=VALUE"),
+        (["run", "--workload", "chat", "--load", "0.5"], "needs a trace"),
+        (["run", "--workload", "chat", "--workers", "0"], "at least 1"),
+        (["run", "--workload", "chat", "--change", "soon"], "AT:DO"),
+        (["run", "--workload", "chat", "--engine", "kv_tokens=0"], "kv_tokens"),
+        (["run", "--trace", "/nowhere"], "/nowhere"),
+        (["run", "--workload", "chat", "--engine", "profile=/nowhere"], "/nowhere"),
+        (["sweep", "--workload", "chat", "--vary", "luck=1"], "there is no luck"),
+        (["sweep", "--workload", "chat", "--vary", "temperature=2:1:1"], "should go up"),
+        (["sweep", "--workload", "chat", "--vary", "temperature=0", "--aims", "fame"], "no fame"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_the_reason(
+    argv: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(argv)
+    assert refused.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_broken_trace_is_told_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trace_file(tmp_path, 3)
+    path.write_text(path.read_text() + "\n{")
+    assert main(["run", "--trace", str(path)]) == 1
+    assert "line 4" in capsys.readouterr().err
+
+
+def test_engines_may_be_as_a_profile_measured_them(tmp_path: Path) -> None:
+    arrays: dict[str, dict[str, Any]] = {
+        "prefill": {"prefill_isl": [100, 4000], "prefill_ttft": [10.0, 400.0]},
+        "decode": {
+            "x_kv_usage": [0.1, 0.9],
+            "y_context_length": [1000, 1000],
+            "z_itl": [8.0, 20.0],
+            "max_kv_tokens": [100_000],
+        },
+    }
+    for part, columns in arrays.items():
+        folder = tmp_path / f"selected_{part}_interpolation"
+        folder.mkdir()
+        np.savez(folder / "raw_data.npz", **columns)
+    settings = RunSettings(
+        workloads=[WorkloadSettings(requests=60)], workers=2, block_size=64, policy="random"
+    )
+    engine = type(settings.engine)(profile=str(tmp_path))
+    measured = run(RunSettings(**{**as_dict(settings), "engine": engine}))
+    assert measured.ok == 60
+    assert 0.0079 <= measured.gap_s.p50 <= 0.0202, "bins are 2 % wide"
+
+
+def as_dict(settings: RunSettings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}
+
+
+def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
+    for policy in ("ours", "least-loaded"):
+        settings = RunSettings(
+            policy=policy,
+            workloads=[WorkloadSettings(requests=80, rate=2.0)],
+            prefill_workers=2,
+            workers=2,
+            block_size=64,
+            changes=[Change(at=10.0, do="add", pool="decode", startup_s=1.0)],
+        )
+        measured = run(settings)
+        assert (measured.ok, measured.workers) == (80, 5)
+
+
+def test_the_ceiling_is_what_one_endless_cache_would_find() -> None:
+    def one(number: int, isl: int, *blocks: int) -> Request:
+        return Request(number=number, arrival=number, isl=isl, osl=1, blocks=blocks)
+
+    requests = [one(0, 25, 1, 2), one(1, 35, 1, 2, 3), one(2, 20, 1, 2), one(3, 20, 9, 2)]
+    # nothing; two blocks; one, as the last token is computed; a block behind another is another
+    assert ceiling_of(requests, 10) == pytest.approx((0 + 20 + 10 + 0) / 100)
+
+
+def test_an_interval_is_student_s() -> None:
+    assert estimate([3.0]).half is None
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.303 / 3**0.5)
+    assert estimate([5.0] * 50).half == 0.0
+
+
+def test_the_front_has_those_whom_nobody_beats() -> None:
+    assert pareto([[1, 4], [2, 2], [3, 3], [4, 1], [2, 2]]) == {0, 1, 3, 4}
