@@ -1,0 +1,1 @@
+"""How many workers there should be: a process of its own beside the service."""

@@ -1,0 +1,308 @@
+"""Flags of `select-planner`, and what they become.
+
+Names are those of the reference planner where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from select_service.planner.edge.predictors import PREDICTORS, PredictorSettings
+from select_service.planner.edge.what_if import Question
+
+if TYPE_CHECKING:
+    import argparse
+
+    from select_service.planner.edge.replayed import ReplayQuestion
+    from select_service.planner.edge.running import RunSettings
+    from select_service.planner.edge.settings import ModelSettings
+
+__all__ = [
+    "add_question",
+    "add_replay",
+    "add_run",
+    "add_tuning",
+    "question_of",
+    "replay_of",
+    "settings_of",
+    "tuning_of",
+]
+
+MODES = ("compatible", "slo")
+
+
+def add_goals(parser: argparse.ArgumentParser) -> None:
+    """Targets and bounds, for `plan` and `run`."""
+    told = "(default: %(default)s)"
+    add = parser.add_argument
+    add("--ttft", type=float, default=500.0, metavar="MS", help=f"time to first token {told}")
+    add("--itl", type=float, default=50.0, metavar="MS", help=f"time between tokens {told}")
+    add(
+        *("--attainment", "--slo-attainment"),
+        type=_share,
+        metavar="SHARE",
+        help="share of requests for which both hold, 0.99 for example (default: on average)",
+    )
+    add("--adjustment-interval", type=_positive, default=180.0, metavar="S", help=told)
+    add("--max-gpu-budget", type=int, default=8, metavar="GPUS", help=f"never more {told}")
+    add("--min-endpoint", type=_count, default=1, metavar="N", help=f"replicas of a role {told}")
+    add("--prefill-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
+    add("--decode-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
+
+
+def add_question(parser: argparse.ArgumentParser) -> None:
+    """What `plan` is asked."""
+    add = parser.add_argument
+    add("--profile-results-dir", type=Path, required=True, metavar="DIR")
+    add("--num-req", type=float, required=True, metavar="N", help="requests in one interval")
+    add("--isl", type=float, required=True, metavar="TOKENS", help="mean prompt length")
+    add("--osl", type=float, required=True, metavar="TOKENS", help="mean answer length")
+    add("--p-correction", type=float, default=1.0, help="measured TTFT over profiled")
+    add("--d-correction", type=float, default=1.0, help="measured ITL over profiled")
+    add_goals(parser)
+    add(
+        "--mode",
+        choices=MODES,
+        default="compatible",
+        help="the reference's formulas, or ours (default: %(default)s)",
+    )
+    add(
+        "--pooled",
+        action="store_true",
+        help="slo: no prompt waits while an engine is free (default: a queue per engine)",
+    )
+    add("--json", action="store_true")
+
+
+def question_of(arguments: argparse.Namespace) -> Question:
+    """Return the question."""
+    return Question(
+        requests=arguments.num_req,
+        isl=arguments.isl,
+        osl=arguments.osl,
+        p_correction=arguments.p_correction,
+        d_correction=arguments.d_correction,
+        ttft_ms=arguments.ttft,
+        itl_ms=arguments.itl,
+        interval_s=arguments.adjustment_interval,
+        gpus_max=arguments.max_gpu_budget,
+        endpoints_min=arguments.min_endpoint,
+        prefill_gpus=arguments.prefill_engine_num_gpu,
+        decode_gpus=arguments.decode_engine_num_gpu,
+        attainment=arguments.attainment,
+        pooled=arguments.pooled,
+    )
+
+
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    """Which predictor `predict` runs."""
+    add = parser.add_argument
+    add("--predictor", choices=PREDICTORS, required=True)
+    add_kalman(parser)
+    add("--adjustment-interval", type=_positive, default=180.0, metavar="S")
+    add("--mode", choices=MODES, default="compatible", help="(default: %(default)s)")
+    add("--json", action="store_true", help="the only format there is, and the default")
+
+
+def add_kalman(parser: argparse.ArgumentParser) -> None:
+    """How predictors are tuned."""
+    add = parser.add_argument
+    add("--log1p", "--load-predictor-log1p", dest="log1p", action="store_true")
+    add("--kalman-q-level", type=_positive, default=1.0)
+    add("--kalman-q-trend", type=_positive, default=0.1)
+    add("--kalman-r", type=_positive, default=10.0)
+    add("--kalman-min-points", type=_natural, default=5)
+    add("--prophet-window-size", type=_natural, default=50)
+
+
+def tuning_of(arguments: argparse.Namespace) -> PredictorSettings:
+    """Return the settings of one predictor."""
+    if not hasattr(arguments, "predictor"):  # as `predict` calls it
+        return _tuning(arguments, arguments.load_predictor)
+    compatible = arguments.mode == "compatible"
+    return _tuning(arguments, arguments.predictor, compatible=compatible)
+
+
+def _tuning(
+    arguments: argparse.Namespace, name: str, *, compatible: bool = False
+) -> PredictorSettings:
+    return PredictorSettings(
+        name=name,
+        log1p=arguments.log1p,
+        q_level=arguments.kalman_q_level,
+        q_trend=arguments.kalman_q_trend,
+        r=arguments.kalman_r,
+        points_min=arguments.kalman_min_points,
+        prophet_window=arguments.prophet_window_size,
+        interval_s=arguments.adjustment_interval,
+        compatible=compatible,
+    )
+
+
+def add_replay(parser: argparse.ArgumentParser) -> None:
+    """What `replay` is asked."""
+    told = "(default: %(default)s)"
+    add = parser.add_argument
+    add("--trace", type=Path, required=True, metavar="FILE", help="requests, as JSON lines")
+    add("--profile-results-dir", type=Path, required=True, metavar="DIR")
+    add(
+        "--policy",
+        action="append",
+        choices=("slo", "compatible", "reactive", "oracle"),
+        help="once per policy (default: all)",
+    )
+    add(
+        "--load-predictor",
+        action="append",
+        choices=PREDICTORS,
+        help="once per predictor that slo and compatible are run with (default: auto)",
+    )
+    add_kalman(parser)
+    add("--ttft", type=float, default=500.0, metavar="MS", help=told)
+    add("--itl", type=float, default=50.0, metavar="MS", help=told)
+    add("--adjustment-interval", type=_positive, default=60.0, metavar="S", help=told)
+    add("--load-interval", type=_positive, default=5.0, metavar="S", help=told)
+    add("--startup", type=_positive, default=60.0, metavar="S", help=f"of an engine {told}")
+    add("--max-gpu-budget", type=int, default=64, metavar="GPUS", help=told)
+    add("--prefill-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
+    add("--decode-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
+    add("--start-prefill", type=_natural, default=1, metavar="N", help=f"replicas {told}")
+    add("--start-decode", type=_natural, default=1, metavar="N", help=f"replicas {told}")
+    add("--seed", type=int, default=1, help=told)
+    add("--out", type=Path, metavar="HTML", help="where the charts go")
+    add("--json", action="store_true")
+
+
+def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
+    """Return what `replay` is asked."""
+    from select_service.planner.edge.replayed import ReplayQuestion  # noqa: PLC0415 - the simulator
+    from select_service.planner.edge.replaying import ReplaySettings  # noqa: PLC0415 - as above
+
+    settings = ReplaySettings(
+        interval_s=arguments.adjustment_interval,
+        fast_s=min(arguments.load_interval, arguments.adjustment_interval),
+        startup_s=arguments.startup,
+        ttft_ms=arguments.ttft,
+        itl_ms=arguments.itl,
+        prefill_gpus=arguments.prefill_engine_num_gpu,
+        decode_gpus=arguments.decode_engine_num_gpu,
+        start=(arguments.start_prefill, arguments.start_decode),
+        seed=arguments.seed,
+    )
+    return ReplayQuestion(
+        arguments.trace,
+        arguments.profile_results_dir,
+        tuple(arguments.policy or ("slo", "compatible", "reactive", "oracle")),
+        tuple(_tuning(arguments, name) for name in arguments.load_predictor or ("auto",)),
+        settings,
+        arguments.max_gpu_budget,
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """What `run` is told."""
+    told = "(default: %(default)s)"
+    add = parser.add_argument
+    add("--targets", type=Path, metavar="FILE", help="several models, instead of the next flags")
+    add("--model-name", metavar="NAME")
+    add("--tenant-id", default="default", metavar="NAME", help=told)
+    add("--profile-results-dir", type=Path, metavar="DIR")
+    add("--prefill-resource", default="", metavar="R", help="what the connector scales")
+    add("--decode-resource", default="", metavar="R", help="the same")
+    add_goals(parser)
+    add("--no-correction", action="store_true", help="profiles are taken as they are")
+    add("--load-predictor", choices=PREDICTORS, default="auto", help=told)
+    add_kalman(parser)
+    add("--load-predictor-warmup-trace", type=Path, metavar="FILE")
+    add(
+        "--metrics-source",
+        choices=("prometheus", "selector", "trace"),
+        default="prometheus",
+        help=told,
+    )
+    add("--prometheus-url", default="http://127.0.0.1:9090", metavar="URL", help=told)
+    add("--prometheus-names", choices=("dynamo", "selector"), default="dynamo", help=told)
+    add("--selector", action="append", default=[], metavar="URL", help="once per selector")
+    add("--token-file", type=Path, metavar="FILE", help="bearer token for selectors")
+    add("--trace", type=Path, metavar="FILE")
+    add("--load-interval", type=_positive, default=5.0, metavar="S", help=f"fast loop {told}")
+    add("--no-load-loop", action="store_true", help="forecasts alone decide")
+    connectors = ("dry-run", "kubernetes", "virtual", "ray")
+    add("--connector", choices=connectors, default="dry-run", help=told)
+    add("--kubernetes-api", metavar="URL", help="(default: that of the pod)")
+    add("--namespace", metavar="NAME", help="(default: that of the pod)")
+    add("--lease-name", default="select-planner", metavar="NAME", help=told)
+    add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=told)
+    add("--decision-timeout", type=_positive, default=1800.0, metavar="S", help=told)
+    add("--state-dir", type=Path, metavar="DIR", help="history that survives, and the lock")
+    add("--host", default="127.0.0.1", help=told)
+    add("--port", type=_count, default=9085, help=told)
+
+
+def settings_of(arguments: argparse.Namespace) -> RunSettings:
+    """Return what `run` is told."""
+    from select_service.planner.edge.running import RunSettings  # noqa: PLC0415 - a server
+
+    plain = {
+        name: getattr(arguments, name)
+        for name in (
+            *("targets", "prometheus_url", "prometheus_names", "token_file", "trace"),
+            *("connector", "kubernetes_api", "namespace", "lease_name", "ray_dashboard"),
+            *("state_dir", "host", "port"),
+        )
+    }
+    return RunSettings(
+        tuning=tuning_of(arguments),
+        gpus_max=arguments.max_gpu_budget,
+        model=_single(arguments),
+        source=arguments.metrics_source,
+        selectors=tuple(arguments.selector),
+        warmup_trace=arguments.load_predictor_warmup_trace,
+        decision_timeout_s=arguments.decision_timeout,
+        fast_s=None if arguments.no_load_loop else arguments.load_interval,
+        correct=not arguments.no_correction,
+        **plain,
+    )
+
+
+def _single(arguments: argparse.Namespace) -> ModelSettings | None:
+    from select_service.planner.edge.running import single_model  # noqa: PLC0415 - as above
+
+    if arguments.model_name is None or arguments.profile_results_dir is None:
+        return None
+    return single_model(
+        *(arguments.model_name, arguments.tenant_id, str(arguments.profile_results_dir)),
+        resources=(arguments.prefill_resource, arguments.decode_resource),
+        gpus=(arguments.prefill_engine_num_gpu, arguments.decode_engine_num_gpu),
+        endpoints_min=arguments.min_endpoint,
+        goals=(arguments.ttft, arguments.itl, arguments.attainment),
+    )
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value

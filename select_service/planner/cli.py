@@ -1,0 +1,173 @@
+"""`select-planner`: how many workers there should be.
+
+`run` plans for a live fleet; `plan`, `predict`, `replay` and `profile inspect` answer questions.
+Exit codes: 0 done, 1 it could not be done (standard error says why), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.planner.errors import PlannerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+__all__ = ["main"]
+
+_FAILED = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small fits; more threads are slower
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    command = "select-planner"
+    try:
+        arguments = _parser().parse_args(argv)
+        command = f"{command} {arguments.command}"
+        return _COMMANDS[arguments.command](arguments)
+    except PlannerError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+    return _FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    from select_service.planner import arguments as flags  # noqa: PLC0415 - needs numpy
+
+    parser = argparse.ArgumentParser(
+        prog="select-planner",
+        description="Turns demand into replica counts that meet TTFT and ITL targets.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="plan for a live fleet", allow_abbrev=False)
+    flags.add_run(run)
+    plan = commands.add_parser("plan", help="one calculation", allow_abbrev=False)
+    flags.add_question(plan)
+    predict = commands.add_parser(
+        "predict",
+        help="forecasts of a series",
+        description="Reads a JSON list of numbers (null: nothing was measured) from standard "
+        "input and writes the forecast made after each of them.",
+        allow_abbrev=False,
+    )
+    flags.add_tuning(predict)
+    replay = commands.add_parser(
+        "replay", help="what planning would have been worth", allow_abbrev=False
+    )
+    flags.add_replay(replay)
+    profile = commands.add_parser("profile", help="profiling results", allow_abbrev=False)
+    what = profile.add_subparsers(dest="what", required=True, metavar="WHAT")
+    inspect = what.add_parser("inspect", help="check and plot them", allow_abbrev=False)
+    inspect.add_argument("directory", metavar="DIR", type=Path)
+    inspect.add_argument("--out", metavar="HTML", type=Path, help="where the charts go")
+    return parser
+
+
+def _flags() -> ModuleType:
+    from select_service.planner import arguments  # noqa: PLC0415 - as above
+
+    return arguments
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from select_service.planner.edge.running import run  # noqa: PLC0415 - a server, for who runs
+
+    return run(_flags().settings_of(arguments))
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from select_service.planner.edge import what_if  # noqa: PLC0415 - numpy, for who asks
+    from select_service.planner.edge.profile_files import read_profile  # noqa: PLC0415
+
+    profile = read_profile(arguments.profile_results_dir)
+    question = _flags().question_of(arguments)
+    is_compatible = arguments.mode == "compatible"
+    plan = what_if.plan_compatible if is_compatible else what_if.plan_slo
+    answer = plan(profile, question)
+    if arguments.json:
+        _print(answer)
+    else:
+        print(_plain(answer))
+    return _FAILED if "error" in answer else 0
+
+
+def _plain(answer: dict[str, object]) -> str:
+    lines = [f"{name}: {value}" for name, value in answer.items() if name != "intermediate"]
+    terms = answer["intermediate"]
+    assert isinstance(terms, dict), "both modes make one"
+    return "\n".join([*lines, *(f"  {name} = {value}" for name, value in terms.items())])
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from select_service.planner.edge import what_if  # noqa: PLC0415 - as above
+
+    series = what_if.read_series(sys.stdin.read())
+    _print(what_if.predict(_flags().tuning_of(arguments), series))
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from select_service.planner.edge import replayed  # noqa: PLC0415 - the simulator
+
+    results = replayed.replay(_flags().replay_of(arguments), print_line=_tell)
+    if arguments.json:
+        _print({"results": [replayed.brief(one) for one in results]})
+    if arguments.out is not None:
+        _write(arguments.out, replayed.html(results, str(arguments.trace)))
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from select_service.planner.edge import inspecting  # noqa: PLC0415 - as above
+    from select_service.planner.edge.profile_files import read_profile  # noqa: PLC0415
+
+    profile = read_profile(arguments.directory)
+    prefill, decode = profile.prefill, profile.decode
+    print(
+        f"prefill: {len(prefill.isl)} lengths, {prefill.isl[0]:g} to {prefill.isl[-1]:g} tokens, "
+        f"TTFT {prefill.ttft_ms.min():g} to {prefill.ttft_ms.max():g} ms"
+    )
+    print(
+        f"decode: {len(decode.kv_usage)} samples, contexts of {decode.context_length.min():g} to "
+        f"{decode.context_length.max():g} tokens, {decode.max_kv_tokens:g} KV tokens, "
+        f"ITL {decode.itl_ms.min():g} to {decode.itl_ms.max():g} ms"
+    )
+    for text in inspecting.findings(profile):
+        print(f"repaired: {text}")
+    if arguments.out is not None:
+        _write(arguments.out, inspecting.html(profile, str(arguments.directory)))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlannerError(f"{path}: {error.strerror}") from error
+    print(f"charts: {path}", file=sys.stderr)
+
+
+def _print(answer: dict[str, object]) -> None:
+    print(msgspec.json.encode(answer).decode())
+
+
+_COMMANDS = {
+    "run": _run,
+    "plan": _plan,
+    "predict": _predict,
+    "replay": _replay,
+    "profile": _profile,
+}

@@ -1,0 +1,1 @@
+"""What decides about replica counts; it touches no clock, no network and no disk."""

@@ -1,0 +1,112 @@
+"""A profile as the reference reads it: cubics, and a grid of 100 by 100 cells for decode.
+
+Kept exactly, artefacts included, to answer what the reference would do: the cubic surface is not
+monotone, so a looser target may find a lower throughput. `surface.py` is what we plan with. Needs
+scipy, whose triangulation decides the cells.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from select_service.planner.core.curves import NotAKnotSpline
+from select_service.planner.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from select_service.planner.core.profile import (
+        DecodeProfile,
+        Floats,
+        PrefillProfile,
+        Profile,
+    )
+
+__all__ = ["Best", "CompatibleDecode", "CompatibleLookup", "CompatiblePrefill"]
+
+RESOLUTION: Final = 100
+
+
+class Best(NamedTuple):
+    """The most an engine gives at a context length and an ITL."""
+
+    thpt_per_gpu: float
+    itl_ms: float
+    kv_usage: float
+
+
+class CompatiblePrefill:
+    """TTFT and throughput by prompt length, taken into the profiled range."""
+
+    def __init__(self, profile: PrefillProfile) -> None:
+        self._ttft = NotAKnotSpline(profile.isl, profile.ttft_ms)
+        self._thpt = NotAKnotSpline(profile.isl, profile.thpt_per_gpu)
+
+    def ttft_ms(self, isl: float) -> float:
+        """Return the time of one prompt alone on an engine."""
+        return self._ttft.at(isl)
+
+    def thpt_per_gpu(self, isl: float) -> float:
+        """Return input tokens per second and GPU."""
+        return self._thpt.at(isl)
+
+
+class CompatibleDecode:
+    """ITL and throughput by KV use and context length."""
+
+    def __init__(self, profile: DecodeProfile) -> None:
+        self._max_kv_tokens = profile.max_kv_tokens
+        self._kv = np.linspace(0, 1, RESOLUTION)
+        self._context = np.linspace(0, float(profile.context_length.max()), RESOLUTION)
+        cells = self._gridded(profile)
+        self._itl, self._thpt = cells[..., 0], cells[..., 1]
+
+    def at(self, concurrency: float, context_length: float) -> tuple[float, float]:
+        """Return (ITL in ms, output tokens per second and GPU) of the nearest cell."""
+        column, row = self.cell(concurrency, context_length)
+        return float(self._itl[row, column]), float(self._thpt[row, column])
+
+    def cell(self, concurrency: float, context_length: float) -> tuple[int, int]:
+        """Return the indices along KV use and context length."""
+        kv_usage = concurrency * context_length / self._max_kv_tokens
+        return _nearest(self._kv, kv_usage), _nearest(self._context, context_length)
+
+    def best(self, itl_ms: float, context_length: float) -> Best:
+        """Return the first cell from full KV downwards that keeps the ITL; none: the emptiest."""
+        row = _nearest(self._context, context_length)
+        for column in range(RESOLUTION - 1, -1, -1):
+            if self._itl[row, column] <= itl_ms:
+                break
+        else:
+            column = 0
+        return Best(
+            float(self._thpt[row, column]),
+            float(self._itl[row, column]),
+            float(self._kv[column]),
+        )
+
+    def _gridded(self, profile: DecodeProfile) -> Floats:
+        try:
+            from scipy.interpolate import griddata  # noqa: PLC0415 - for those who compare
+        except ImportError as error:
+            raise MissingExtra("--mode compatible", "planner") from error
+
+        points = (profile.kv_usage, profile.context_length)
+        values = np.column_stack((profile.itl_ms, profile.thpt_per_gpu))
+        grid = tuple(np.meshgrid(self._kv, self._context))
+        cubic: Floats = griddata(points, values, grid, method="cubic")
+        nearest: Floats = griddata(points, values, grid, method="nearest")
+        return np.where(np.isnan(cubic), nearest, cubic)
+
+
+class CompatibleLookup:
+    """Both halves of a profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.prefill = CompatiblePrefill(profile.prefill)
+        self.decode = CompatibleDecode(profile.decode)
+
+
+def _nearest(axis: Floats, value: float) -> int:
+    step = float(axis[1] - axis[0])
+    return int(np.clip(np.round((value - float(axis[0])) / step), 0, RESOLUTION - 1))

@@ -1,0 +1,84 @@
+"""Models of libraries, which are fitted to a history now and then instead of learning step by step.
+
+The library itself is the edge's (`edge/libraries.py`): here is when to fit, on what, and what to
+say while there is too little to fit or when the fit fails. A fit that fails is counted and the last
+value stands in, as the reference does; a fit is never kept for ever, as its ARIMA is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    Forecast: TypeAlias = Callable[[Sequence[float]], float]
+    """Forecasts the value after a history that begins like the one that was fitted."""
+    Fit: TypeAlias = Callable[[Sequence[float]], Forecast]
+
+__all__ = ["Fitted"]
+
+POINTS_MIN: Final = 5
+
+
+class Fitted:
+    """Refits every `refit_every` values on the last `window`; more often while there are few.
+
+    Args:
+        fit: returns a forecaster; may raise anything `failures` lists.
+        failures: exceptions that mean "no forecast", not "a bug".
+        window: values that are fitted, at most.
+        refit_every: a new fit after so many values.
+    """
+
+    def __init__(
+        self,
+        fit: Fit,
+        *,
+        failures: tuple[type[Exception], ...],
+        window: int = 240,
+        refit_every: int = 10,
+    ) -> None:
+        self._fit = fit
+        self._failures = failures
+        self._window = window
+        self._refit_every = refit_every
+        self._values: list[float] = []
+        self._forecast: Forecast | None = None
+        self._age = 0
+        self._told: float | None = None
+        self.failed = 0
+
+    def add(self, value: float) -> None:
+        """Remember one value."""
+        self._values.append(value)
+        if len(self._values) > 2 * self._window:
+            del self._values[: self._window]
+            self._forecast = None  # its history has lost its beginning
+        self._age += 1
+        self._told = None
+
+    def predict(self) -> float:
+        """Return the forecast, fitting first where that is due; cached until the next value."""
+        if self._told is None:
+            self._told = self._computed()
+        return self._told
+
+    def _computed(self) -> float:
+        if not self._values:
+            return 0.0
+        last, recent = self._values[-1], self._values[-self._window :]
+        if len(recent) < POINTS_MIN:
+            return last
+        if min(recent) == max(recent):
+            return last
+        try:
+            if self._forecast is None or self._age >= min(self._refit_every, len(recent) // 8):
+                self._forecast = self._fit(recent)
+                self._age = 0
+            return self._forecast(recent)
+        except self._failures:
+            self.failed += 1
+            self._forecast = None
+            return last

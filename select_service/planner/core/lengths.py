@@ -1,0 +1,68 @@
+"""How long prompts are: points with weights, out of a histogram or a mean."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Lengths", "from_buckets", "from_values"]
+
+
+class Lengths(NamedTuple):
+    """(tokens, share) with shares that add up to 1; never empty."""
+
+    points: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def single(cls, tokens: float) -> Lengths:
+        """Every prompt is as long as the mean."""
+        return cls(((tokens, 1.0),))
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]], mean: float | None = None) -> Lengths | None:
+        """Normalise points; scaled to a mean, where one is known better than buckets tell it."""
+        kept = [(tokens, share) for tokens, share in points if share > 0]
+        total = sum(share for _, share in kept)
+        if not total:
+            return None
+        told = sum(tokens * share for tokens, share in kept) / total
+        factor = mean / told if mean and told else 1.0
+        return cls(tuple((tokens * factor, share / total) for tokens, share in kept))
+
+    @property
+    def mean(self) -> float:
+        """Expected length."""
+        return sum(tokens * share for tokens, share in self.points)
+
+    def scaled(self, factor: float) -> Lengths:
+        """Every length times the factor."""
+        return Lengths(tuple((tokens * factor, share) for tokens, share in self.points))
+
+
+def from_values(values: Iterable[float]) -> tuple[tuple[float, float], ...]:
+    """Turn single lengths into at most a few dozen points: four per doubling, each its own mean."""
+    bins: dict[int, list[float]] = {}
+    for value in values:
+        if value > 0:
+            bins.setdefault(round(4 * math.log2(value)), []).append(value)
+    return tuple((sum(one) / len(one), float(len(one))) for _, one in sorted(bins.items()))
+
+
+def from_buckets(buckets: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Turn (upper bound, cumulated count) into (middle, count); the open bucket is 1.5 x the last.
+
+    What is in a bucket is taken to lie in its middle, on a logarithmic scale above 1.
+    """
+    points: list[tuple[float, float]] = []
+    lower = before = 0.0
+    for upper, cumulated in buckets:
+        is_open = upper == float("inf")
+        middle = 1.5 * lower if is_open else (max(lower, upper / 2) * upper) ** 0.5
+        if cumulated > before:
+            points.append((middle, cumulated - before))
+        before = max(before, cumulated)
+        lower = lower if is_open else upper
+    return tuple(points)

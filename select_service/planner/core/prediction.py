@@ -1,0 +1,88 @@
+"""One series of an interval each, and what its next value will be.
+
+A `Model` forecasts; a `Predictor` decides what a model gets to see: no leading zeros, nothing that
+is not a number, logarithms where asked for. `kalman.py`, `smoothing.py` and `fitted.py` are models,
+`choosing.py` picks among several; the sizer stands behind them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+__all__ = ["Constant", "Model", "Predictor"]
+
+
+class Model(Protocol):
+    """Learns one value at a time and forecasts the next."""
+
+    def add(self, value: float) -> None:
+        """Take in the value of the interval that ended; finite."""
+
+    def predict(self) -> float:
+        """Return the next value. Asked before the first `add`, 0. Asking twice changes nothing."""
+
+
+class Constant:
+    """Tomorrow is like today."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def add(self, value: float) -> None:
+        """Replace what is remembered."""
+        self._last = value
+
+    def predict(self) -> float:
+        """Return the last value."""
+        return self._last
+
+
+class Predictor:
+    """A model behind a door that knows what a load series looks like.
+
+    Args:
+        model: who forecasts.
+        log1p: show it log1p(value): relative errors count, and no forecast is negative.
+        clamp: no forecast below 0. The reference's Kalman filter has no such floor.
+        points_min: with fewer values the last one is the forecast.
+    """
+
+    def __init__(
+        self, model: Model, *, log1p: bool = False, clamp: bool = True, points_min: int = 0
+    ) -> None:
+        self._model = model
+        self._log1p = log1p
+        self._clamp = clamp
+        self._points_min = points_min
+        self._is_leading = True
+        self._last = 0.0
+        self.points = 0
+
+    def begin_live(self) -> None:
+        """What came so far was a warm-up: zeros until the first traffic are no news again."""
+        self._is_leading = True
+
+    def add(self, value: float) -> None:
+        """Take in one interval; what is not a number counts as 0, zeros at the start not at all."""
+        value = value if math.isfinite(value) else 0.0
+        if self._is_leading and value == 0.0:
+            return
+        self._is_leading = False
+        self.points += 1
+        self._last = value
+        self._model.add(math.log1p(max(0.0, value)) if self._log1p else value)
+
+    def predict(self) -> float:
+        """Return the forecast for the next interval; 0 before the first traffic."""
+        if not self.points:
+            return 0.0
+        if self.points < self._points_min:
+            return self._last
+        forecast = self._model.predict()
+        if self._log1p:
+            forecast = math.expm1(min(forecast, _LOG_MAX))
+        return max(0.0, forecast) if self._clamp or self._log1p else forecast
+
+
+_LOG_MAX = 60.0  # expm1 of more is no load of anything

@@ -1,0 +1,138 @@
+"""How many prefill engines keep the TTFT target: queues of prompts of many lengths.
+
+An engine computes one prompt after another; arrivals are Poisson, service times those of the
+prompt lengths there really are. `independent`: every engine has a queue of its own (M/G/1,
+Pollaczek-Khinchine): with w = target - E[S], rho = 2w / (E[S^2]/E[S] + 2w). `pooled`: whoever
+places requests knows the work in front of every engine, as the selector does, and none waits while
+another engine is free (M/G/n: Erlang C, scaled by the variance of service times). A share of
+requests that must be in time asks for the tail, P(W > t) = C exp(-2 n (1-rho) t E[S]/E[S^2]),
+instead of the mean. The reference's formula knows no wait at all.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.planner.core.lengths import Lengths
+    from select_service.planner.core.surface import PrefillCurve
+
+__all__ = ["PrefillNeed", "PrefillQueue"]
+
+_HALVINGS: Final = 40
+_LATE_EXTRA: Final = 0.5  # where length alone makes requests late: so much of the late share more
+
+
+class PrefillNeed(NamedTuple):
+    """Engines, as a fraction where queues are independent."""
+
+    engines: float
+    rho: float  # how busy they are then
+    service_s: float  # mean, of one prompt
+    why: str = ""  # the target cannot be met, in words
+
+
+class PrefillQueue:
+    """What prompts take of engines.
+
+    Args:
+        curve: how long a prompt takes.
+        lengths: of prompts, as far as they have to be computed.
+        slowness: measured TTFT over profiled, 1 = as profiled.
+    """
+
+    def __init__(self, curve: PrefillCurve, lengths: Lengths, slowness: float = 1.0) -> None:
+        self._times = [
+            (slowness * curve.ttft_ms(tokens) / 1e3, share) for tokens, share in lengths.points
+        ]
+        self.mean_s = sum(seconds * share for seconds, share in self._times)
+        self.square = sum(seconds * seconds * share for seconds, share in self._times)
+
+    def need(
+        self, rate: float, target_s: float, attainment: float | None, *, pooled: bool
+    ) -> PrefillNeed:
+        """Return the engines for `rate` requests per second.
+
+        Args:
+            rate: requests per second.
+            target_s: TTFT.
+            attainment: share of requests that must be in time; None: on average.
+            pooled: nobody waits while an engine is free.
+        """
+        spare = target_s - self.mean_s
+        if spare <= 0:
+            why = (
+                f"one prompt alone takes {1e3 * self.mean_s:.0f} ms on an idle engine, "
+                f"the TTFT target is {1e3 * target_s:.0f} ms"
+            )
+            return PrefillNeed(math.inf, 0.0, self.mean_s, why)
+        why = ""
+        if attainment is None:
+
+            def keeps(rho: float, engines: int, chance: float) -> bool:
+                return self.wait_s(rho, engines, chance) <= spare
+        else:
+            late_most, why = self._late_allowed(target_s, 1.0 - attainment)
+
+            def keeps(rho: float, engines: int, chance: float) -> bool:
+                return self.late(rho, target_s, engines, chance) <= late_most
+
+        work = rate * self.mean_s
+        engines = _pooled(work, keeps) if pooled else _independent(work, keeps)
+        return PrefillNeed(engines, work / engines if engines else 0.0, self.mean_s, why)
+
+    def wait_s(self, rho: float, engines: int = 1, chance: float | None = None) -> float:
+        """Return the mean wait; `chance`: of waiting at all, which is rho for one engine."""
+        if rho >= 1:
+            return math.inf
+        chance = rho if chance is None else chance
+        return chance * self.square / (2 * self.mean_s * engines * (1 - rho))
+
+    def late(
+        self, rho: float, target_s: float, engines: int = 1, chance: float | None = None
+    ) -> float:
+        """Return the share of requests whose first token comes after the target."""
+        if rho >= 1:
+            return 1.0
+        chance = rho if chance is None else chance
+        fall = 2 * engines * (1 - rho) * self.mean_s / self.square
+        return sum(
+            share * (chance * math.exp(-fall * (target_s - seconds)) if seconds < target_s else 1)
+            for seconds, share in self._times
+        )
+
+    def _late_allowed(self, target_s: float, late_most: float) -> tuple[float, str]:
+        too_long = self.late(0.0, target_s, 1, 0.0)
+        if too_long <= _LATE_EXTRA * late_most:
+            return late_most, ""
+        why = ""
+        if too_long > late_most:
+            why = (
+                f"{100 * too_long:.1f} % of prompts take longer than the TTFT target of "
+                f"{1e3 * target_s:.0f} ms on an idle engine"
+            )
+        return too_long + _LATE_EXTRA * late_most, why
+
+
+def _independent(work: float, keeps: Callable[[float, int, float], bool]) -> float:
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        rho = (low + high) / 2
+        low, high = (rho, high) if keeps(rho, 1, rho) else (low, rho)
+    return work / low if low else math.inf
+
+
+def _pooled(work: float, keeps: Callable[[float, int, float], bool]) -> float:
+    """Return the smallest number of engines. O(engines)."""
+    if not work:
+        return 0.0
+    blocked, engines = 1.0, 0
+    while True:  # ends: with enough engines nobody waits, and who is late by length is allowed
+        engines += 1
+        blocked = work * blocked / (engines + work * blocked)  # Erlang B, one more
+        rho = work / engines
+        if rho < 1 and keeps(rho, engines, blocked / (1 - rho * (1 - blocked))):
+            return float(engines)

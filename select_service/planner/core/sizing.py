@@ -1,0 +1,85 @@
+"""How many engines a forecast takes, per role: the prefill queue and the decode mix together.
+
+A target that no number of engines meets is told, and the pool is sized to keep up with its traffic
+instead: an absurd count would meet it no better.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.planner.core.decode_sizing import decode_need
+from select_service.planner.core.prefill_sizing import PrefillQueue
+
+if TYPE_CHECKING:
+    from select_service.planner.core.demand import Forecast
+    from select_service.planner.core.surface import Surface
+
+__all__ = ["Goals", "Need", "size_decode", "size_prefill"]
+
+KEEP_UP: Final = 0.85
+"""How busy engines are let be where their target cannot be met anyway."""
+_DEVIATIONS: Final = 1.6  # at 99 % of requests in time; the fast loop sees to the rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """What one model's users are promised."""
+
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    attainment: float | None = None
+    """Share of requests for which both hold; None: on average."""
+    pooled: bool = True
+    """Requests go to whichever engine has the least work, as the selector sends them."""
+
+
+class Need(NamedTuple):
+    """Of one role."""
+
+    engines: float
+    terms: dict[str, float]
+    infeasible: str = ""
+
+
+def size_prefill(surface: Surface, forecast: Forecast, goals: Goals, slowness: float) -> Need:
+    """Return the engines that compute the forecast's prompts in time."""
+    lengths = forecast.lengths.scaled(forecast.computed)
+    queue = PrefillQueue(surface.prefill, lengths, slowness)
+    need = queue.need(forecast.rate, goals.ttft_ms / 1e3, goals.attainment, pooled=goals.pooled)
+    terms = {"service_s": need.service_s, "rho": need.rho, "rate": forecast.rate}
+    engines = need.engines
+    if math.isinf(engines):
+        engines = forecast.rate * queue.mean_s / KEEP_UP
+    return Need(engines, terms, need.why)
+
+
+def size_decode(
+    surface: Surface, forecast: Forecast, goals: Goals, slowness: float, *, gpus: int
+) -> Need:
+    """Return the engines that answer the forecast's requests fast enough."""
+    corrected = goals.itl_ms / slowness
+    need = decode_need(
+        surface.decode,
+        rate=forecast.rate,
+        lengths=forecast.lengths,
+        osl=forecast.osl,
+        itl_ms=corrected,
+        gpus=gpus,
+        deviations=0.0 if goals.attainment is None else _DEVIATIONS,
+    )
+    terms = {"corrected_itl": corrected, "rate": forecast.rate}
+    if math.isfinite(need.engines):
+        terms["concurrency"] = need.concurrency
+        return Need(need.engines, terms, need.why)
+    most = decode_need(
+        surface.decode,
+        rate=forecast.rate,
+        lengths=forecast.lengths,
+        osl=forecast.osl,
+        itl_ms=math.inf,
+        gpus=gpus,
+    )
+    return Need(most.engines / KEEP_UP, terms, need.why)

@@ -1,0 +1,76 @@
+"""From what would be right now to what is asked for: steps, patience, and no pile-up.
+
+Up at once, but not by more than a step; down only to the most that was wanted during the whole
+stabilisation window, and not while replicas are starting. How long a start takes is measured, not
+assumed: cool-downs follow it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["PoolLimits", "StartTime", "Steady"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """Bounds of one pool."""
+
+    least: int = 1
+    most: int = 1000
+    step_up: int = 8
+    """Replicas added by one decision at most."""
+    step_down: int = 2
+    stabilisation_s: float = 300.0
+
+
+class StartTime:
+    """How long it takes from a decision to replicas that serve; smoothed over what was seen."""
+
+    def __init__(self, prior_s: float = 120.0) -> None:
+        self.seconds = prior_s
+        self._asked_at: float | None = None
+
+    def follow(self, starting: int, now: float) -> None:
+        """Look at how many are starting; whoever saw it begin and end has measured it."""
+        if starting and self._asked_at is None:
+            self._asked_at = now
+        elif not starting and self._asked_at is not None:
+            self.seconds += 0.3 * (now - self._asked_at - self.seconds)
+            self._asked_at = None
+
+
+class Steady:
+    """Remembers what one pool has wanted lately."""
+
+    def __init__(self, limits: PoolLimits) -> None:
+        self.limits = limits
+        self._wanted: deque[tuple[float, int]] = deque()  # falling counts, oldest first
+
+    def next(self, wanted: int, current: int, starting: int, now: float) -> tuple[int, str]:
+        """Return (replicas to ask for, why it is not what is wanted, or nothing)."""
+        limits = self.limits
+        if not self._wanted:  # what was there before us was wanted, too
+            self._wanted.append((now, current))
+        bounded = min(max(wanted, limits.least), limits.most)
+        why = "" if bounded == wanted else f"kept within {limits.least} and {limits.most}"
+        self._note(bounded, now)
+        if bounded > current:
+            step = current + limits.step_up
+            return (bounded, why) if bounded <= step else (step, f"at most {limits.step_up} more")
+        patient = min(self._wanted[0][1], current)
+        if patient > bounded:
+            why = f"{patient} were wanted within {limits.stabilisation_s:.0f} s"
+        if patient < current and starting:
+            return current, f"{starting} are starting: nothing is taken away meanwhile"
+        if patient < current - limits.step_down:
+            return current - limits.step_down, f"at most {limits.step_down} fewer"
+        return patient, why
+
+    def _note(self, wanted: int, now: float) -> None:
+        while self._wanted and self._wanted[-1][1] <= wanted:
+            self._wanted.pop()
+        self._wanted.append((now, wanted))
+        while self._wanted[0][0] < now - self.limits.stabilisation_s:
+            self._wanted.popleft()

@@ -1,0 +1,150 @@
+"""A profile repaired: more load is never faster, and a looser target never gives less.
+
+Measurements are noisy and cubics swing, so both curves are made monotone first: TTFT by prompt
+length, ITL and throughput by KV use at each profiled context length. In between it is linear.
+`compatible_lookup.py` reads the same profile as the reference does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from select_service.planner.core.curves import MonotoneCurve, isotonic
+
+if TYPE_CHECKING:
+    from select_service.planner.core.profile import (
+        DecodeProfile,
+        Floats,
+        PrefillProfile,
+        Profile,
+    )
+
+__all__ = ["Capacity", "DecodeSurface", "PrefillCurve", "Surface"]
+
+_CELLS: Final = 201  # along KV use: half a percent each
+_ONE_LENGTH: Final = 1.05  # context lengths closer than that are one
+_SAMPLES_MIN: Final = 3  # along KV use, for a curve
+_SAMPLES: Final = 8  # of a scatter, per curve
+
+Rows: TypeAlias = NDArray[np.intp]
+
+
+class PrefillCurve:
+    """How long one engine takes for one prompt."""
+
+    def __init__(self, profile: PrefillProfile) -> None:
+        ttft = isotonic(profile.ttft_ms)
+        self._curve = MonotoneCurve(profile.isl, ttft)
+        self._first, self._last = float(profile.isl[0]), float(profile.isl[-1])
+        rise = float((ttft[-1] - ttft[-2]) / (profile.isl[-1] - profile.isl[-2]))
+        self._slope_beyond = max(rise, float(ttft[-1] / profile.isl[-1]))
+
+    def ttft_ms(self, isl: float) -> float:
+        """Return the time of one prompt; beyond the profile it grows on, it is not cut off."""
+        beyond = max(0.0, isl - self._last)
+        return self._curve.at(isl) + beyond * self._slope_beyond
+
+    def covers(self, isl: float) -> bool:
+        """Tell whether a length was profiled, and is no extrapolation."""
+        return isl <= self._last
+
+
+class Capacity(NamedTuple):
+    """The most one engine carries at a context length within an ITL."""
+
+    thpt_per_gpu: float
+    itl_ms: float
+    kv_usage: float
+    concurrency: float
+
+
+class DecodeSurface:
+    """How fast one engine answers how many."""
+
+    def __init__(self, profile: DecodeProfile) -> None:
+        self._max_kv_tokens = profile.max_kv_tokens
+        self._kv = np.linspace(0.0, 1.0, _CELLS)
+        groups = _by_context(profile)
+        self._contexts = np.array([context for context, _ in groups])
+        self._itl = np.array([self._itl_row(profile, rows) for _, rows in groups])
+        # throughput falls as 1/context at equal KV use; their product does not
+        thpt = np.array([self._thpt_row(profile, rows) for _, rows in groups])
+        self._tokens = thpt * self._contexts[:, None]
+
+    def itl_ms(self, concurrency: float, context: float) -> float:
+        """Return the ITL of an engine with so many requests; full is as bad as it gets."""
+        kv_usage = concurrency * context / self._max_kv_tokens
+        return float(np.interp(kv_usage, self._kv, self._at(self._itl, context)))
+
+    def best(self, itl_ms: float, context: float) -> Capacity | None:
+        """Return the most within an ITL; None where even an empty engine is slower."""
+        itl = self._at(self._itl, context)
+        cell = int(np.searchsorted(itl, itl_ms, side="right")) - 1
+        if cell < 1:
+            return None
+        kv_usage = float(self._kv[cell])
+        if cell < _CELLS - 1 and itl[cell + 1] > itl[cell]:
+            share = (itl_ms - itl[cell]) / (itl[cell + 1] - itl[cell])
+            kv_usage += float(share) / (_CELLS - 1)
+        context_known = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
+        tokens = float(np.interp(kv_usage, self._kv, self._at(self._tokens, context)))
+        return Capacity(
+            thpt_per_gpu=tokens / context_known,
+            itl_ms=float(np.interp(kv_usage, self._kv, itl)),
+            kv_usage=kv_usage,
+            concurrency=kv_usage * self._max_kv_tokens / context,
+        )
+
+    def _at(self, rows: Floats, context: float) -> Floats:
+        contexts = self._contexts
+        if context <= contexts[0] or len(contexts) == 1:
+            first: Floats = rows[0]
+            return first
+        if context >= contexts[-1]:
+            last: Floats = rows[-1]
+            return last
+        above = int(np.searchsorted(contexts, context, side="right"))
+        share = (context - contexts[above - 1]) / (contexts[above] - contexts[above - 1])
+        mixed: Floats = (1 - share) * rows[above - 1] + share * rows[above]
+        return mixed
+
+    def _itl_row(self, profile: DecodeProfile, rows: Rows) -> Floats:
+        """By KV use at one context length, monotone, on the grid."""
+        kv, itl = _sorted(profile.kv_usage[rows], profile.itl_ms[rows])
+        # an empty engine was hardly ever measured: go on as the row does, not below what ever was
+        slope = (itl[-1] - itl[0]) / max(kv[-1] - kv[0], 1e-9)
+        empty = min(max(itl[0] - slope * kv[0], float(profile.itl_ms.min())), itl[0])
+        row: Floats = np.interp(self._kv, np.append(0.0, kv), np.append(empty, itl))
+        return row
+
+    def _thpt_row(self, profile: DecodeProfile, rows: Rows) -> Floats:
+        """The same; without a request there is no throughput."""
+        kv, thpt = _sorted(profile.kv_usage[rows], profile.thpt_per_gpu[rows])
+        row: Floats = np.interp(self._kv, np.append(0.0, kv), np.append(0.0, thpt))
+        return row
+
+
+def _sorted(kv: Floats, values: Floats) -> tuple[Floats, Floats]:
+    order = np.argsort(kv, kind="stable")
+    return kv[order], isotonic(values[order])
+
+
+class Surface:
+    """Both halves of a profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.prefill = PrefillCurve(profile.prefill)
+        self.decode = DecodeSurface(profile.decode)
+
+
+def _by_context(profile: DecodeProfile) -> list[tuple[float, Rows]]:
+    """Samples of nearly one context length together; a scatter without such rows in equal parts."""
+    order = np.argsort(profile.context_length, kind="stable")
+    lengths = profile.context_length[order]
+    groups = np.split(order, np.flatnonzero(lengths[1:] > _ONE_LENGTH * lengths[:-1]) + 1)
+    if min(len(group) for group in groups) < _SAMPLES_MIN:
+        groups = np.array_split(order, max(1, len(order) // _SAMPLES))
+    return [(float(np.mean(profile.context_length[group])), group) for group in groups]

@@ -1,0 +1,1 @@
+"""What reads metrics and files, and what changes replica counts."""

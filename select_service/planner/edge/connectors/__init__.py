@@ -1,0 +1,1 @@
+"""What changes replica counts, and reads them back."""

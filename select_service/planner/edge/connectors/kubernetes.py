@@ -1,0 +1,143 @@
+"""Replicas of anything that has a /scale subresource.
+
+A resource is named as `deployments/NAME`, `statefulsets/NAME`, `leaderworkersets/NAME`, or with
+group and version as `GROUP/VERSION/PLURAL/NAME`. Counts are set by a merge patch of the scale
+alone, never of the object, so nobody else's fields are touched; the answer is read back. A conflict
+is tried again, another scaler's number that comes back instead of ours is told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from select_service.planner.edge.connectors.connector import Outcome
+from select_service.planner.errors import ConnectorError, SettingsError
+from select_service.planner.types import PoolState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from select_service.planner.edge.kube import Kube, KubeAnswer
+    from select_service.planner.types import PoolKey, Target
+
+__all__ = ["KubernetesConnector", "path_of"]
+
+TRIES_MAX: Final = 3
+_OK, _NOT_FOUND, _CONFLICT = 200, 404, 409
+_KNOWN: Final = {
+    "deployments": "apps/v1",
+    "statefulsets": "apps/v1",
+    "replicasets": "apps/v1",
+    "leaderworkersets": "leaderworkerset.x-k8s.io/v1",
+    "dynamographdeploymentscalingadapters": "nvidia.com/v1alpha1",
+}
+_SHORT, _LONG = 2, 4
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    replicas: int = 0
+
+
+class _Status(msgspec.Struct, rename="camel", frozen=True):
+    replicas: int | None = None
+    ready_replicas: int | None = None
+
+
+class _Scaled(msgspec.Struct):
+    """A scale, or an object that has one; other fields are not looked at."""
+
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+def path_of(resource: str, namespace: str) -> str:
+    """Return the path of a resource.
+
+    Raises:
+        SettingsError: it is not named as above.
+    """
+    parts = resource.split("/")
+    if len(parts) == _SHORT and parts[0] in _KNOWN:
+        parts = [*_KNOWN[parts[0]].split("/"), *parts]
+    if len(parts) != _LONG or not all(parts):
+        known = ", ".join(f"{one}/NAME" for one in _KNOWN)
+        raise SettingsError(f"resource {resource!r}: want {known} or GROUP/VERSION/PLURAL/NAME")
+    group, version, plural, name = parts
+    return f"/apis/{group}/{version}/namespaces/{namespace}/{plural}/{name}"
+
+
+class KubernetesConnector:
+    """Scales resources of one namespace.
+
+    Args:
+        kube: the API server.
+        resources: what belongs to which pool.
+    """
+
+    def __init__(self, kube: Kube, resources: Mapping[PoolKey, str]) -> None:
+        self._kube = kube
+        self._paths = {
+            pool: path_of(resource, kube.namespace) for pool, resource in resources.items()
+        }
+        self.problems: dict[PoolKey, str] = {}
+
+    async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
+        """Read every scale, and how many of its replicas are ready."""
+        self.problems = {}
+        found = {}
+        for pool in pools:
+            try:
+                found[pool] = await self._state(self._paths[pool])
+            except ConnectorError as error:
+                self.problems[pool] = str(error)
+        return found
+
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:  # noqa: ARG002 - a Connector
+        """Patch every scale."""
+        outcome = Outcome()
+        for target in targets:
+            try:
+                await self._patch(self._paths[target.pool], target.replicas)
+            except ConnectorError as error:
+                outcome.failed[target.pool] = str(error)
+            else:
+                outcome.done.append(target)
+        return outcome
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._kube.close()
+
+    async def _state(self, path: str) -> PoolState:
+        scale = _scaled(await self._kube.ask("GET", f"{path}/scale"), f"{path}/scale")
+        parent = await self._kube.ask("GET", path)
+        ready = None
+        if parent.status == _OK:
+            ready = _scaled(parent, path).status.ready_replicas or 0
+        if ready is None:  # it may only be scaled, not read: take what the scale says
+            ready = scale.status.replicas or 0
+        return PoolState(scale.spec.replicas, ready)
+
+    async def _patch(self, path: str, replicas: int) -> None:
+        body = {"spec": {"replicas": replicas}}
+        answer = await self._kube.ask("PATCH", f"{path}/scale", body, merge=True)
+        for _ in range(TRIES_MAX - 1):
+            if answer.status != _CONFLICT:
+                break
+            answer = await self._kube.ask("PATCH", f"{path}/scale", body, merge=True)
+        got = _scaled(answer, f"{path}/scale").spec.replicas
+        if got != replicas:
+            raise ConnectorError(f"{path}/scale: asked for {replicas}, it says {got}")
+
+
+def _scaled(answer: KubeAnswer, path: str) -> _Scaled:
+    if answer.status == _NOT_FOUND:
+        raise ConnectorError(f"{path}: there is none (404): a wrong name, or it has no /scale")
+    if answer.status != _OK:
+        raise ConnectorError(f"{path}: {answer.said}")
+    try:
+        return msgspec.convert(answer.body, type=_Scaled)
+    except msgspec.ValidationError as error:
+        raise ConnectorError(f"{path}: {error}") from error

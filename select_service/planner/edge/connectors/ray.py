@@ -1,0 +1,192 @@
+"""Replicas inside Ray: deployments of Ray Serve, or an actor that scales a pool of its own.
+
+`serve/APPLICATION/DEPLOYMENT` goes through Serve's REST API, which needs no Ray here: the running
+configuration is read, one number in it is changed, and it is put back. `actor/NAMESPACE/NAME` is
+an actor with `replicas() -> (desired, ready)` and `scale(replicas)`; that needs Ray, imported then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import msgspec
+
+from select_service.planner.edge.connectors.connector import Outcome
+from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
+from select_service.planner.types import PoolState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from select_service.planner.types import PoolKey, Target
+
+__all__ = ["RayConnector"]
+
+PATH: Final = "/api/serve/applications/"
+TIMEOUT_S: Final = 10.0
+_PARTS: Final = 3
+_RUNNING: Final = "RUNNING"
+
+
+class _Deployment(msgspec.Struct):
+    target_num_replicas: int | None = None
+    replicas: list[dict[str, Any]] = []
+    deployment_config: dict[str, Any] = {}
+
+
+class _Application(msgspec.Struct):
+    deployments: dict[str, _Deployment] = {}
+    deployed_app_config: dict[str, Any] | None = None
+
+
+class _Applications(msgspec.Struct):
+    applications: dict[str, _Application] = {}
+
+
+class RayConnector:
+    """Scales pools of one Ray cluster.
+
+    Args:
+        resources: what belongs to which pool.
+        dashboard: where Serve's REST API is, for `serve/` resources.
+        client: for tests.
+
+    Raises:
+        SettingsError: a resource is named otherwise.
+        MissingExtra: an actor is named, and Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        resources: Mapping[PoolKey, str],
+        dashboard: str = "http://127.0.0.1:8265",
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._parts = {pool: _parts(resource) for pool, resource in resources.items()}
+        self._url = dashboard.rstrip("/") + PATH
+        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
+        self.problems: dict[PoolKey, str] = {}
+        self._ray = _ray() if any(parts[0] == "actor" for parts in self._parts.values()) else None
+
+    async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
+        """Read every pool."""
+        self.problems = {}
+        found = {}
+        for pool in pools:
+            try:
+                found[pool] = await self._state(pool)
+            except ConnectorError as error:
+                self.problems[pool] = str(error)
+        return found
+
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:  # noqa: ARG002 - a Connector
+        """Set every pool."""
+        outcome = Outcome()
+        for target in targets:
+            try:
+                await self._set(target.pool, target.replicas)
+            except ConnectorError as error:
+                outcome.failed[target.pool] = str(error)
+            else:
+                outcome.done.append(target)
+        return outcome
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+    async def _state(self, pool: PoolKey) -> PoolState:
+        kind, scope, name = self._parts[pool]
+        if kind == "actor":
+            desired, ready = await self._call(scope, name, "replicas")
+            return PoolState(int(desired), int(ready))
+        deployment = (await self._application(scope)).deployments.get(name)
+        if deployment is None:
+            raise ConnectorError(f"Serve application {scope} has no deployment {name}")
+        ready = sum(one.get("state") == _RUNNING for one in deployment.replicas)
+        desired = deployment.target_num_replicas
+        if desired is None:
+            desired = int(deployment.deployment_config.get("num_replicas") or ready)
+        return PoolState(desired, ready)
+
+    async def _set(self, pool: PoolKey, replicas: int) -> None:
+        kind, scope, name = self._parts[pool]
+        if kind == "actor":
+            await self._call(scope, name, "scale", replicas)
+            return
+        told = await self._applications()
+        configs = []
+        for app_name, application in told.applications.items():
+            config = application.deployed_app_config
+            if config is None:
+                raise ConnectorError(
+                    f"Serve application {app_name} was not deployed by a config: its replicas "
+                    "cannot be set over REST"
+                )
+            configs.append(_with(config, name, replicas) if app_name == scope else config)
+        await self._send("PUT", {"applications": configs})
+
+    async def _application(self, name: str) -> _Application:
+        found = (await self._applications()).applications.get(name)
+        if found is None:
+            raise ConnectorError(f"{self._url}: no Serve application {name}")
+        return found
+
+    async def _applications(self) -> _Applications:
+        return await self._send("GET", None)
+
+    async def _send(self, method: str, body: dict[str, Any] | None) -> _Applications:
+        try:
+            response = await self._client.request(method, self._url, json=body)
+            response.raise_for_status()
+            content = response.content if method == "GET" else b"{}"
+            return msgspec.json.decode(content, type=_Applications)
+        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+            raise ConnectorError(f"{self._url}: {str(error) or type(error).__name__}") from error
+
+    async def _call(self, namespace: str, name: str, method: str, *arguments: int) -> Any:  # noqa: ANN401 - Ray's
+        ray = self._ray
+        assert ray is not None, "an actor is named"
+
+        def call() -> Any:  # noqa: ANN401 - Ray's
+            actor = ray.get_actor(name, namespace=namespace)
+            return ray.get(getattr(actor, method).remote(*arguments), timeout=TIMEOUT_S)
+
+        try:
+            return await asyncio.to_thread(call)
+        except (ValueError, TimeoutError, AttributeError, ray.exceptions.RayError) as error:
+            raise ConnectorError(f"actor {namespace}/{name}: {error}") from error
+
+
+def _parts(resource: str) -> tuple[str, str, str]:
+    parts = resource.split("/")
+    if len(parts) != _PARTS or parts[0] not in ("serve", "actor") or not all(parts):
+        raise SettingsError(
+            f"resource {resource!r}: want serve/APPLICATION/DEPLOYMENT or actor/NAMESPACE/NAME"
+        )
+    kind, scope, name = parts
+    return kind, scope, name
+
+
+def _ray() -> Any:  # noqa: ANN401 - a module
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingExtra("a resource actor/NAMESPACE/NAME", "ray") from error
+    if not ray.is_initialized():
+        ray.init(address="auto", log_to_driver=False)
+    return ray
+
+
+def _with(config: dict[str, Any], deployment: str, replicas: int) -> dict[str, Any]:
+    """Return the configuration with another number of replicas for one deployment."""
+    others = [one for one in config.get("deployments", []) if one.get("name") != deployment]
+    mine = next(
+        (one for one in config.get("deployments", []) if one.get("name") == deployment),
+        {"name": deployment},
+    )
+    mine = {key: value for key, value in mine.items() if key != "autoscaling_config"}
+    return config | {"deployments": [*others, mine | {"num_replicas": replicas}]}

@@ -1,0 +1,134 @@
+"""Replicas that somebody else starts: decisions are told over HTTP, and reported back when done.
+
+Ids of decisions only grow. A decision that nobody reports within its time-out counts as done, so a
+client that died does not stop the planner; a report about an older decision changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from select_service.planner.edge.connectors.connector import Outcome
+from select_service.planner.types import PoolState, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from select_service.planner.types import PoolKey
+
+__all__ = ["Completion", "Issued", "VirtualConnector"]
+
+TIMEOUT_S: Final = 1800.0
+WAIT_MAX_S: Final = 60.0
+_REASONS_MAX: Final = 20
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """GET /v1/decision."""
+
+    decision_id: int
+    issued_at: float
+    targets: list[Target]
+    reason: str
+
+
+class Completion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v1/decision/{id}/complete."""
+
+    status: Literal["done", "failed"]
+    replicas: list[Target] = []
+    """What there is now, where it is not what was asked for."""
+    message: str = ""
+
+
+class VirtualConnector:
+    """Tells decisions and hears what came of them.
+
+    Args:
+        start: replicas there are.
+        clock: monotonic seconds.
+        wall: seconds since 1970, told to clients.
+        timeout_s: after that a decision counts as done.
+        first_id: ids continue after a restart.
+    """
+
+    def __init__(
+        self,
+        start: Mapping[PoolKey, int],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        timeout_s: float = TIMEOUT_S,
+        first_id: int = 0,
+    ) -> None:
+        self._asked = dict(start)
+        self._there = dict(start)
+        self._clock, self._wall = clock, wall
+        self._timeout_s = timeout_s
+        self._changed = asyncio.Event()
+        self._issued_at = clock()
+        self._is_open = False
+        self.decision: Issued | None = None
+        self.decision_id = first_id
+        self.timed_out = 0
+        self.problems: dict[PoolKey, str] = {}
+
+    async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
+        """Tell what was asked for, and what was reported."""
+        if self._is_open and self._clock() - self._issued_at >= self._timeout_s:
+            self.timed_out += 1
+            self._close(self._asked)
+        return {pool: PoolState(self._asked[pool], self._there[pool]) for pool in pools}
+
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+        """Publish a decision; whoever waits for one is told at once."""
+        outcome = Outcome()
+        outcome.done.extend(targets)
+        self._asked |= {one.pool: one.replicas for one in targets}
+        self.decision_id += 1
+        self._issued_at, self._is_open = self._clock(), True
+        every = [
+            Target(pool.model.model_name, pool.model.tenant_id, pool.role, count)
+            for pool, count in self._asked.items()
+        ]
+        reason = "; ".join(reasons[:_REASONS_MAX])
+        self.decision = Issued(self.decision_id, self._wall(), every, reason)
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return outcome
+
+    async def next(self, after: int, wait_s: float) -> Issued | None:
+        """Return the newest decision above `after`, waiting for one; None: there is none yet."""
+        if self.decision is None or self.decision.decision_id <= after:
+            changed = self._changed
+            try:
+                async with asyncio.timeout(min(max(wait_s, 0.0), WAIT_MAX_S)):
+                    await changed.wait()
+            except TimeoutError:
+                return None
+        return self.decision
+
+    def complete(self, decision_id: int, completion: Completion) -> bool:
+        """Take in a report; returns False for one about no decision that was ever made."""
+        if decision_id > self.decision_id or decision_id < 1:
+            return False
+        if decision_id < self.decision_id or not self._is_open:
+            return True  # it is overtaken; nothing depends on it
+        told = {one.pool: one.replicas for one in completion.replicas if one.pool in self._asked}
+        if completion.status == "failed":
+            for pool in self._asked:
+                self.problems[pool] = f"decision {decision_id} failed: {completion.message}"
+            self._asked = self._there | told  # what could not be done is not asked for any more
+        else:
+            self.problems = {}
+        self._close(self._asked | told)
+        return True
+
+    def _close(self, there: Mapping[PoolKey, int]) -> None:
+        self._there = dict(there)
+        self._is_open = False
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,127 @@
+"""A Kubernetes API server, spoken to with httpx and the token mounted into the pod.
+
+The token is read again for every request: it is rotated. Used by the connector and by the lease.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import httpx
+import msgspec
+
+from select_service.planner.errors import ConnectorError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Kube", "KubeAnswer"]
+
+MOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TIMEOUT_S: Final = 10.0
+Json: TypeAlias = dict[str, object]
+
+
+class KubeAnswer(msgspec.Struct, frozen=True):
+    """Status and body of one answer."""
+
+    status: int
+    body: Json
+
+    @property
+    def said(self) -> str:
+        """What the server says is wrong."""
+        message = self.body.get("message")
+        return f"{self.status}: {message}" if message else str(self.status)
+
+
+class Kube:
+    """One API server.
+
+    Args:
+        url: of the server.
+        namespace: of everything asked for.
+        token_file: read for every request; None: no token is sent.
+        ca_file: who signed the server's certificate; None: the usual authorities.
+        client: for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self._url = url.rstrip("/")
+        self._token_file = token_file
+        if client is None:
+            trust = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+            client = httpx.AsyncClient(verify=trust, timeout=TIMEOUT_S)
+        self._client = client
+
+    @classmethod
+    def in_cluster(cls, url: str | None, namespace: str | None) -> Kube:
+        """Return the server of the pod this runs in, or the one that is named.
+
+        Raises:
+            SettingsError: it is named nowhere.
+        """
+        host = os.environ.get("KUBERNETES_SERVICE_HOST")
+        if url is None:
+            if not host:
+                raise SettingsError("--kubernetes-api is needed outside of a pod")
+            port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+            url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        token, ca = MOUNT / "token", MOUNT / "ca.crt"
+        mounted = MOUNT / "namespace"
+        if namespace is None:
+            namespace = mounted.read_text().strip() if mounted.is_file() else "default"
+        return cls(
+            url,
+            namespace,
+            token if token.is_file() else None,
+            ca if ca.is_file() and url.startswith("https") else None,
+        )
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        merge: bool = False,
+    ) -> KubeAnswer:
+        """Send one request.
+
+        Raises:
+            ConnectorError: there was no answer, or none that is JSON.
+        """
+        kind = "application/merge-patch+json" if merge else "application/json"
+        headers = {"accept": "application/json"}
+        if body is not None:
+            headers["content-type"] = kind
+        try:
+            if self._token_file is not None:
+                headers["authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+            response = await self._client.request(
+                method,
+                self._url + path,
+                content=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+            )
+            found = msgspec.json.decode(response.content or b"{}", type=dict[str, object])
+        except (httpx.HTTPError, OSError, msgspec.MsgspecError) as error:
+            raise ConnectorError(
+                f"{method} {path}: {str(error) or type(error).__name__}"
+            ) from error
+        return KubeAnswer(response.status_code, found)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()

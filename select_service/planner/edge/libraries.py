@@ -1,0 +1,102 @@
+"""Forecasters that live in other people's packages: ARIMA (statsforecast) and Prophet.
+
+They are imported when one is asked for, once, and a missing one is a start-up error that names the
+extra. Both are fitted in the calling thread; `edge/loop.py` calls them from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+from select_service.planner.core.fitted import Fitted
+from select_service.planner.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.core.fitted import Fit, Forecast
+
+__all__ = ["arima", "prophet"]
+
+_WINDOW_ARIMA: Final = 240  # AutoARIMA takes 80 ms on so many
+_REFIT_ARIMA: Final = 10  # in between, the fitted model is carried forward
+_REFIT_PROPHET: Final = 1
+_SEARCH: Final = {"max_p": 2, "max_q": 2, "max_d": 1, "approximation": True, "seasonal": False}
+# What a fit may end with that says nothing about us: too little variance, no convergence.
+_FAILURES: Final = (ValueError, ArithmeticError, RuntimeError, IndexError, KeyError)
+
+
+def arima() -> Fitted:
+    """Return an ARIMA model whose order is searched anew every ten intervals.
+
+    Raises:
+        MissingExtra: statsforecast is not installed.
+    """
+    models = _imported("statsforecast.models", "--load-predictor arima", "arima")
+    return Fitted(
+        _fit_arima(models), failures=_FAILURES, window=_WINDOW_ARIMA, refit_every=_REFIT_ARIMA
+    )
+
+
+def prophet(window: int = 50, interval_s: float = 180.0) -> Fitted:
+    """Return a Prophet model of the last `window` intervals, refitted for each.
+
+    Raises:
+        MissingExtra: prophet is not installed.
+    """
+    for name in ("prophet", "prophet.plot", "cmdstanpy"):
+        logging.getLogger(name).disabled = True  # they tell of every fit
+    module = _imported("prophet", "--load-predictor prophet", "prophet")
+    pandas = _imported("pandas", "--load-predictor prophet", "prophet")
+    fit = _fit_prophet(module, pandas, interval_s)
+    return Fitted(fit, failures=_FAILURES, window=window, refit_every=_REFIT_PROPHET)
+
+
+def _imported(name: str, what: str, extra: str) -> Any:  # noqa: ANN401 - a module
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads make small fits ten times slower
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtra(what, extra) from error
+
+
+def _fit_arima(models: Any) -> Fit:  # noqa: ANN401 - untyped packages
+    import numpy as np  # noqa: PLC0415 - loaded by the library at the latest
+
+    def fit(history: Sequence[float]) -> Forecast:
+        model = models.AutoARIMA(**_SEARCH)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(np.asarray(history, dtype=np.float64))
+
+        def forecast(recent: Sequence[float]) -> float:
+            values = np.asarray(recent, dtype=np.float64)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return float(model.forward(values, h=1)["mean"][0])
+
+        return forecast
+
+    return fit
+
+
+def _fit_prophet(module: Any, pandas: Any, interval_s: float) -> Fit:  # noqa: ANN401 - as above
+    def fit(history: Sequence[float]) -> Forecast:
+        step = pandas.Timedelta(seconds=interval_s)
+        start = pandas.Timestamp("2020-01-06")
+        times = [start + step * index for index in range(len(history) + 1)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = module.Prophet()
+            model.fit(pandas.DataFrame({"ds": times[:-1], "y": list(history)}))
+            # the next interval is one step after the last, not one second
+            ahead = float(model.predict(pandas.DataFrame({"ds": times[-1:]}))["yhat"].iloc[0])
+        return lambda _: ahead
+
+    return fit

@@ -1,0 +1,235 @@
+"""The loop: collect, decide, act, again; slowly by forecasts, quickly by load.
+
+Ticks stand on a fixed grid from the start, so work that takes long shifts nothing. Who does not
+hold the lease collects and learns, but asks for nothing. Forecasts may take long: the core decides
+in a thread, one decision at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from select_service.planner.errors import PlannerError
+from select_service.planner.types import Missing, Target, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.planner.core.planning import Fleet
+    from select_service.planner.edge.connectors.connector import Connector
+    from select_service.planner.edge.lease import Lease
+    from select_service.planner.edge.sources.source import Source
+    from select_service.planner.edge.state_file import StateFile
+    from select_service.planner.types import Decision, Load, ModelKey, PoolKey, PoolState, Window
+
+__all__ = ["Counts", "Loop", "Noted"]
+
+DECISIONS_MAX: Final = 200
+"""That /decisions tells: ten hours of three-minute intervals that changed something."""
+_log = logging.getLogger("select_planner")
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """One decision, as /decisions tells it."""
+
+    id: int
+    at: float
+    """Seconds since 1970."""
+    loop: str
+    """slow or fast."""
+    targets: list[Target]
+    changed: list[str]
+    reasons: list[str]
+    infeasible: list[str]
+    gpus: int
+    acted: bool
+    """False: another planner holds the lease, or nothing had to change."""
+    failed: dict[str, str]
+
+
+class Counts(msgspec.Struct):
+    """What happened, for /metrics; only grows."""
+
+    intervals: int = 0
+    missing: dict[str, int] = {}
+    """Intervals of which nothing was known, by model."""
+    decisions: dict[str, int] = {}
+    """By loop."""
+    changes: int = 0
+    failures: int = 0
+    gpu_seconds: float = 0.0
+    state_failures: int = 0
+    faults: int = 0
+
+
+class Loop:
+    """Runs a fleet.
+
+    Args:
+        fleet: who decides.
+        source: who knows.
+        connector: who acts.
+        lease: the right to act.
+        clock: monotonic seconds.
+        wall: seconds since 1970.
+        fast_s: between two looks at the load; None: forecasts alone.
+        state: where the past is kept, if anywhere.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a loop joins
+        self,
+        fleet: Fleet,
+        source: Source,
+        connector: Connector,
+        lease: Lease,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        fast_s: float | None = 5.0,
+        state: StateFile | None = None,
+        first_id: int = 0,
+    ) -> None:
+        self.fleet = fleet
+        self.source = source
+        self.connector = connector
+        self._lease = lease
+        self._clock, self._wall = clock, wall
+        self._fast_s = fast_s
+        self._state = state
+        self.decision_id = first_id
+        self.decisions: deque[Noted] = deque(maxlen=DECISIONS_MAX)
+        self.counts = Counts()
+        self.is_leader = False
+        self.windows: dict[ModelKey, Window] = {}
+        self.loads: dict[ModelKey, Load] = {}
+        self.states: dict[PoolKey, PoolState] = {}
+        self.terms: dict[str, float] = {}
+        self.infeasible: tuple[str, ...] = ()
+        self._models = [one.key for one in fleet.models]
+        self._pools = [pool.key for model in fleet.models for pool in model.pools]
+        self._asked_at = clock()
+
+    @property
+    def is_ready(self) -> bool:
+        """Every pool could be read, and one interval is over."""
+        return self.counts.intervals > 0 and len(self.states) == len(self._pools)
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        start = self._clock()
+        await self.source.windows(self._models, self.fleet.interval_s)  # counters begin here
+        self._asked_at = self._clock()
+        fast = self.fleet.interval_s if self._fast_s is None else self._fast_s
+        slow_at, fast_at = start + self.fleet.interval_s, start + fast
+        while True:
+            await asyncio.sleep(max(0.0, min(slow_at, fast_at) - self._clock()))
+            now = self._clock()
+            is_slow = now >= slow_at
+            await self._guarded(is_slow=is_slow)
+            slow_at = _next(slow_at, self.fleet.interval_s, now)
+            fast_at = _next(fast_at, fast, now)
+
+    async def _guarded(self, *, is_slow: bool) -> None:
+        """A turn that fails is told and counted; the next one comes."""
+        try:
+            await (self.slow() if is_slow else self.fast())
+        except PlannerError:
+            self.counts.faults += 1
+            _log.exception("a turn failed")
+
+    async def slow(self) -> Decision:
+        """Do one interval."""
+        asked_at, self._asked_at = self._asked_at, self._clock()
+        seconds = self._asked_at - asked_at
+        self.windows = await self.source.windows(self._models, seconds or self.fleet.interval_s)
+        for key, window in self.windows.items():
+            if isinstance(window.requests, Missing):
+                name = str(key)
+                self.counts.missing[name] = self.counts.missing.get(name, 0) + 1
+        await self._look(seconds)
+        decision = await asyncio.to_thread(
+            self.fleet.slow, self.windows, self.states, self._clock()
+        )
+        self.counts.intervals += 1
+        self.terms, self.infeasible = decision.terms, decision.infeasible
+        await self._act(decision, "slow")
+        self._keep()
+        return decision
+
+    async def fast(self) -> Decision:
+        """Look at the load once."""
+        self.loads = await self.source.loads(self._models)
+        await self._look(0.0)
+        decision = await asyncio.to_thread(self.fleet.fast, self.loads, self.states, self._clock())
+        await self._act(decision, "fast")
+        return decision
+
+    async def _look(self, seconds: float) -> None:
+        self.states = await self.connector.states(self._pools)
+        for model in self.fleet.models:
+            for pool in model.pools:
+                if pool.key in self.states:
+                    ready = self.states[pool.key].ready
+                    self.counts.gpu_seconds += seconds * ready * pool.settings.gpus
+
+    async def _act(self, decision: Decision, loop: str) -> None:
+        self.is_leader = await self._lease.held()
+        changed = [one for one in decision.targets if self.states[one.pool].desired != one.replicas]
+        self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
+        if not changed and loop == "fast":
+            return  # many times a minute, and nothing to tell
+        failed: dict[str, str] = {}
+        words = [
+            f"{one.pool}: {self.states[one.pool].desired} to {one.replicas}" for one in changed
+        ]
+        if changed and self.is_leader:
+            outcome = await self.connector.apply(changed, decision.reasons)
+            failed = {str(pool): why for pool, why in outcome.failed.items()}
+            self.counts.changes += len(outcome.done)
+            self.counts.failures += len(failed)
+            for why in failed.values():
+                _log.error("%s", why)
+        self.decision_id += 1
+        self.decisions.append(
+            Noted(
+                *(self.decision_id, self._wall(), loop, list(decision.targets), words),
+                *(list(decision.reasons), list(decision.infeasible), decision.gpus),
+                acted=bool(changed) and self.is_leader,
+                failed=failed,
+            )
+        )
+        if words:
+            prefix = "" if self.is_leader else "not acting, another planner holds the lease: "
+            _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
+
+    def _keep(self) -> None:
+        if self._state is None or not self.is_leader:
+            return
+        try:
+            self._state.write(self.fleet, self.decision_id)
+        except PlannerError as error:
+            self.counts.state_failures += 1
+            _log.error("%s", error)
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        for one in (self.source, self.connector, self._lease):
+            await one.close()
+
+
+def measured(window: Window, name: str) -> float | None:
+    """Return one reading of a window as a number, for a gauge; None: no number."""
+    reading = getattr(window, name)
+    return reading.value if isinstance(reading, Value) else None
+
+
+def _next(at: float, period: float, now: float) -> float:
+    """The next point of the grid that is still to come; missed ones are left out."""
+    if now < at:
+        return at
+    return at + period * (int((now - at) / period) + 1)

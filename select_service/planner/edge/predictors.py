@@ -1,0 +1,78 @@
+"""Predictors by name, as flags ask for them.
+
+In compatible mode a Kalman filter speaks from its first point and may forecast less than nothing,
+as the reference's does; in ours it waits for `points_min` and is never negative.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from select_service.planner.core.choosing import Chooser
+from select_service.planner.core.kalman import Kalman
+from select_service.planner.core.prediction import Constant, Predictor
+from select_service.planner.core.smoothing import DampedSmoothing
+from select_service.planner.edge import libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.planner.core.prediction import Model
+
+__all__ = ["PREDICTORS", "PredictorSettings", "make_predictor"]
+
+
+class PredictorSettings(Struct, frozen=True, kw_only=True):
+    """Which predictor, and how it is tuned."""
+
+    name: str = "auto"
+    log1p: bool = False
+    q_level: float = 1.0
+    q_trend: float = 0.1
+    r: float = 10.0
+    points_min: int = 5
+    prophet_window: int = 50
+    interval_s: float = 180.0
+    compatible: bool = False
+
+
+def make_predictor(settings: PredictorSettings) -> Predictor:
+    """Return a fresh predictor.
+
+    Raises:
+        MissingExtra: its library is not installed.
+    """
+    is_kalman = settings.name == "kalman"
+    return Predictor(
+        _MODELS[settings.name](settings),
+        log1p=settings.log1p and settings.name != "constant",  # where it would change nothing
+        clamp=not (settings.compatible and is_kalman),
+        points_min=settings.points_min if is_kalman and not settings.compatible else 0,
+    )
+
+
+def _kalman(settings: PredictorSettings) -> Model:
+    return Kalman(q_level=settings.q_level, q_trend=settings.q_trend, r=settings.r)
+
+
+def _chooser(settings: PredictorSettings) -> Model:
+    return Chooser(
+        {
+            "constant": Constant(),
+            "kalman": _kalman(settings),
+            "ets": DampedSmoothing(),
+        }
+    )
+
+
+_MODELS: Final[dict[str, Callable[[PredictorSettings], Model]]] = {
+    "constant": lambda _: Constant(),
+    "kalman": _kalman,
+    "ets": lambda _: DampedSmoothing(),
+    "arima": lambda _: libraries.arima(),
+    "prophet": lambda settings: libraries.prophet(settings.prophet_window, settings.interval_s),
+    "auto": _chooser,
+}
+PREDICTORS: Final = tuple(_MODELS)

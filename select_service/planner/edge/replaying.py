@@ -1,0 +1,304 @@
+"""A trace through a simulated cluster, scaled by a policy: what planning would have been worth.
+
+The loop is closed: what the policy decides starts and stops simulated engines, which take their
+time to start, and what they then measure is what it sees next. Engines are as fast as the profile
+says. `rivals.py` has the policies ours is compared with.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from select_service.planner.types import (
+    IDLE,
+    Load,
+    Missing,
+    ModelKey,
+    PoolKey,
+    PoolState,
+    Value,
+    Window,
+)
+from select_service.simulator.core.cluster import Cluster, ClusterSettings, PoolSettings
+from select_service.simulator.core.latency import ProfileLatency
+from select_service.simulator.core.requests import Request
+from select_service.simulator.core.routers import LeastLoaded
+from select_service.simulator.core.worker import EngineSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from select_service.planner.core.profile import Profile
+    from select_service.planner.core.warming import TracedRequest
+    from select_service.planner.types import Reading
+    from select_service.simulator.core.observing import Observation
+    from select_service.simulator.core.requests import Outcome
+
+__all__ = ["DECODE", "KEY", "PREFILL", "Policy", "Replay", "ReplaySettings", "Result"]
+
+KEY: Final = ModelKey("trace")
+PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
+_POOLS: Final = {PREFILL: "prefill", DECODE: "decode"}
+_BLOCK: Final = 64
+_STEP_TOKENS: Final = 2048
+"""A prefill engine computes so much at a time: whoever is first is done first."""
+_DRAIN_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What surrounds a policy."""
+
+    interval_s: float = 60.0
+    fast_s: float = 5.0
+    startup_s: float = 60.0
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    prefill_gpus: int = 1
+    decode_gpus: int = 1
+    start: tuple[int, int] = (1, 1)
+    seed: int = 1
+
+
+class Policy(Protocol):
+    """Decides about both pools."""
+
+    name: str
+
+    def slow(
+        self, window: Window, states: dict[PoolKey, PoolState], now: float
+    ) -> dict[PoolKey, int]:
+        """Return replicas after an interval; a pool that is left out stays."""
+
+    def fast(self, load: Load, states: dict[PoolKey, PoolState], now: float) -> dict[PoolKey, int]:
+        """Return replicas for the load of this moment."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one policy."""
+
+    name: str
+    requests: int = 0
+    in_time: int = 0
+    gpu_hours: float = 0.0
+    changes: int = 0
+    turns: int = 0
+    """How often a pool was changed against the direction of its last change within ten minutes."""
+    replicas: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    load: list[tuple[float, float]] = field(default_factory=list)
+    attained: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def attainment(self) -> float:
+        """Share of requests that met both targets."""
+        return self.in_time / self.requests if self.requests else 1.0
+
+
+class _Trace:
+    """Requests for the cluster."""
+
+    block_size = _BLOCK
+
+    def __init__(self, requests: Iterable[TracedRequest]) -> None:
+        self._requests = iter(enumerate(requests))
+
+    def next(self) -> Request | None:
+        """See Workload."""
+        found = next(self._requests, None)
+        if found is None:
+            return None
+        number, one = found
+        isl, osl = max(1, round(one.isl)), max(1, round(one.osl))
+        return Request(number=number, arrival=one.at_s, isl=isl, osl=osl, blocks=())
+
+    def after(self, outcome: Outcome) -> Iterable[Request]:  # noqa: ARG002 - a Workload
+        """Nothing follows."""
+        return ()
+
+
+class Replay:
+    """One policy over one trace.
+
+    Args:
+        profile: of the engines, and what policies plan with.
+        requests: sorted by time, from 0.
+        settings: see there.
+    """
+
+    def __init__(
+        self, profile: Profile, requests: Sequence[TracedRequest], settings: ReplaySettings
+    ) -> None:
+        self._requests = requests
+        self._settings = settings
+        latency = _latency(profile)
+        kv_tokens = int(profile.decode.max_kv_tokens)
+        self._engines = {
+            "prefill": EngineSettings(latency, kv_tokens, _STEP_TOKENS, 64),
+            "decode": EngineSettings(latency, kv_tokens, 8192, 1024),
+        }
+
+    def run(self, policy: Policy) -> Result:
+        """Let it scale; returns what became of every request."""
+        settings = self._settings
+        cluster = Cluster(
+            ClusterSettings(
+                pools={
+                    "prefill": PoolSettings("prefill", self._engines["prefill"]),
+                    "decode": PoolSettings("decode", self._engines["decode"]),
+                },
+                block_size=_BLOCK,
+                sample_s=1e9,
+            ),
+            LeastLoaded(random.Random(settings.seed)),  # noqa: S311  # nosec B311 - no secret
+            _Trace(self._requests),
+        )
+        for pool, count in zip(_POOLS.values(), settings.start, strict=True):
+            for _ in range(count):
+                cluster.add_worker(pool, 0.0)
+        turn = _Turn(cluster, policy, settings)
+        end = (self._requests[-1].at_s if self._requests else 0.0) + settings.interval_s
+        while cluster.now < end:
+            turn.go_on()
+        cluster.finish(end + _DRAIN_S)
+        cluster.check()
+        return _judged(turn.result, cluster.outcomes, settings)
+
+
+class _Turn:
+    """One run under way."""
+
+    def __init__(self, cluster: Cluster, policy: Policy, settings: ReplaySettings) -> None:
+        self._cluster = cluster
+        self._policy = policy
+        self._settings = settings
+        self._seen: list[Observation] = []
+        self._last: dict[PoolKey, tuple[float, int]] = {}  # change: when, which way
+        self.result = Result(policy.name, replicas={name: [] for name in _POOLS.values()})
+
+    def go_on(self) -> None:
+        """Advance to the next look, and act."""
+        cluster, settings = self._cluster, self._settings
+        cluster.advance(cluster.now + settings.fast_s)
+        seen = cluster.observe()
+        self._seen.append(seen)
+        self._account(seen)
+        states = self._states(seen)
+        if sum(one.interval_s for one in self._seen) >= settings.interval_s - 1e-6:
+            window = _window(self._seen)
+            self._seen = []
+            self._act(self._policy.slow(window, states, cluster.now), states)
+            rate = (
+                window.requests.value / window.seconds if isinstance(window.requests, Value) else 0
+            )
+            self.result.load.append((cluster.now, rate))
+        else:
+            self._act(self._policy.fast(_load(seen), states, cluster.now), states)
+
+    def _states(self, seen: Observation) -> dict[PoolKey, PoolState]:
+        return {
+            pool: PoolState(len(self._cluster.worker_ids(name)), seen.pools[name].ready)
+            for pool, name in _POOLS.items()
+        }
+
+    def _account(self, seen: Observation) -> None:
+        gpus = {"prefill": self._settings.prefill_gpus, "decode": self._settings.decode_gpus}
+        for name, count in gpus.items():
+            there = len(self._cluster.worker_ids(name))
+            self.result.gpu_hours += there * count * seen.interval_s / 3600
+            self.result.replicas[name].append((self._cluster.now, float(there)))
+
+    def _act(self, counts: dict[PoolKey, int], states: dict[PoolKey, PoolState]) -> None:
+        now = self._cluster.now
+        for pool, count in counts.items():
+            name, more = _POOLS[pool], count - states[pool].desired
+            if not more:
+                continue
+            self.result.changes += 1
+            before, way = self._last.get(pool, (-1e9, 0))
+            self.result.turns += way * more < 0 and now - before < 600.0  # noqa: PLR2004
+            self._last[pool] = (now, more)
+            for _ in range(more):
+                self._cluster.add_worker(name, now, self._settings.startup_s)
+            for worker_id in reversed(self._cluster.worker_ids(name)[more:] if more < 0 else []):
+                self._cluster.remove_worker(worker_id, now)
+
+
+def _latency(profile: Profile) -> ProfileLatency:
+    return ProfileLatency(
+        {
+            "prefill_isl": profile.prefill.isl.tolist(),
+            "prefill_ttft": profile.prefill.ttft_ms.tolist(),
+        },
+        {
+            "x_kv_usage": profile.decode.kv_usage.tolist(),
+            "y_context_length": profile.decode.context_length.tolist(),
+            "z_itl": profile.decode.itl_ms.tolist(),
+            "max_kv_tokens": [profile.decode.max_kv_tokens],
+        },
+    )
+
+
+def _mean(pairs: Iterable[tuple[float | None, int]], scale: float = 1.0) -> Reading:
+    known = [(value, weight) for value, weight in pairs if value is not None and weight]
+    total = sum(weight for _, weight in known)
+    if not total:
+        return Missing("nothing ended in this interval")
+    return Value(scale * sum(value * weight for value, weight in known) / total)
+
+
+def _window(seen: Sequence[Observation]) -> Window:
+    seconds = sum(one.interval_s for one in seen)
+    requests = sum(one.num_req for one in seen)
+    decode = [(one.pools["decode"].concurrency, one.interval_s) for one in seen]
+    return Window(
+        seconds=seconds,
+        requests=Value(float(requests)) if requests else IDLE,
+        isl=_mean((one.isl, one.num_req) for one in seen),
+        osl=_mean((one.osl, one.finished) for one in seen),
+        ttft_ms=_mean(((one.ttft_s, one.num_req) for one in seen), 1e3),
+        itl_ms=_mean(((one.itl_s, one.finished) for one in seen), 1e3),
+        request_s=_mean((one.request_duration_s, one.finished) for one in seen),
+        concurrency=Value(sum(live * span for live, span in decode) / seconds),
+    )
+
+
+def _load(seen: Observation) -> Load:
+    return Load(
+        prefill_backlog_tokens=Value(float(seen.pools["prefill"].prefill_backlog_tokens)),
+        concurrency=Value(seen.pools["decode"].concurrency),
+    )
+
+
+def _judged(result: Result, outcomes: Sequence[Outcome], settings: ReplaySettings) -> Result:
+    by_interval: Counter[int] = Counter()
+    all_of: Counter[int] = Counter()
+    for one in outcomes:
+        index = int(one.request.arrival / settings.interval_s)
+        all_of[index] += 1
+        is_good = (
+            one.is_ok
+            and 1e3 * one.ttft_s <= settings.ttft_ms
+            and 1e3 * one.itl_s <= settings.itl_ms
+        )
+        by_interval[index] += is_good
+    result.requests, result.in_time = all_of.total(), by_interval.total()
+    result.attained = [
+        ((index + 1) * settings.interval_s, by_interval[index] / count)
+        for index, count in sorted(all_of.items())
+    ]
+    return result
+
+
+def rates_of(requests: Sequence[TracedRequest], interval_s: float) -> list[float]:
+    """Return requests per second of every interval, for an oracle."""
+    if not requests:
+        return []
+    times = np.array([one.at_s for one in requests])
+    counts = np.bincount((times / interval_s).astype(int))
+    return [float(count) / interval_s for count in counts]

@@ -1,0 +1,227 @@
+"""Policies for a replay: ours, the reference's formulas, one that only reacts, and an oracle."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from select_service.planner.core.compatible_lookup import CompatibleLookup
+from select_service.planner.core.compatible_sizing import (
+    CompatibleDemand,
+    CompatibleLimits,
+    plan_as_they,
+    terms_of,
+)
+from select_service.planner.core.demand import Forecast, Predictors
+from select_service.planner.core.lengths import Lengths, from_values
+from select_service.planner.core.planning import Fleet, Model, PoolSettings
+from select_service.planner.core.sizing import Goals, size_decode, size_prefill
+from select_service.planner.core.steadying import PoolLimits
+from select_service.planner.core.surface import Surface
+from select_service.planner.edge.predictors import PredictorSettings, make_predictor
+from select_service.planner.edge.replaying import DECODE, KEY, PREFILL
+from select_service.planner.types import Load, PoolKey, PoolState, Value, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.core.profile import Profile
+    from select_service.planner.core.warming import TracedRequest
+    from select_service.planner.edge.replaying import Policy, ReplaySettings
+
+__all__ = ["POLICIES", "Oracle", "Ours", "Reactive", "Reference", "make_policy"]
+
+POLICIES: Final = ("slo", "compatible", "reactive", "oracle")
+_BUSY: Final = 0.7  # what a reactive scaler keeps its engines at
+States = dict[PoolKey, PoolState]
+
+
+class Ours:
+    """The planner as `run` runs it."""
+
+    def __init__(
+        self, profile: Profile, tuning: PredictorSettings, settings: ReplaySettings, gpus_max: int
+    ) -> None:
+        self.name = f"slo ({tuning.name})"
+        limits = PoolLimits(step_up=64, step_down=8, stabilisation_s=3 * settings.interval_s)
+        pools = {
+            "prefill": PoolSettings(gpus=settings.prefill_gpus, limits=limits),
+            "decode": PoolSettings(gpus=settings.decode_gpus, limits=limits),
+        }
+        predictors = Predictors(*(make_predictor(tuning) for _ in range(3)))
+        goals = Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=0.99)
+        model = Model(KEY, pools, Surface(profile), predictors, goals)  # type: ignore[arg-type] # roles
+        self._fleet = Fleet([model], gpus_max, settings.interval_s)
+
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
+        """See Policy."""
+        return _counts(self._fleet.slow({KEY: window}, states, now))
+
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
+        """See Policy."""
+        return _counts(self._fleet.fast({KEY: load}, states, now))
+
+
+def _counts(decision: object) -> dict[PoolKey, int]:
+    return {one.pool: one.replicas for one in decision.targets}  # type: ignore[attr-defined]
+
+
+class Reference:
+    """The reference's formulas on its own look-ups, corrected as it does."""
+
+    def __init__(
+        self, profile: Profile, tuning: PredictorSettings, settings: ReplaySettings, gpus_max: int
+    ) -> None:
+        self.name = f"compatible ({tuning.name})"
+        self._lookup = CompatibleLookup(profile)
+        self._predictors = [make_predictor(tuning) for _ in range(3)]
+        self._limits = CompatibleLimits(
+            interval_s=settings.interval_s,
+            itl_ms=settings.itl_ms,
+            gpus_max=gpus_max,
+            endpoints_min=1,
+            prefill_gpus=settings.prefill_gpus,
+            decode_gpus=settings.decode_gpus,
+        )
+
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+        """See Policy."""
+        measured = [_zero(window, name) for name in ("requests", "isl", "osl")]
+        for predictor, value in zip(self._predictors, measured, strict=True):
+            predictor.add(value)
+        if any(not isinstance(getattr(window, name), Value) for name in _NEEDED):
+            return {}
+        requests, isl, osl = measured
+        ready = max(1, states[DECODE].ready)
+        live = requests / ready * _zero(window, "request_s") / self._limits.interval_s
+        p_correction = _zero(window, "ttft_ms") / self._lookup.prefill.ttft_ms(isl)
+        d_correction = _zero(window, "itl_ms") / self._lookup.decode.at(live, isl + osl / 2)[0]
+        demand = CompatibleDemand(
+            requests=self._predictors[0].predict(),
+            isl=self._predictors[1].predict(),
+            osl=self._predictors[2].predict(),
+            p_correction=p_correction,
+            d_correction=d_correction,
+        )
+        plan = plan_as_they(terms_of(self._lookup, demand, self._limits), self._limits)
+        return {PREFILL: plan.num_p, DECODE: plan.num_d}
+
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+        """It has no fast loop."""
+        return {}
+
+
+_NEEDED: Final = ("isl", "osl", "ttft_ms", "itl_ms", "request_s")
+
+
+def _zero(window: Window, name: str) -> float:
+    reading = getattr(window, name)
+    return reading.value if isinstance(reading, Value) else 0.0
+
+
+class Reactive:
+    """Keeps the load that was measured at 70 % of what engines take, and forecasts nothing.
+
+    As horizontal autoscalers do: up at once, down after five minutes of less.
+    """
+
+    name = "reactive"
+
+    def __init__(self, profile: Profile, settings: ReplaySettings) -> None:
+        self._surface = Surface(profile)
+        self._settings = settings
+        self._wanted: list[tuple[float, int, int]] = []
+
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
+        """See Policy."""
+        if not (isinstance(window.requests, Value) and isinstance(window.isl, Value)):
+            return {}
+        rate = window.requests.value / window.seconds
+        work = rate * self._surface.prefill.ttft_ms(window.isl.value) / 1e3
+        osl = _zero(window, "osl") or 1.0
+        best = self._surface.decode.best(self._settings.itl_ms, window.isl.value + osl / 2)
+        live = _zero(window, "concurrency")
+        decode = math.ceil(live / best.concurrency / _BUSY) if best else states[DECODE].desired
+        self._wanted.append((now, max(1, math.ceil(work / _BUSY)), max(1, decode)))
+        self._wanted = [one for one in self._wanted if one[0] > now - 300.0]
+        return {
+            PREFILL: max(one[1] for one in self._wanted),
+            DECODE: max(one[2] for one in self._wanted),
+        }
+
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+        """It looks once an interval."""
+        return {}
+
+
+class Oracle:
+    """Knows the traffic: has at every moment what is needed until engines can have started."""
+
+    name = "oracle"
+
+    def __init__(
+        self, profile: Profile, requests: Sequence[TracedRequest], settings: ReplaySettings
+    ) -> None:
+        self._surface = Surface(profile)
+        self._settings = settings
+        self._goals = Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=0.99)
+        self._needs: list[tuple[int, int]] = []
+        bins: list[list[TracedRequest]] = []
+        for one in requests:
+            index = int(one.at_s / settings.interval_s)
+            while len(bins) <= index:
+                bins.append([])
+            bins[index].append(one)
+        for found in bins:
+            self._needs.append(self._need(found))
+
+    def _need(self, found: Sequence[TracedRequest]) -> tuple[int, int]:
+        if not found:
+            return 1, 1
+        lengths = Lengths.of(from_values(one.isl for one in found))
+        osl = sum(one.osl for one in found) / len(found)
+        forecast = Forecast(
+            len(found) / self._settings.interval_s, lengths or Lengths.single(1.0), osl, 1.0
+        )
+        prefill = size_prefill(self._surface, forecast, self._goals, 1.0)
+        gpus = self._settings.decode_gpus
+        decode = size_decode(self._surface, forecast, self._goals, 1.0, gpus=gpus)
+        return max(1, math.ceil(prefill.engines)), max(1, math.ceil(decode.engines))
+
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+        """See Policy."""
+        return self._at(now)
+
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+        """See Policy."""
+        return self._at(now)
+
+    def _at(self, now: float) -> dict[PoolKey, int]:
+        settings = self._settings
+        first = int(now / settings.interval_s)
+        # what is asked for now is there after the start: look until then, and one look further
+        last = int((now + settings.startup_s + settings.fast_s) / settings.interval_s)
+        needs = self._needs[max(0, first) : last + 1] or [(1, 1)]
+        return {PREFILL: max(one[0] for one in needs), DECODE: max(one[1] for one in needs)}
+
+
+def make_policy(
+    name: str,
+    profile: Profile,
+    requests: Sequence[TracedRequest],
+    tuning: PredictorSettings,
+    settings: ReplaySettings,
+    gpus_max: int,
+) -> Policy:
+    """Return a policy by name.
+
+    Raises:
+        MissingExtra: the reference's look-ups, or the predictor, are not installed.
+    """
+    if name == "slo":
+        return Ours(profile, tuning, settings, gpus_max)
+    if name == "compatible":
+        return Reference(profile, tuning, settings, gpus_max)
+    if name == "reactive":
+        return Reactive(profile, settings)
+    return Oracle(profile, requests, settings)

@@ -1,0 +1,260 @@
+"""`select-planner run`: flags become a loop and a server, until somebody ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvicorn
+
+from select_service.planner.core.demand import Interval
+from select_service.planner.core.warming import whole_bins
+from select_service.planner.edge.connectors.connector import DryRun
+from select_service.planner.edge.connectors.virtual import VirtualConnector
+from select_service.planner.edge.kube import Kube
+from select_service.planner.edge.lease import FileLease, KubeLease, NoLease
+from select_service.planner.edge.loop import Loop
+from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.serving import create_app
+from select_service.planner.edge.settings import (
+    ModelSettings,
+    PoolTarget,
+    build_fleet,
+    read_targets,
+    resources_of,
+)
+from select_service.planner.edge.sources.prometheus import DYNAMO, SELECTOR, PrometheusSource
+from select_service.planner.edge.sources.selector import SelectorSource
+from select_service.planner.edge.sources.trace import TraceSource, read_trace
+from select_service.planner.edge.state_file import Memory, StateFile
+from select_service.planner.errors import LeaseHeld, SettingsError
+
+if TYPE_CHECKING:
+    from select_service.planner.core.planning import Fleet
+    from select_service.planner.edge.connectors.connector import Connector
+    from select_service.planner.edge.lease import Lease
+    from select_service.planner.edge.sources.source import Source
+    from select_service.planner.types import PoolKey
+
+__all__ = ["RunSettings", "run"]
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `run` is told."""
+
+    tuning: PredictorSettings
+    gpus_max: int = 8
+    targets: Path | None = None
+    model: ModelSettings | None = None
+    source: str = "prometheus"
+    prometheus_url: str = "http://127.0.0.1:9090"
+    prometheus_names: str = "dynamo"
+    selectors: tuple[str, ...] = ()
+    token_file: Path | None = None
+    trace: Path | None = None
+    warmup_trace: Path | None = None
+    connector: str = "dry-run"
+    kubernetes_api: str | None = None
+    namespace: str | None = None
+    lease_name: str = "select-planner"
+    ray_dashboard: str = "http://127.0.0.1:8265"
+    decision_timeout_s: float = 1800.0
+    state_dir: Path | None = None
+    fast_s: float | None = 5.0
+    correct: bool = True
+    host: str = "127.0.0.1"
+    port: int = 9085
+
+
+def run(settings: RunSettings) -> int:
+    """Run until SIGINT or SIGTERM; returns the exit code.
+
+    Raises:
+        PlannerError: it could not start.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    asyncio.run(_run(settings))
+    return 0
+
+
+async def _run(settings: RunSettings) -> None:
+    models = _models(settings)
+    fleet = build_fleet(models, settings.tuning, settings.gpus_max, correct=settings.correct)
+    _warm_up(fleet, settings)
+    state, memory = _state(fleet, settings)
+    kube = _kube(settings)
+    lease = _lease(settings, kube)
+    if isinstance(lease, FileLease) and not await lease.held():
+        raise LeaseHeld(f"another planner uses {settings.state_dir}")
+    loop = Loop(
+        fleet,
+        _source(settings),
+        _connector(settings, fleet, resources_of(models), kube, memory),
+        lease,
+        clock=time.monotonic,
+        wall=_wall,
+        fast_s=settings.fast_s,
+        state=state,
+        first_id=memory.decision_id,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(loop), host=settings.host, port=settings.port, log_level="warning"
+        )
+    )
+    try:
+        await _until_ended(loop, server)
+    finally:
+        await loop.close()
+
+
+async def _until_ended(loop: Loop, server: uvicorn.Server) -> None:
+    ended = asyncio.Event()
+    running = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running.add_signal_handler(number, ended.set)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign] # ours are set
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve())
+        turning = group.create_task(loop.run())
+        waiting = group.create_task(ended.wait())
+        await asyncio.wait((serving, turning, waiting), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        turning.cancel()
+        waiting.cancel()
+
+
+def _wall() -> float:
+    return time.time()  # noqa: TID251 - told to people and clients, nothing is decided by it
+
+
+def _models(settings: RunSettings) -> list[ModelSettings]:
+    if settings.targets is not None:
+        return read_targets(settings.targets)
+    if settings.model is None:
+        raise SettingsError("--targets, or --model-name with --profile-results-dir, is needed")
+    return [settings.model]
+
+
+def _warm_up(fleet: Fleet, settings: RunSettings) -> None:
+    if settings.warmup_trace is None:
+        return
+    bins = whole_bins(read_trace(settings.warmup_trace), settings.tuning.interval_s)
+    for model in fleet.models:
+        model.demand.warm_up(
+            Interval(float(one.requests), one.isl, one.osl)
+            if one.requests
+            else Interval(0.0, None, None)
+            for one in bins
+        )
+
+
+def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memory]:
+    if settings.state_dir is None:
+        return None, Memory()
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{settings.state_dir}: {error.strerror}") from error
+    state = StateFile(settings.state_dir / "planner.json")
+    memory = state.read(fleet)
+    if state.damaged:
+        logging.getLogger("select_planner").warning("the state file was damaged and is put aside")
+    return state, memory
+
+
+def _kube(settings: RunSettings) -> Kube | None:
+    if settings.connector != "kubernetes":
+        return None
+    return Kube.in_cluster(settings.kubernetes_api, settings.namespace)
+
+
+def _lease(settings: RunSettings, kube: Kube | None) -> Lease:
+    if kube is not None:
+        identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        return KubeLease(kube, settings.lease_name, identity, time.monotonic)
+    if settings.state_dir is not None:
+        return FileLease(settings.state_dir / "planner.lock")
+    return NoLease()
+
+
+def _source(settings: RunSettings) -> Source:
+    if settings.source == "prometheus":
+        names = SELECTOR if settings.prometheus_names == "selector" else DYNAMO
+        return PrometheusSource(settings.prometheus_url, names)
+    if settings.source == "selector":
+        if not settings.selectors:
+            raise SettingsError("--metrics-source selector needs --selector URL")
+        token = None
+        if settings.token_file is not None:
+            try:
+                token = settings.token_file.read_text().strip()
+            except OSError as error:
+                raise SettingsError(f"{settings.token_file}: {error.strerror}") from error
+        return SelectorSource(settings.selectors, token)
+    if settings.trace is None:
+        raise SettingsError("--metrics-source trace needs --trace FILE")
+    return TraceSource(read_trace(settings.trace))
+
+
+def _connector(
+    settings: RunSettings,
+    fleet: Fleet,
+    resources: dict[PoolKey, str],
+    kube: Kube | None,
+    memory: Memory,
+) -> Connector:
+    start = {pool.key: pool.settings.limits.least for model in fleet.models for pool in model.pools}
+    if settings.connector == "dry-run":
+        return DryRun(start)
+    if settings.connector == "virtual":
+        return VirtualConnector(
+            start, time.monotonic, _wall, settings.decision_timeout_s, memory.decision_id
+        )
+    if settings.connector == "ray":
+        from select_service.planner.edge.connectors.ray import RayConnector  # noqa: PLC0415
+
+        return RayConnector(resources, settings.ray_dashboard)
+    from select_service.planner.edge.connectors.kubernetes import (  # noqa: PLC0415
+        KubernetesConnector,
+    )
+
+    assert kube is not None, "it was made for this connector"
+    return KubernetesConnector(kube, resources)
+
+
+def single_model(  # noqa: PLR0913 - one flag each
+    model_name: str,
+    tenant_id: str,
+    profile: str,
+    *,
+    resources: tuple[str, str],
+    gpus: tuple[int, int],
+    endpoints_min: int,
+    goals: tuple[float, float, float | None],
+) -> ModelSettings:
+    """Return the settings of one model with a prefill and a decode pool."""
+    prefill, decode = resources
+    ttft_ms, itl_ms, attainment = goals
+    return ModelSettings(
+        model_name=model_name,
+        tenant_id=tenant_id,
+        profile_results_dir=profile,
+        ttft_ms=ttft_ms,
+        itl_ms=itl_ms,
+        attainment=attainment,
+        pools=[
+            PoolTarget(role="prefill", gpus=gpus[0], replicas_min=endpoints_min, resource=prefill),
+            PoolTarget(role="decode", gpus=gpus[1], replicas_min=endpoints_min, resource=decode),
+        ],
+    )

@@ -1,0 +1,188 @@
+"""What the planner tells over HTTP: /health, /ready, /metrics, /decisions; and /v1/decision.
+
+It listens on the loopback by default. Whoever can reach the routes of the virtual connector can
+report what was never done; nothing here can change a target.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from typing_extensions import override
+
+from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
+from select_service.planner.edge.loop import measured
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+
+    from select_service.planner.edge.loop import Loop
+
+__all__ = ["PlannerMetrics", "create_app"]
+
+BODY_MAX: Final = 65_536
+PREFIX: Final = "select_planner_"
+_POOL: Final = ("model_name", "tenant_id", "role")
+_MODEL: Final = ("model_name", "tenant_id")
+_OBSERVED: Final = (
+    *("requests", "isl", "osl", "ttft_ms", "itl_ms"),
+    *("request_s", "effective_isl", "concurrency"),
+)
+_OK, _NOTHING, _BAD, _NOT_FOUND, _TOO_LARGE, _NOT_READY = 200, 204, 400, 404, 413, 503
+
+
+def create_app(loop: Loop) -> Starlette:
+    """Return the application; the routes of the virtual connector only where there is one."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PlannerMetrics(loop))
+
+    async def health(_: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def ready(_: Request) -> Response:
+        waiting = [f"{pool}: {why}" for pool, why in loop.connector.problems.items()]
+        if not loop.counts.intervals:
+            waiting.append("the first interval is not over")
+        body = {"ready": loop.is_ready, "leader": loop.is_leader, "waiting_for": waiting}
+        return _json(body, _OK if loop.is_ready else _NOT_READY)
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def decisions(request: Request) -> Response:
+        limit = request.query_params.get("limit", "50")
+        count = int(limit) if limit.isdecimal() else 50
+        newest = list(loop.decisions)[-count:] if count else []
+        return _json({"decisions": newest[::-1]})
+
+    routes = [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics),
+        Route("/decisions", decisions),
+    ]
+    if isinstance(loop.connector, VirtualConnector):
+        routes += _virtual(loop.connector)
+    return Starlette(routes=routes)
+
+
+def _virtual(connector: VirtualConnector) -> list[Route]:
+    async def decision(request: Request) -> Response:
+        try:
+            after = int(request.query_params.get("after", "0"))
+            wait_s = float(request.query_params.get("wait_s", "0"))
+        except ValueError:
+            return _json({"error": "after and wait_s are numbers"}, _BAD)
+        found = await connector.next(after, wait_s)
+        return Response(status_code=_NOTHING) if found is None else _json(found)
+
+    async def complete(request: Request) -> Response:
+        if int(request.headers.get("content-length", "0")) > BODY_MAX:
+            return _json({"error": "the body is too large"}, _TOO_LARGE)
+        try:
+            completion = msgspec.json.decode(await request.body(), type=Completion)
+        except msgspec.MsgspecError as error:
+            return _json({"error": str(error)}, _BAD)
+        known = connector.complete(request.path_params["decision_id"], completion)
+        if not known:
+            return _json({"error": "no such decision"}, _NOT_FOUND)
+        return _json({"status": "ok"})
+
+    return [
+        Route("/v1/decision", decision),
+        Route("/v1/decision/{decision_id:int}/complete", complete, methods=["POST"]),
+    ]
+
+
+def _json(body: object, status: int = _OK) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+class PlannerMetrics(Collector):
+    """Everything the loop knows, read when somebody scrapes."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield from self._pools()
+        yield from self._models()
+        yield from self._loops()
+
+    def _pools(self) -> Iterator[Metric]:
+        desired = _gauge("replicas_desired", "Replicas asked for.", _POOL)
+        ready = _gauge("replicas_ready", "Of them, able to serve.", _POOL)
+        needed = _gauge("engines_needed", "By the last forecast, not rounded.", _POOL)
+        start = _gauge("start_seconds", "From a decision to replicas that serve.", _POOL)
+        for model in self._loop.fleet.models:
+            for pool in model.pools:
+                labels = (model.key.model_name, model.key.tenant_id, pool.key.role)
+                state = self._loop.states.get(pool.key)
+                if state is not None:
+                    desired.add_metric(labels, state.desired)
+                    ready.add_metric(labels, state.ready)
+                needed.add_metric(labels, pool.engines)
+                start.add_metric(labels, pool.start_time.seconds)
+        yield from (desired, ready, needed, start)
+        infeasible = _gauge("infeasible_targets", "Targets no number of replicas meets.", ())
+        infeasible.add_metric((), len(self._loop.infeasible))
+        yield infeasible
+
+    def _models(self) -> Iterator[Metric]:
+        seen = _gauge("observed", "Of the last interval, where known.", (*_MODEL, "what"))
+        expected = _gauge("predicted", "For the next interval.", (*_MODEL, "what"))
+        factors = _gauge("correction_factor", "Measured over profiled.", (*_MODEL, "phase"))
+        missed = _gauge("missing_intervals", "In a row, of which nothing is known.", _MODEL)
+        for model in self._loop.fleet.models:
+            labels = (model.key.model_name, model.key.tenant_id)
+            window = self._loop.windows.get(model.key)
+            for name in _OBSERVED if window is not None else ():
+                assert window is not None, "there are names only then"
+                value = measured(window, name)
+                if value is not None:
+                    seen.add_metric([*labels, name], value)
+            forecast = model.forecast
+            if forecast is not None:
+                expected.add_metric([*labels, "requests_per_s"], forecast.rate)
+                expected.add_metric([*labels, "isl"], forecast.lengths.mean)
+                expected.add_metric([*labels, "osl"], forecast.osl)
+            factors.add_metric([*labels, "prefill"], model.p_correction.factor)
+            factors.add_metric([*labels, "decode"], model.d_correction.factor)
+            missed.add_metric(labels, model.demand.missed)
+        yield from (seen, expected, factors, missed)
+
+    def _loops(self) -> Iterator[Metric]:
+        counts = self._loop.counts
+        leader = _gauge("leader", "1: this planner acts.", ())
+        leader.add_metric((), self._loop.is_leader)
+        yield leader
+        for name, text, value in (
+            ("intervals", "Intervals that are over.", counts.intervals),
+            ("changes", "Replica counts that were changed.", counts.changes),
+            ("failures", "Replica counts that could not be changed.", counts.failures),
+            ("gpu_seconds", "GPUs of ready replicas over time.", counts.gpu_seconds),
+            ("state_failures", "Times the state file could not be written.", counts.state_failures),
+            ("faults", "Turns of a loop that failed.", counts.faults),
+        ):
+            family = CounterMetricFamily(PREFIX + name, text)
+            family.add_metric((), value)
+            yield family
+        decided = CounterMetricFamily(PREFIX + "decisions", "Decisions made.", labels=("loop",))
+        for name, value in sorted(counts.decisions.items()):
+            decided.add_metric([name], value)
+        yield decided
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, labels=labels)

@@ -1,0 +1,142 @@
+"""What `run` is told: flags for one model, or a file for several.
+
+A targets file is YAML or JSON with a list `models`; every field has the meaning, and nearly the
+name, of the flag. Paths in it are relative to the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import yaml
+
+from select_service.planner.core.demand import Predictors
+from select_service.planner.core.planning import Fleet, Model, PoolSettings
+from select_service.planner.core.sizing import Goals
+from select_service.planner.core.steadying import PoolLimits
+from select_service.planner.core.surface import Surface
+from select_service.planner.edge.predictors import PredictorSettings, make_predictor
+from select_service.planner.edge.profile_files import read_profile
+from select_service.planner.errors import SettingsError
+from select_service.planner.types import ModelKey, PoolKey, Role
+
+__all__ = ["ModelSettings", "PoolTarget", "build_fleet", "read_targets", "resources_of"]
+
+
+class PoolTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines of one role."""
+
+    role: Role
+    gpus: int = 1
+    """Of one replica."""
+    replicas_min: int = 1
+    replicas_max: int = 1000
+    step_up: int = 8
+    step_down: int = 2
+    stabilisation_s: float = 300.0
+    resource: str = ""
+    """What the connector scales, in its own words: deployments/NAME, serve/APP/DEPLOYMENT."""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model."""
+
+    model_name: str
+    profile_results_dir: str
+    pools: list[PoolTarget]
+    tenant_id: str = "default"
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    attainment: float | None = None
+    routing: Literal["pooled", "independent"] = "pooled"
+    weight: float = 1.0
+
+    @property
+    def key(self) -> ModelKey:
+        """Whose it is."""
+        return ModelKey(self.model_name, self.tenant_id)
+
+
+class _Targets(msgspec.Struct, forbid_unknown_fields=True):
+    models: list[ModelSettings]
+
+
+def read_targets(path: Path) -> list[ModelSettings]:
+    """Read a targets file.
+
+    Raises:
+        SettingsError: it cannot be read, or a field is wrong; the field is named.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        models = msgspec.convert(raw, type=_Targets).models
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+        raise SettingsError(f"{path}: {error}") from error
+    return [
+        msgspec.structs.replace(one, profile_results_dir=str(path.parent / one.profile_results_dir))
+        for one in models
+    ]
+
+
+def build_fleet(
+    models: list[ModelSettings],
+    tuning: PredictorSettings,
+    gpus_max: int,
+    *,
+    correct: bool = True,
+) -> Fleet:
+    """Make the core out of settings; reads the profiles.
+
+    Raises:
+        SettingsError: models or roles contradict each other.
+        ProfileError: a profile cannot be used.
+        MissingExtra: the predictor is not installed.
+    """
+    if len({one.key for one in models}) < len(models):
+        raise SettingsError("a model is named twice")
+    return Fleet(
+        [_model(one, tuning) for one in models], gpus_max, tuning.interval_s, correct=correct
+    )
+
+
+def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
+    """Return what the connector scales, by pool."""
+    return {PoolKey(one.key, pool.role): pool.resource for one in models for pool in one.pools}
+
+
+def _model(one: ModelSettings, tuning: PredictorSettings) -> Model:
+    roles = [pool.role for pool in one.pools]
+    if not roles or len(set(roles)) < len(roles):
+        raise SettingsError(f"{one.key}: every role needs exactly one pool")
+    if "aggregated" in roles and len(roles) > 1:
+        raise SettingsError(f"{one.key}: aggregated engines stand alone")
+    return Model(
+        one.key,
+        {pool.role: _pool(one.key, pool) for pool in one.pools},
+        Surface(read_profile(Path(one.profile_results_dir))),
+        Predictors(*(make_predictor(tuning) for _ in range(3))),
+        Goals(
+            ttft_ms=one.ttft_ms,
+            itl_ms=one.itl_ms,
+            attainment=one.attainment,
+            pooled=one.routing == "pooled",
+        ),
+        one.weight,
+    )
+
+
+def _pool(key: ModelKey, pool: PoolTarget) -> PoolSettings:
+    if pool.gpus < 1 or pool.replicas_min < 0 or pool.replicas_max < max(1, pool.replicas_min):
+        raise SettingsError(f"{key} {pool.role}: gpus, replicas_min or replicas_max is impossible")
+    return PoolSettings(
+        gpus=pool.gpus,
+        limits=PoolLimits(
+            least=pool.replicas_min,
+            most=pool.replicas_max,
+            step_up=pool.step_up,
+            step_down=pool.step_down,
+            stabilisation_s=pool.stabilisation_s,
+        ),
+    )

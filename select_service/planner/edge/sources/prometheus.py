@@ -1,0 +1,222 @@
+"""Windows out of Prometheus: /api/v1/query, with every name configurable.
+
+Means are sum(increase(sum)) / sum(increase(count)) over all series of a model: a frontend that
+served a thousand requests weighs a thousand times one that served one. No series at all is
+missing, never zero; no increase of a count is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final
+
+import httpx
+import msgspec
+
+from select_service.planner.edge.sources.source import counted, ratio
+from select_service.planner.errors import SourceError
+from select_service.planner.types import Idle, Load, Missing, Value, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.types import ModelKey, Reading
+
+__all__ = ["DYNAMO", "SELECTOR", "Names", "PrometheusSource"]
+
+TIMEOUT_S: Final = 10.0
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """What series are called; an empty name is not asked for.
+
+    The means are of histograms or summaries: `_sum` and `_count` are appended. The two queries at
+    the end are whole expressions in which `{match}` stands for the label matchers.
+    """
+
+    requests: str
+    isl: str = ""
+    osl: str = ""
+    ttft: str = ""
+    itl: str = ""
+    request_duration: str = ""
+    effective_isl: str = ""
+    model_label: str = "model"
+    tenant_label: str = ""
+    backlog_query: str = ""
+    concurrency_query: str = ""
+
+
+DYNAMO: Final = Names(
+    requests="dynamo_frontend_requests_total",
+    isl="dynamo_frontend_input_sequence_tokens",
+    osl="dynamo_frontend_output_sequence_tokens",
+    ttft="dynamo_frontend_time_to_first_token_seconds",
+    itl="dynamo_frontend_inter_token_latency_seconds",
+    request_duration="dynamo_frontend_request_duration_seconds",
+)
+SELECTOR: Final = Names(
+    requests="select_service_demand_requests_total",
+    isl="select_service_demand_isl_tokens",
+    osl="select_service_demand_output_tokens",
+    ttft="select_service_demand_ttft_seconds",
+    itl="select_service_demand_itl_seconds",
+    request_duration="select_service_demand_request_seconds",
+    effective_isl="select_service_demand_prefill_tokens",
+    model_label="model_name",
+    tenant_label="tenant_id",
+    # every selector knows the whole load: the fullest book, never the sum of books
+    backlog_query="max(sum by (instance) (select_service_rank_prefill_tokens{{{match}}}))",
+    concurrency_query="max(sum by (instance) (select_service_reservations{{{match}}}))",
+)
+
+
+class PrometheusSource:
+    """Asks one Prometheus.
+
+    Args:
+        url: where it is.
+        names: of series.
+        client: for tests.
+    """
+
+    def __init__(
+        self, url: str, names: Names = DYNAMO, client: httpx.AsyncClient | None = None
+    ) -> None:
+        self._url = url.rstrip("/") + "/api/v1/query"
+        self._names = names
+        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
+
+    async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
+        """Ask for every model; one that cannot be asked about has missing readings only."""
+        told = await asyncio.gather(*(self._window(model, seconds) for model in models))
+        return dict(zip(models, told, strict=True))
+
+    async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
+        """Ask for the two gauges, where their queries are configured."""
+        told = await asyncio.gather(*(self._load(model) for model in models))
+        return dict(zip(models, told, strict=True))
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+    async def _window(self, model: ModelKey, seconds: float) -> Window:
+        names = self._names
+        requests = await self._count(model, seconds)
+        means = await asyncio.gather(
+            *(
+                self._mean(name, model, seconds, requests, scale)
+                for name, scale in (
+                    (names.isl, 1.0),
+                    (names.osl, 1.0),
+                    (names.ttft, 1e3),
+                    (names.itl, 1e3),
+                    (names.request_duration, 1.0),
+                    (names.effective_isl, 1.0),
+                )
+            )
+        )
+        isl, osl, ttft_ms, itl_ms, request_s, effective = means
+        live: Reading = Missing("not known without request durations")
+        if isinstance(requests, Value) and isinstance(request_s, Value):
+            live = Value(requests.value * request_s.value / seconds)  # Little's law
+        return Window(
+            seconds=seconds,
+            requests=requests,
+            isl=isl,
+            osl=osl,
+            ttft_ms=ttft_ms,
+            itl_ms=itl_ms,
+            request_s=request_s,
+            effective_isl=effective,
+            concurrency=live,
+        )
+
+    async def _load(self, model: ModelKey) -> Load:
+        readings: list[Reading] = []
+        for query in (self._names.backlog_query, self._names.concurrency_query):
+            if not query:
+                readings.append(Missing("no query is configured"))
+                continue
+            try:
+                value = await self._ask(query.format(match=self._match(model)))
+            except SourceError as error:
+                readings.append(Missing(str(error)))
+                continue
+            readings.append(Missing("no series") if value is None else Value(value))
+        backlog, live = readings
+        return Load(prefill_backlog_tokens=backlog, concurrency=live)
+
+    async def _count(self, model: ModelKey, seconds: float) -> Reading:
+        name = self._names.requests
+        try:
+            return counted(await self._increase(name, model, seconds), f"no series {name}")
+        except SourceError as error:
+            return Missing(str(error))
+
+    async def _mean(
+        self, name: str, model: ModelKey, seconds: float, requests: Reading, scale: float
+    ) -> Reading:
+        if not name:
+            return Missing("not configured")
+        try:
+            total = await self._increase(f"{name}_sum", model, seconds)
+            count = await self._increase(f"{name}_count", model, seconds)
+        except SourceError as error:
+            return Missing(str(error))
+        told = ratio(total, count, f"no series {name}", scale)
+        if isinstance(told, Idle) and isinstance(requests, Value):
+            return Missing(f"{name} counts nothing while requests come")
+        return told
+
+    async def _increase(self, name: str, model: ModelKey, seconds: float) -> float | None:
+        match = self._match(model)
+        return await self._ask(f"sum(increase({name}{{{match}}}[{round(1e3 * seconds)}ms]))")
+
+    def _match(self, model: ModelKey) -> str:
+        names = self._names
+        # engines and frontends do not agree about capitals
+        matchers = [f'{names.model_label}=~"(?i){_quoted(model.model_name)}"']
+        if names.tenant_label:
+            matchers.append(f'{names.tenant_label}="{_escaped(model.tenant_id)}"')
+        return ",".join(matchers)
+
+    async def _ask(self, query: str) -> float | None:
+        """Return the single value of an instant query; None: there are no such series."""
+        try:
+            response = await self._client.get(self._url, params={"query": query})
+            body = msgspec.json.decode(response.content, type=_Answer)
+        except (httpx.HTTPError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise SourceError(f"{self._url}: {str(error) or type(error).__name__}") from error
+        if body.status != "success" or body.data is None:
+            raise SourceError(f"{self._url}: {body.error or response.status_code}: {query}")
+        if not body.data.result:
+            return None
+        value = float(body.data.result[0].value[1])
+        return value if math.isfinite(value) else None
+
+
+class _Sample(msgspec.Struct):
+    value: tuple[float, str]
+
+
+class _Data(msgspec.Struct):
+    result: list[_Sample]
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+
+
+def _quoted(text: str) -> str:
+    """Escape for a regular expression of RE2 inside a PromQL string."""
+    plain = "".join(f"\\{one}" if one in r"\.+*?()|[]{}^$" else one for one in text)
+    return _escaped(plain)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,44 @@
+"""What every source answers, and how answers become readings."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from select_service.planner.types import IDLE, Missing, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.types import Load, ModelKey, Reading, Window
+
+__all__ = ["Source", "counted", "ratio"]
+
+
+class Source(Protocol):
+    """Somebody who knows the traffic."""
+
+    async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
+        """Return what happened during the last `seconds`; what is not known is Missing."""
+
+    async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
+        """Return how full engines are at this moment."""
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+def counted(number: float | None, why: str) -> Reading:
+    """Turn a count of requests into a reading: none is idle, none known is missing."""
+    if number is None or not math.isfinite(number) or number < 0:
+        return Missing(why)
+    return Value(number) if number > 0 else IDLE
+
+
+def ratio(total: float | None, count: float | None, why: str, scale: float = 1.0) -> Reading:
+    """Turn a sum over a count into a mean: nothing counted is idle, whatever the sum."""
+    if total is None or count is None or not (math.isfinite(total) and math.isfinite(count)):
+        return Missing(why)
+    if count <= 0:
+        return IDLE
+    return Value(scale * total / count)

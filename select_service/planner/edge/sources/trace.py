@@ -1,0 +1,89 @@
+"""Windows out of a file of requests, one interval after the other: to try a planner on the past."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.planner.core.lengths import from_values
+from select_service.planner.core.warming import TracedRequest
+from select_service.planner.errors import TraceError
+from select_service.planner.types import IDLE, Load, Missing, Value, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from select_service.planner.types import ModelKey
+
+__all__ = ["TraceSource", "read_trace"]
+
+
+class _Line(msgspec.Struct):
+    timestamp: float
+    """Milliseconds."""
+    input_length: float
+    output_length: float
+
+
+def read_trace(path: Path) -> list[TracedRequest]:
+    """Read JSON lines with `timestamp` (ms), `input_length` and `output_length`, sorted by time.
+
+    Raises:
+        TraceError: a line is none of that; its number is told.
+    """
+    decode = msgspec.json.Decoder(_Line).decode
+    found = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    one = decode(line)
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise TraceError(f"{path}, line {number}: {error}") from error
+                found.append(
+                    TracedRequest(one.timestamp / 1e3, one.input_length, one.output_length)
+                )
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+    return sorted(found)
+
+
+class TraceSource:
+    """Tells one interval of the trace per call; every model gets the same."""
+
+    def __init__(self, requests: Sequence[TracedRequest]) -> None:
+        self._requests = list(requests)
+        self._start = requests[0].at_s if requests else 0.0
+
+    async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
+        """Return the next interval; after the end everything is missing."""
+        window = self._next(seconds)
+        return dict.fromkeys(models, window)
+
+    async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
+        """Tell nothing: a trace has no engines."""
+        return dict.fromkeys(models, Load())
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _next(self, seconds: float) -> Window:
+        if not self._requests:
+            return Window(seconds=seconds, requests=Missing("the trace has ended"))
+        end = self._start + seconds
+        count = sum(one.at_s < end for one in self._requests)
+        seen, self._requests = self._requests[:count], self._requests[count:]
+        self._start = end
+        if not seen:
+            return Window(seconds=seconds, requests=IDLE)
+        return Window(
+            seconds=seconds,
+            requests=Value(float(len(seen))),
+            isl=Value(sum(one.isl for one in seen) / len(seen)),
+            osl=Value(sum(one.osl for one in seen) / len(seen)),
+            isl_mix=from_values(one.isl for one in seen),
+        )

@@ -1,0 +1,92 @@
+"""What a planner remembers over a restart: one JSON file, replaced whole.
+
+A file that cannot be read is put aside and told, not trusted and not lost.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.planner.core.demand import Interval
+from select_service.planner.errors import PlannerError
+from select_service.planner.types import ModelKey
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from select_service.planner.core.planning import Fleet
+
+__all__ = ["Memory", "StateFile"]
+
+
+class _ModelMemory(msgspec.Struct):
+    model: ModelKey
+    history: list[Interval]
+    computed: float
+    p_correction: float
+    d_correction: float
+
+
+class Memory(msgspec.Struct):
+    """Everything that is kept."""
+
+    version: int = 1
+    decision_id: int = 0
+    models: list[_ModelMemory] = []
+
+
+class StateFile:
+    """Reads and writes the memory of one fleet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.damaged = False
+
+    def read(self, fleet: Fleet) -> Memory:
+        """Give a fleet its past; returns what else was kept.
+
+        Raises:
+            PlannerError: the file is there and cannot be opened.
+        """
+        try:
+            memory = msgspec.json.decode(self._path.read_bytes(), type=Memory)
+        except FileNotFoundError:
+            return Memory()
+        except OSError as error:
+            raise PlannerError(f"{self._path}: {error.strerror}") from error
+        except msgspec.MsgspecError:
+            self.damaged = True
+            os.replace(self._path, self._path.with_suffix(".damaged"))
+            return Memory()
+        known = {one.model: one for one in memory.models}
+        for model in fleet.models:
+            if model.key in known:
+                one = known[model.key]
+                model.recall(one.history, one.computed, one.p_correction, one.d_correction)
+        return memory
+
+    def write(self, fleet: Fleet, decision_id: int) -> None:
+        """Replace the file; a crash leaves the old one or the new one.
+
+        Raises:
+            PlannerError: it cannot be written.
+        """
+        models = [
+            _ModelMemory(
+                *(one.key, one.demand.history, one.demand.computed),
+                *(one.p_correction.factor, one.d_correction.factor),
+            )
+            for one in fleet.models
+        ]
+        aside = self._path.with_suffix(".new")
+        try:
+            with aside.open("wb") as file:
+                file.write(msgspec.json.encode(Memory(1, decision_id, models)))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, self._path)
+        except OSError as error:
+            raise PlannerError(f"{self._path}: {error.strerror}") from error

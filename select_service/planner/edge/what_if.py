@@ -1,0 +1,166 @@
+"""One calculation, asked for on the command line: `plan` and `predict`.
+
+`compatible` answers what the reference would do, faults included; `slo` what we would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from select_service.planner.core.budget import PoolNeed, check_minima, share_out
+from select_service.planner.core.compatible_lookup import CompatibleLookup
+from select_service.planner.core.compatible_sizing import (
+    CompatibleDemand,
+    CompatibleLimits,
+    plan_as_they,
+    terms_of,
+)
+from select_service.planner.core.demand import Forecast
+from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
+from select_service.planner.core.surface import Surface
+from select_service.planner.edge.predictors import make_predictor
+from select_service.planner.errors import SettingsError
+from select_service.planner.types import ModelKey, PoolKey
+
+if TYPE_CHECKING:
+    from select_service.planner.core.profile import Profile
+    from select_service.planner.edge.predictors import PredictorSettings
+
+__all__ = ["Question", "plan_compatible", "plan_slo", "predict", "read_series"]
+
+_POOLS = (PoolKey(ModelKey("model"), "prefill"), PoolKey(ModelKey("model"), "decode"))
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """What `plan` is asked."""
+
+    requests: float
+    isl: float
+    osl: float
+    p_correction: float = 1.0
+    d_correction: float = 1.0
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    interval_s: float = 180.0
+    gpus_max: int = 8
+    endpoints_min: int = 1
+    prefill_gpus: int = 1
+    decode_gpus: int = 1
+    attainment: float | None = None
+    pooled: bool = False
+
+
+def plan_compatible(profile: Profile, question: Question) -> dict[str, object]:
+    """Answer with the reference's formulas; an `error` is one it raises itself."""
+    limits = CompatibleLimits(
+        interval_s=question.interval_s,
+        itl_ms=question.itl_ms,
+        gpus_max=question.gpus_max,
+        endpoints_min=question.endpoints_min,
+        prefill_gpus=question.prefill_gpus,
+        decode_gpus=question.decode_gpus,
+    )
+    demand = CompatibleDemand(
+        requests=question.requests,
+        isl=question.isl,
+        osl=question.osl,
+        p_correction=question.p_correction,
+        d_correction=question.d_correction,
+    )
+    terms = terms_of(CompatibleLookup(profile), demand, limits)
+    intermediate = {"intermediate": _told(dataclasses.asdict(terms))}
+    try:
+        plan = plan_as_they(terms, limits)
+    except (ValueError, OverflowError) as error:
+        return {"error": type(error).__name__, "message": str(error), **intermediate}
+    return {"num_p": plan.num_p, "num_d": plan.num_d, **intermediate}
+
+
+def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
+    """Answer with ours: TTFT and ITL targets, a hard ceiling, and what cannot be met.
+
+    Raises:
+        InfeasiblePlan: the minima cost more GPUs than there are.
+        SettingsError: a number that is none.
+    """
+    for name in ("requests", "isl", "osl"):
+        if not math.isfinite(getattr(question, name)):
+            raise SettingsError(f"{name} is not a finite number")
+    surface = Surface(profile)
+    goals = Goals(
+        ttft_ms=question.ttft_ms,
+        itl_ms=question.itl_ms,
+        attainment=question.attainment,
+        pooled=question.pooled,
+    )
+    rate = question.requests / question.interval_s
+    forecast = Forecast(rate, Lengths.single(question.isl), question.osl, 1.0)
+    gpus = (question.prefill_gpus, question.decode_gpus)
+    if question.requests:
+        slowness = question.d_correction if question.d_correction > 0 else 1.0
+        needs = (
+            size_prefill(surface, forecast, goals, max(question.p_correction, 1e-6)),
+            size_decode(surface, forecast, goals, slowness, gpus=gpus[1]),
+        )
+    else:
+        needs = (Need(0.0, {}), Need(0.0, {}))
+    pools = [
+        PoolNeed(
+            *(pool, cost, question.endpoints_min),
+            *(max(question.endpoints_min, math.ceil(need.engines - 1e-9)), need.engines),
+        )
+        for pool, cost, need in zip(_POOLS, gpus, needs, strict=True)
+    ]
+    check_minima(pools, question.gpus_max)
+    counts = share_out(pools, question.gpus_max)
+    return {
+        "num_p": counts[_POOLS[0]],
+        "num_d": counts[_POOLS[1]],
+        "intermediate": {
+            f"{pool.role}_{name}": value
+            for pool, need in zip(_POOLS, needs, strict=True)
+            for name, value in _told({"engines": need.engines, **need.terms}).items()
+        },
+        "gpus": sum(one.gpus * counts[one.pool] for one in pools),
+        "short_of_gpus": [str(one.pool.role) for one in pools if counts[one.pool] < one.wanted],
+        "infeasible": [need.infeasible for need in needs if need.infeasible],
+    }
+
+
+def predict(settings: PredictorSettings, series: list[float]) -> dict[str, object]:
+    """Return the forecast after each value."""
+    predictor = make_predictor(settings)
+    forecasts = []
+    for value in series:
+        predictor.add(value)
+        forecasts.append(predictor.predict())
+    return {"pred_after_each": forecasts}
+
+
+def read_series(text: str) -> list[float]:
+    """Read a JSON list of numbers; null and NaN are intervals without a number.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    try:
+        raw = json.JSONDecoder().decode(text.strip())  # the strict one knows no NaN
+    except ValueError as error:
+        raise SettingsError(f"standard input is no JSON: {error}") from error
+    if not isinstance(raw, list):
+        raise SettingsError("standard input is no JSON list")
+    for index, one in enumerate(raw):
+        if one is not None and (isinstance(one, bool) or not isinstance(one, int | float)):
+            raise SettingsError(f"standard input: [{index}] is no number")
+    return [math.nan if one is None else float(one) for one in raw]
+
+
+def _told(terms: dict[str, float]) -> dict[str, float | str]:
+    """What JSON cannot say is said in words."""
+    return {name: one if math.isfinite(one) else str(one) for name, one in terms.items()}

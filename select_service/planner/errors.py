@@ -1,0 +1,57 @@
+"""Everything that can be wrong with what the planner is given; the text is for people."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConnectorError",
+    "InfeasiblePlan",
+    "LeaseHeld",
+    "MissingExtra",
+    "PlannerError",
+    "ProfileError",
+    "SettingsError",
+    "SourceError",
+    "TraceError",
+]
+
+
+class PlannerError(Exception):
+    """The root of the tree; a command ends with its text."""
+
+
+class SettingsError(PlannerError):
+    """Flags or a targets file contradict themselves."""
+
+
+class InfeasiblePlan(SettingsError):
+    """The minima alone cost more GPUs than there are."""
+
+
+class MissingExtra(PlannerError):
+    """Something optional is asked for and not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs an optional dependency: pip install 'select-service[{extra}]'"
+        )
+        self.extra = extra
+
+
+class ProfileError(PlannerError):
+    """Profiling results that cannot be used."""
+
+
+class TraceError(PlannerError):
+    """A trace that cannot be read; the line is named."""
+
+
+class SourceError(PlannerError):
+    """Metrics that could not be read; the interval counts as missing, not as idle."""
+
+
+class ConnectorError(PlannerError):
+    """A replica count that could not be read or changed."""
+
+
+class LeaseHeld(PlannerError):
+    """Another planner has the lease."""

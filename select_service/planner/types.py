@@ -1,0 +1,154 @@
+"""What passes between the planner's rooms: readings, windows, needs and decisions.
+
+A reading is a value, or idle (everything could be read, and nobody came), or missing (nobody
+knows). The three are types of their own: no reading is ever silently a zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+__all__ = [
+    "IDLE",
+    "Decision",
+    "Idle",
+    "Load",
+    "Missing",
+    "ModelKey",
+    "PoolKey",
+    "PoolState",
+    "Reading",
+    "Role",
+    "Target",
+    "Value",
+    "Window",
+]
+
+Role: TypeAlias = Literal["prefill", "decode", "aggregated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number was measured; finite."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """It was asked and nothing happened: there is nothing to average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """It could not be asked, or nobody reports it."""
+
+    why: str
+
+
+Reading: TypeAlias = Value | Idle | Missing
+IDLE: Final = Idle()
+
+
+class ModelKey(Struct, frozen=True, order=True):
+    """Whose traffic it is."""
+
+    model_name: str
+    tenant_id: str = "default"
+
+    def __str__(self) -> str:
+        return (
+            self.model_name
+            if self.tenant_id == "default"
+            else "/".join((self.model_name, self.tenant_id))
+        )
+
+
+class PoolKey(Struct, frozen=True, order=True):
+    """Engines that are scaled together."""
+
+    model: ModelKey
+    role: Role
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.role}"
+
+
+_NOT_ASKED: Final = Missing("not asked for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What happened to one model during one interval."""
+
+    seconds: float
+    requests: Reading
+    """How many arrived, those that were refused included."""
+    isl: Reading = _NOT_ASKED
+    osl: Reading = _NOT_ASKED
+    ttft_ms: Reading = _NOT_ASKED
+    itl_ms: Reading = _NOT_ASKED
+    request_s: Reading = _NOT_ASKED
+    effective_isl: Reading = _NOT_ASKED
+    """Prompt tokens no worker had in its cache, per request."""
+    concurrency: Reading = _NOT_ASKED
+    """Live requests, on average, of all engines together."""
+    isl_mix: tuple[tuple[float, float], ...] = ()
+    """(prompt length, share of requests), where a histogram tells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How full a model's engines are at this moment; for the fast loop."""
+
+    prefill_backlog_tokens: Reading = _NOT_ASKED
+    concurrency: Reading = _NOT_ASKED
+    context_tokens: Reading = _NOT_ASKED
+    """Mean length of a live request."""
+    waiting: Reading = _NOT_ASKED
+    """Requests that wait for any engine at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """What the connector reads back."""
+
+    desired: int
+    """As it was asked for last."""
+    ready: int
+    """Of them, able to serve."""
+
+    @property
+    def starting(self) -> int:
+        """Asked for and not there yet."""
+        return max(0, self.desired - self.ready)
+
+
+class Target(Struct, frozen=True):
+    """How many replicas one pool shall have."""
+
+    model_name: str
+    tenant_id: str
+    role: Role
+    replicas: int
+
+    @property
+    def pool(self) -> PoolKey:
+        """Whose they are."""
+        return PoolKey(ModelKey(self.model_name, self.tenant_id), self.role)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What shall be, and why, in words."""
+
+    targets: tuple[Target, ...]
+    reasons: tuple[str, ...] = ()
+    infeasible: tuple[str, ...] = ()
+    """Targets that no number of replicas would meet."""
+    gpus: int = 0
+    terms: dict[str, float] = field(default_factory=dict)
+    """Numbers the counts come from, `pool:name`."""

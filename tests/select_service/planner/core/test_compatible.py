@@ -1,0 +1,95 @@
+"""Look-ups and replica counts, exactly as recorded from the reference."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from select_service.planner.core.compatible_lookup import CompatibleLookup
+from select_service.planner.core.compatible_sizing import (
+    CompatibleDemand,
+    CompatibleLimits,
+    plan_as_they,
+    terms_of,
+)
+from select_service.planner.edge.profile_files import read_profile
+from tests.select_service.planner.golden import GOLDEN, golden
+
+pytest.importorskip("scipy", reason="the extra `planner`")
+
+INTERPOLATORS = golden("interpolators_golden")
+CASES = golden("replicas_golden")["cases"]
+
+
+@cache
+def lookup(name: str) -> CompatibleLookup:
+    return CompatibleLookup(read_profile(GOLDEN / name))
+
+
+@pytest.mark.parametrize("name", ["profile_a", "profile_a_json"])
+def test_lookups_are_the_reference_s(name: str) -> None:
+    found, expected = lookup(name), INTERPOLATORS[name]
+    for one in expected["prefill"]:
+        assert found.prefill.ttft_ms(one["isl"]) == pytest.approx(one["ttft_ms"], rel=1e-12)
+        assert found.prefill.thpt_per_gpu(one["isl"]) == pytest.approx(one["thpt_per_gpu"])
+    for one in expected["decode"]:
+        where = (one["concurrency"], one["context_length"])
+        assert list(found.decode.cell(*where)) == one["ix_iy"]
+        told = (one["itl_ms"], one["thpt_per_gpu"])
+        assert found.decode.at(*where) == pytest.approx(told, rel=1e-9)
+    for one in expected["best"]:
+        best = found.decode.best(one["itl_target_ms"], one["context_length"])
+        expected_best = (one["thpt_per_gpu"], one["itl_ms"], one["kv_usage"])
+        assert best == pytest.approx(expected_best, rel=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_replica_counts_are_the_reference_s(case: dict[str, Any]) -> None:
+    args = case["args"]
+    limits = CompatibleLimits(
+        interval_s=args["adjustment_interval"],
+        itl_ms=args["itl"],
+        gpus_max=args["max_gpu_budget"],
+        endpoints_min=args["min_endpoint"],
+        prefill_gpus=args["prefill_engine_num_gpu"],
+        decode_gpus=args["decode_engine_num_gpu"],
+    )
+    demand = CompatibleDemand(
+        requests=case["next_num_req"],
+        isl=case["next_isl"],
+        osl=case["next_osl"],
+        p_correction=case["p_correction"],
+        d_correction=case["d_correction"],
+    )
+    terms = terms_of(lookup(case["profile"]), demand, limits)
+    for name, value in case["intermediate"].items():
+        assert getattr(terms, name) == pytest.approx(float(value), rel=1e-12, nan_ok=True)
+    if "error" in case:
+        with pytest.raises(ValueError, match=case["message"]):
+            plan_as_they(terms, limits)
+        return
+    plan = plan_as_they(terms, limits)
+    assert (plan.num_p, plan.num_d) == (case["num_p"], case["num_d"])
+
+
+@pytest.mark.parametrize(("gpus", "budget", "counts"), [((1, 4), 10, (3, 2)), ((4, 4), 6, (1, 1))])
+def test_rounding_goes_over_the_budget_as_theirs_does(
+    gpus: tuple[int, int], budget: int, counts: tuple[int, int]
+) -> None:
+    terms = terms_of(
+        lookup("profile_a"),
+        CompatibleDemand(requests=5400, isl=3000, osl=300),
+        limits := CompatibleLimits(
+            interval_s=180,
+            itl_ms=20,
+            gpus_max=budget,
+            endpoints_min=1,
+            prefill_gpus=gpus[0],
+            decode_gpus=gpus[1],
+        ),
+    )
+    plan = plan_as_they(terms, limits)
+    assert (plan.num_p, plan.num_d) == counts
+    assert plan.num_p * gpus[0] + plan.num_d * gpus[1] > budget

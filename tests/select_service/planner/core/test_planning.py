@@ -1,0 +1,285 @@
+"""The whole decision: what is not known, budgets, patience, both loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from select_service.planner.core.budget import PoolNeed, share_out
+from select_service.planner.core.correcting import Correction
+from select_service.planner.core.demand import Interval, Predictors
+from select_service.planner.core.planning import Fleet, Model, PoolSettings
+from select_service.planner.core.prediction import Constant, Predictor
+from select_service.planner.core.sizing import Goals
+from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
+from select_service.planner.core.surface import Surface
+from select_service.planner.edge.profile_files import read_profile
+from select_service.planner.errors import InfeasiblePlan
+from select_service.planner.types import (
+    IDLE,
+    Decision,
+    Load,
+    Missing,
+    ModelKey,
+    PoolKey,
+    PoolState,
+    Reading,
+    Value,
+    Window,
+)
+from tests.select_service.planner.golden import PROFILE
+
+SURFACE = Surface(read_profile(PROFILE))
+KEY = ModelKey("m")
+PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
+INTERVAL = 180.0
+BUSY = Window(
+    seconds=INTERVAL,
+    requests=Value(5400.0),
+    isl=Value(3000.0),
+    osl=Value(300.0),
+    ttft_ms=Value(150.0),
+    itl_ms=Value(18.0),
+    concurrency=Value(180.0),
+)
+
+
+def model(key: ModelKey = KEY, weight: float = 1.0, **limits: Any) -> Model:
+    pool = PoolSettings(gpus=1, limits=PoolLimits(**{"step_up": 99, "step_down": 99, **limits}))
+    predictors = Predictors(*(Predictor(Constant()) for _ in range(3)))
+    goals = Goals(ttft_ms=500.0, itl_ms=20.0, pooled=False)
+    return Model(key, {"prefill": pool, "decode": pool}, SURFACE, predictors, goals, weight)
+
+
+class Run:
+    """A fleet whose replicas start at once."""
+
+    def __init__(
+        self,
+        *models: Model,
+        gpus_max: int = 64,
+        prefill: int = 3,
+        decode: int = 6,
+        correct: bool = False,
+    ) -> None:
+        self.fleet = Fleet(models or [model()], gpus_max, INTERVAL, correct=correct)
+        self.states = {PREFILL: PoolState(prefill, prefill), DECODE: PoolState(decode, decode)}
+        for one in models[1:]:
+            self.states |= {pool.key: PoolState(1, 1) for pool in one.pools}
+        self.now = 0.0
+
+    def slow(self, window: Window, seconds: float = INTERVAL) -> Decision:
+        self.now += seconds
+        windows = {one.key: window for one in self.fleet.models}
+        return self._apply(self.fleet.slow(windows, self.states, self.now))
+
+    def fast(self, load: Load) -> Decision:
+        self.now += 5.0
+        return self._apply(self.fleet.fast({KEY: load}, self.states, self.now))
+
+    def _apply(self, decision: Decision) -> Decision:
+        for one in decision.targets:
+            self.states[one.pool] = PoolState(one.replicas, one.replicas)
+        return decision
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.states[PREFILL].desired, self.states[DECODE].desired
+
+
+def test_traffic_becomes_replicas_with_reasons() -> None:
+    run = Run(prefill=1, decode=1)
+    decision = run.slow(BUSY)
+    assert run.counts == (4, 6)
+    assert decision.gpus == 10
+    assert any("m prefill: 30.00 requests/s are expected" in one for one in decision.reasons)
+    assert decision.terms["m prefill:engines"] > 3
+
+
+def _with(name: str, reading: Reading) -> Window:
+    changes: Any = {name: reading}
+    return replace(BUSY, **changes)
+
+
+@pytest.mark.parametrize("name", ["ttft_ms", "itl_ms", "concurrency", "isl", "osl"])
+@pytest.mark.parametrize("reading", [Missing("no series"), IDLE])
+def test_a_missing_metric_scales_nothing_away(name: str, reading: Reading) -> None:
+    """Fault 1: a TTFT of 0 makes the prefill pool fall from three to one."""
+    run = Run()
+    run.slow(BUSY)
+    before = run.counts
+    for _ in range(10):
+        run.slow(_with(name, reading))
+    assert run.counts == before
+
+
+def test_idle_intervals_hold_the_lengths() -> None:
+    """Fault 4: ISL 0 and OSL 0 of a quiet interval are averaged into the next."""
+    run = Run(model(stabilisation_s=0.0))
+    run.slow(BUSY)
+    run.slow(Window(seconds=INTERVAL, requests=IDLE))
+    assert run.counts == (1, 1)
+    run.slow(replace(BUSY, isl=Missing("late"), osl=Missing("late")))
+    assert run.counts == (4, 6)  # sized with the lengths from before
+
+
+def test_missing_intervals_hold_replicas_and_then_the_load_decides() -> None:
+    run = Run()
+    run.slow(BUSY)
+    lost = Window(seconds=INTERVAL, requests=Missing("connection refused"))
+    for _ in range(3):
+        assert any("connection refused" in one for one in run.slow(lost).reasons)
+        assert run.counts == (4, 6)
+    decision = run.slow(lost)
+    assert any("the load alone decides" in one for one in decision.reasons)
+    assert run.counts == (4, 6)  # nothing is known of the load either
+    quiet = Load(
+        prefill_backlog_tokens=Value(3000.0), concurrency=Value(10.0), context_tokens=Value(3150.0)
+    )
+    for _ in range(70):
+        run.fast(quiet)
+    assert run.counts == (1, 1)
+
+
+def test_a_failed_forecast_is_no_crash() -> None:
+    """Fault 8: there, an exception in a predictor leaves a variable unbound."""
+    run = Run(prefill=2, decode=2)
+    decision = run.slow(Window(seconds=INTERVAL, requests=Value(10.0)))  # lengths never known
+    assert decision.targets
+    assert run.counts == (2, 2)  # what was there is kept for the stabilisation window
+
+
+@pytest.mark.parametrize("budget", range(2, 16))
+def test_the_budget_is_a_ceiling(budget: int) -> None:
+    """Fault 3: rounding goes over it there."""
+    run = Run(gpus_max=budget, prefill=1, decode=1)
+    decision = run.slow(BUSY)
+    assert decision.gpus <= budget
+    assert decision.gpus == min(budget, 10)
+    if budget < 10:
+        assert any(f"{budget} GPUs are allowed" in one for one in decision.reasons)
+
+
+def test_minima_that_cannot_be_paid_are_no_plan() -> None:
+    with pytest.raises(InfeasiblePlan, match="the minima need 2 GPUs, 1 are allowed"):
+        Run(gpus_max=1)
+
+
+def test_several_models_share_by_weight() -> None:
+    second = model(ModelKey("n"), weight=3.0)
+    run = Run(model(), second, gpus_max=12, prefill=1, decode=1)
+    run.slow(BUSY)
+    theirs = sum(run.states[pool.key].desired for pool in second.pools)
+    assert theirs > sum(run.counts)
+    assert theirs + sum(run.counts) == 12
+
+
+def test_engines_of_different_sizes_fill_the_budget_and_never_more() -> None:
+    needs = [PoolNeed(PREFILL, 1, 1, 9, 8.5), PoolNeed(DECODE, 4, 1, 5, 4.2)]
+    for budget in range(5, 40):
+        counts = share_out(needs, budget)
+        total = counts[PREFILL] + 4 * counts[DECODE]
+        assert total <= budget
+        assert counts[PREFILL] == 9 or counts[DECODE] == 5 or budget - total < 4
+
+
+def test_down_only_after_the_window_and_not_while_replicas_start() -> None:
+    steady = Steady(PoolLimits(stabilisation_s=300.0, step_down=1, step_up=4))
+    assert steady.next(9, 3, 0, now=0.0)[0] == 7  # at most four more
+    assert steady.next(2, 7, 0, now=100.0) == (7, "7 were wanted within 300 s")
+    assert steady.next(2, 7, 2, now=301.0)[0] == 7
+    assert "are starting" in steady.next(2, 7, 2, now=302.0)[1]
+    assert steady.next(2, 7, 0, now=303.0)[0] == 6
+    assert steady.next(0, 2, 0, now=700.0) == (1, "kept within 1 and 1000")
+
+
+def test_noise_does_not_flap() -> None:
+    steady = Steady(PoolLimits(stabilisation_s=600.0))
+    current, changes = 5, 0
+    for step in range(100):
+        count, _ = steady.next(5 + step % 2, current, 0, now=180.0 * step)
+        changes += count != current
+        current = count
+    assert changes == 1
+
+
+def test_the_fast_loop_adds_at_once_and_does_not_pile_up() -> None:
+    run = Run()
+    run.slow(BUSY)
+    run.fast(Load(prefill_backlog_tokens=Value(5_000.0)))
+    assert run.counts[0] == 4  # a short queue is chance
+    burst = Load(prefill_backlog_tokens=Value(400_000.0))
+    decision = run.fast(burst)
+    added = run.counts[0]
+    assert 5 < added < 20
+    assert any("400000 tokens wait" in one for one in decision.reasons)
+    for tokens in (410_000.0, 420_000.0, 425_000.0, 425_000.0):  # the rest is starting
+        run.states[PREFILL] = PoolState(added, 4)
+        run.fast(Load(prefill_backlog_tokens=Value(tokens)))
+        assert run.states[PREFILL].desired == added
+    run.states[PREFILL] = PoolState(added, added)
+
+
+def test_a_queue_that_grows_fast_asks_for_as_many_as_its_work_arrives() -> None:
+    slow, fast = Run(), Run()
+    for run, step in ((slow, 10_000.0), (fast, 100_000.0)):
+        run.slow(BUSY)
+        for turn in range(1, 5):
+            run.states[PREFILL] = PoolState(run.counts[0], 4)
+            run.fast(Load(prefill_backlog_tokens=Value(100_000.0 + step * turn)))
+    assert fast.counts[0] > slow.counts[0]
+
+
+def test_live_requests_beyond_the_target_are_more_decode_engines() -> None:
+    run = Run()
+    run.slow(BUSY)
+    run.fast(Load(concurrency=Value(500.0), context_tokens=Value(3150.0)))
+    assert run.counts == (4, 15)
+
+
+def test_a_pool_that_cannot_be_read_is_left_alone() -> None:
+    run = Run()
+    del run.states[DECODE]
+    decision = run.slow(BUSY)
+    assert [one.role for one in decision.targets] == ["prefill"]
+    assert any("could not be read" in one for one in decision.reasons)
+
+
+def test_corrections_are_slow_clamped_and_need_samples() -> None:
+    one = Correction()
+    assert not one.hear(Missing("no series"), 100.0, 1000, steady=True)
+    assert not one.hear(Value(0.0), 100.0, 1000, steady=True)
+    assert not one.hear(Value(500.0), 100.0, 5, steady=True)
+    assert not one.hear(Value(500.0), 100.0, 1000, steady=False)
+    assert one.factor == 1.0
+    assert one.hear(Value(1600.0), 100.0, 1000, steady=True)
+    assert 1.0 < one.factor < 1.3
+    for _ in range(50):
+        one.hear(Value(1600.0), 100.0, 1000, steady=True)
+    assert one.factor == pytest.approx(2.0)
+
+
+def test_a_slow_fleet_gets_more_engines() -> None:
+    run = Run(correct=True)
+    for _ in range(12):
+        run.slow(replace(BUSY, itl_ms=Value(35.0)))
+    assert run.counts[1] > 8
+
+
+def test_starts_are_timed() -> None:
+    time = StartTime(prior_s=100.0)
+    for now, starting in ((0.0, 0), (10.0, 2), (50.0, 1), (70.0, 0), (90.0, 0)):
+        time.follow(starting, now)
+    assert time.seconds == pytest.approx(100.0 + 0.3 * (60.0 - 100.0))
+
+
+def test_history_is_learnt_again() -> None:
+    run, again = Run(prefill=1, decode=1), Run(prefill=1, decode=1)
+    run.slow(BUSY)
+    again.fleet.models[0].demand.warm_up(
+        [Interval(*one) for one in run.fleet.models[0].demand.history]
+    )
+    again.slow(Window(seconds=INTERVAL, requests=Value(5400.0)))
+    assert again.counts == run.counts

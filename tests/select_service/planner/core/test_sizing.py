@@ -1,0 +1,148 @@
+"""Engines per role: queues in front of prefill, mixes of contexts on decode."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+
+import pytest
+
+from select_service.planner.core.decode_sizing import decode_need
+from select_service.planner.core.demand import Forecast
+from select_service.planner.core.lengths import Lengths, from_buckets
+from select_service.planner.core.prefill_sizing import PrefillQueue
+from select_service.planner.core.sizing import Goals, size_decode, size_prefill
+from select_service.planner.core.surface import Surface
+from select_service.planner.edge.profile_files import read_profile
+from tests.select_service.planner.golden import PROFILE
+
+SURFACE = Surface(read_profile(PROFILE))
+MIXED = Lengths(((500.0, 0.6), (3000.0, 0.3), (9000.0, 0.1)))
+SAME = Lengths.single(MIXED.mean)
+
+
+def waits(queue: PrefillQueue, rate: float, engines: int, seed: int) -> list[float]:
+    """First tokens of a simulated pool that gives work to whoever is free first."""
+    rng = random.Random(seed)
+    free = [0.0] * engines
+    now, told = 0.0, []
+    shares = [share for _, share in queue._times]
+    for _ in range(40_000):
+        now += rng.expovariate(rate)
+        (service,) = rng.choices([seconds for seconds, _ in queue._times], shares)
+        start = max(now, heapq.heappop(free))
+        heapq.heappush(free, start + service)
+        told.append(start + service - now)
+    return told
+
+
+def test_one_engine_by_the_closed_form() -> None:
+    queue = PrefillQueue(SURFACE.prefill, Lengths.single(3000))
+    need = queue.need(9.74, 0.5, None, pooled=False)
+    assert need.engines == pytest.approx(1.0, abs=1e-3)
+    assert need.rho == pytest.approx(0.898, abs=5e-4)
+    assert math.ceil(queue.need(30.0, 0.5, None, pooled=False).engines) == 4
+
+
+@pytest.mark.parametrize("attainment", [None, 0.99])
+@pytest.mark.parametrize("rate", [3.0, 30.0, 150.0])
+def test_pooled_engines_are_enough_and_one_fewer_is_not(
+    rate: float, attainment: float | None
+) -> None:
+    """The formulas against a simulated queue; what the formula promises is kept there."""
+    queue = PrefillQueue(SURFACE.prefill, MIXED)
+    target_s = 0.6
+    need = queue.need(rate, target_s, attainment, pooled=True)
+    engines = int(need.engines)
+    assert engines <= math.ceil(queue.need(rate, target_s, attainment, pooled=False).engines)
+
+    def kept(count: int) -> float:
+        told = waits(queue, rate, count, seed=4)
+        if attainment is None:
+            return target_s - sum(told) / len(told)
+        return sum(one <= target_s for one in told) / len(told) - attainment
+
+    assert kept(engines) >= -0.002
+    if engines > 1 and attainment is not None:
+        assert kept(engines - 1) < 0.0
+
+
+def test_the_mix_of_lengths_counts_not_only_its_mean() -> None:
+    mixed = PrefillQueue(SURFACE.prefill, MIXED).need(30.0, 0.5, None, pooled=False)
+    same = PrefillQueue(SURFACE.prefill, SAME).need(30.0, 0.5, None, pooled=False)
+    assert mixed.engines > same.engines
+
+
+def test_slow_engines_are_more_engines() -> None:
+    """Fault 2: a TTFT far above the profile never adds an engine there, nor does the target."""
+    forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
+    goals = Goals(ttft_ms=500.0, itl_ms=20.0)
+    normal = size_prefill(SURFACE, forecast, goals, 1.0).engines
+    assert size_prefill(SURFACE, forecast, goals, 2.0).engines > 1.9 * normal
+    tight = Goals(ttft_ms=110.0, itl_ms=20.0)
+    assert size_prefill(SURFACE, forecast, tight, 1.0).engines > normal
+
+
+def test_what_is_cached_is_not_computed() -> None:
+    goals = Goals(ttft_ms=500.0, itl_ms=20.0)
+    whole = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
+    half = whole._replace(computed=0.5)
+    assert (
+        size_prefill(SURFACE, half, goals, 1.0).engines
+        < size_prefill(SURFACE, whole, goals, 1.0).engines
+    )
+    # cached tokens take room in decode engines all the same
+    assert size_decode(SURFACE, half, goals, 1.0, gpus=1) == size_decode(
+        SURFACE, whole, goals, 1.0, gpus=1
+    )
+
+
+def test_targets_nobody_can_meet_are_told_and_the_pool_keeps_up() -> None:
+    """Fault 12: 59 engines for an ITL of 1 ms, in silence."""
+    forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
+    itl = size_decode(SURFACE, forecast, Goals(itl_ms=1.0), 1.0, gpus=1)
+    assert "slower than the ITL target" in itl.infeasible
+    assert itl.engines < 7
+    ttft = size_prefill(SURFACE, forecast, Goals(ttft_ms=50.0), 1.0)
+    assert "92 ms on an idle engine, the TTFT target is 50 ms" in ttft.infeasible
+    assert ttft.engines == pytest.approx(30 * 0.0923 / 0.85, rel=0.01)
+    long = Forecast(5.0, Lengths(((500.0, 0.9), (16_000.0, 0.1))), 300.0, 1.0)
+    some = size_prefill(SURFACE, long, Goals(ttft_ms=500.0, attainment=0.99), 1.0)
+    assert "10.0 % of prompts take longer" in some.infeasible
+    assert some.engines < 5
+
+
+def test_decode_is_sized_by_the_mix_of_contexts() -> None:
+    def engines(lengths: Lengths, deviations: float = 0.0) -> float:
+        return decode_need(
+            SURFACE.decode,
+            rate=30.0,
+            lengths=lengths,
+            osl=300.0,
+            itl_ms=20.0,
+            gpus=1,
+            deviations=deviations,
+        ).engines
+
+    by_parts = sum(share * engines(Lengths.single(tokens)) for tokens, share in MIXED.points)
+    assert engines(MIXED) == pytest.approx(by_parts)
+    assert engines(MIXED, deviations=1.6) > engines(MIXED)
+
+
+def test_engines_of_several_gpus_are_fewer() -> None:
+    """Fault 11: GPUs per engine count everywhere, in what is safe, too."""
+    forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
+    goals = Goals(itl_ms=20.0)
+    one, four = (size_decode(SURFACE, forecast, goals, 1.0, gpus=gpus) for gpus in (1, 4))
+    assert one.engines == pytest.approx(4 * four.engines)
+
+
+def test_buckets_become_lengths() -> None:
+    points = from_buckets([(100.0, 10.0), (1000.0, 30.0), (math.inf, 40.0)])
+    assert [count for _, count in points] == [10.0, 20.0, 10.0]
+    assert points[0][0] < 100 < points[1][0] < 1000 < points[2][0]
+    lengths = Lengths.of(points, mean=600.0)
+    assert lengths is not None
+    assert lengths.mean == pytest.approx(600.0)
+    assert Lengths.of(()) is None

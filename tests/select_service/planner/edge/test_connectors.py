@@ -1,0 +1,223 @@
+"""Replica counts as Kubernetes, Ray and clients of the virtual connector see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from select_service.planner.edge.connectors.kubernetes import KubernetesConnector, path_of
+from select_service.planner.edge.connectors.ray import RayConnector
+from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
+from select_service.planner.errors import MissingExtra, SettingsError
+from select_service.planner.types import PoolState
+from tests.select_service.planner.edge.fakes import DECODE, PREFILL, FakeKube, run, target
+
+RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
+
+
+def test_kubernetes_patches_scales_and_nothing_else(tmp_path: Path) -> None:
+    fake = FakeKube()
+    fake.deployment("prefill", 3, 2)
+    fake.deployment("decode", 6, 6)
+    token = tmp_path / "token"
+    token.write_text("first\n")
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(token), RESOURCES)
+        states = await connector.states([PREFILL, DECODE])
+        assert states == {PREFILL: PoolState(3, 2), DECODE: PoolState(6, 6)}
+        token.write_text("second\n")  # it is rotated
+        outcome = await connector.apply([target(DECODE, 9)], [])
+        assert [one.replicas for one in outcome.done] == [9]
+        method, path, headers, body = fake.asked[-1]
+        assert (method, body) == ("PATCH", {"spec": {"replicas": 9}})
+        assert path == "/apis/apps/v1/namespaces/inference/deployments/decode/scale"
+        assert headers["content-type"] == "application/merge-patch+json"
+        assert headers["authorization"] == "Bearer second"
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(9, 6)
+        await connector.close()
+
+    run(use)
+
+
+def test_kubernetes_conflicts_are_tried_again_and_refusals_told() -> None:
+    fake = FakeKube()
+    fake.deployment("prefill", 3, 3)
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), RESOURCES)
+        fake.conflicts = 2
+        outcome = await connector.apply([target(PREFILL, 5), target(DECODE, 2)], [])
+        assert [one.pool for one in outcome.done] == [PREFILL]
+        assert "there is none (404)" in outcome.failed[DECODE]
+        fake.conflicts = 9
+        outcome = await connector.apply([target(PREFILL, 4)], [])
+        assert "409: the object has been modified" in outcome.failed[PREFILL]
+        fake.conflicts, fake.caps_at = 0, 2  # somebody else scales it, too
+        outcome = await connector.apply([target(PREFILL, 4)], [])
+        assert "asked for 4, it says 2" in outcome.failed[PREFILL]
+        assert DECODE not in await connector.states([PREFILL, DECODE])
+        assert "404" in connector.problems[DECODE]
+        fake.is_down = True
+        assert await connector.states([PREFILL]) == {}
+        assert "connection refused" in connector.problems[PREFILL]
+
+    run(use)
+
+
+def test_kubernetes_resources_are_named_in_full_or_by_kinds_we_know() -> None:
+    lws = path_of("leaderworkersets/x", "n")
+    assert lws == "/apis/leaderworkerset.x-k8s.io/v1/namespaces/n/leaderworkersets/x"
+    for wrong in ("pods/x", "x", "", "a/b/c", "deployments/"):
+        with pytest.raises(SettingsError, match="want deployments/NAME"):
+            path_of(wrong, "n")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def virtual(clock: Clock, **settings: Any) -> VirtualConnector:
+    return VirtualConnector({PREFILL: 1, DECODE: 2}, clock, lambda: 1.5, **settings)
+
+
+def test_virtual_decisions_are_told_completed_and_overtaken() -> None:
+    async def use() -> None:
+        connector = virtual(Clock())
+        assert await connector.next(0, 0.0) is None
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(connector.next(0, 30.0))
+            await asyncio.sleep(0)  # it waits now
+            await connector.apply([target(DECODE, 4)], ["because"])
+        issued = waiting.result()
+        assert issued is not None
+        assert (issued.decision_id, issued.reason) == (1, "because")
+        assert {one.role: one.replicas for one in issued.targets} == {"prefill": 1, "decode": 4}
+        assert await connector.next(1, 0.0) is None  # nothing newer
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 2)
+        await connector.apply([target(DECODE, 5)], [])
+        assert connector.complete(1, Completion("done"))  # overtaken: changes nothing
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(5, 2)
+        assert connector.complete(2, Completion("done"))
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(5, 5)
+        assert not connector.complete(3, Completion("done"))
+        assert not connector.complete(0, Completion("done"))
+
+    run(use)
+
+
+def test_virtual_failures_and_time_outs() -> None:
+    async def use() -> None:
+        clock = Clock()
+        connector = virtual(clock, timeout_s=60.0, first_id=7)
+        await connector.apply([target(DECODE, 4)], [])
+        failed = Completion("failed", [target(DECODE, 3)], "no GPUs left")
+        assert connector.complete(8, failed)
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(3, 3)
+        assert "no GPUs left" in connector.problems[DECODE]
+        await connector.apply([target(DECODE, 6)], [])
+        assert connector.decision_id == 9  # ids go on after a restart
+        clock.now += 59.0
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 3)
+        clock.now += 1.0
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 6)
+        assert connector.timed_out == 1
+
+    run(use)
+
+
+class FakeServe:
+    """Ray Serve's REST API."""
+
+    def __init__(self) -> None:
+        self.config: dict[str, Any] = {
+            "name": "llm",
+            "import_path": "a:b",
+            "deployments": [{"name": "Prefill", "autoscaling_config": {"max_replicas": 9}}],
+        }
+        self.put: Any = None
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/api/serve/applications/"
+        if request.method == "PUT":
+            self.put = json.loads(request.content)
+            return httpx.Response(200)
+        running = [{"state": "RUNNING"}, {"state": "STARTING"}]
+        deployments = {"Prefill": {"target_num_replicas": 2, "replicas": running}}
+        application = {"deployed_app_config": self.config, "deployments": deployments}
+        return httpx.Response(200, json={"applications": {"llm": application}})
+
+
+def test_ray_serve_changes_one_number() -> None:
+    serve = FakeServe()
+
+    async def use() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(serve.answer))
+        resources = {PREFILL: "serve/llm/Prefill", DECODE: "serve/llm/Decode"}
+        connector = RayConnector(resources, client=client)
+        assert await connector.states([PREFILL, DECODE]) == {PREFILL: PoolState(2, 1)}
+        assert "no deployment Decode" in connector.problems[DECODE]
+        await connector.apply([target(PREFILL, 4)], [])
+        (application,) = serve.put["applications"]
+        assert application["import_path"] == "a:b"
+        assert application["deployments"] == [{"name": "Prefill", "num_replicas": 4}]
+        serve.config = None  # type: ignore[assignment] # deployed by code
+        outcome = await connector.apply([target(PREFILL, 4)], [])
+        assert "was not deployed by a config" in outcome.failed[PREFILL]
+
+    run(use)
+
+
+def test_ray_actors_scale_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Method:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def remote(self, *arguments: int) -> Any:
+            asked.append((self.name, *arguments))
+            return (3, 2)
+
+    def get_actor(name: str, namespace: str) -> Any:
+        if name != "pool":
+            raise ValueError(f"no actor {name}")
+        asked.append(namespace)
+        return SimpleNamespace(replicas=Method("replicas"), scale=Method("scale"))
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_actor=get_actor,
+        get=lambda found, timeout: found,
+        exceptions=SimpleNamespace(RayError=RuntimeError),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+
+    async def use() -> None:
+        resources = {PREFILL: "actor/llm/pool", DECODE: "actor/llm/gone"}
+        connector = RayConnector(resources)
+        assert await connector.states([PREFILL, DECODE]) == {PREFILL: PoolState(3, 2)}
+        assert "no actor gone" in connector.problems[DECODE]
+        await connector.apply([target(PREFILL, 5)], [])
+        assert asked == ["llm", ("replicas",), "llm", ("scale", 5)]
+        await connector.close()
+
+    run(use)
+
+
+def test_ray_is_an_extra_and_names_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"select-service\[ray\]"):
+        RayConnector({PREFILL: "actor/a/b"})
+    with pytest.raises(SettingsError, match="want serve/APPLICATION/DEPLOYMENT"):
+        RayConnector({PREFILL: "deployments/x"})

@@ -1,0 +1,274 @@
+"""The loop with its neighbours: who may act, what is told, what a restart remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from select_service.planner.core.planning import Fleet
+from select_service.planner.edge.connectors.connector import Connector, DryRun
+from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
+from select_service.planner.edge.connectors.virtual import VirtualConnector
+from select_service.planner.edge.lease import DURATION_S, FileLease, KubeLease, Lease, NoLease
+from select_service.planner.edge.loop import Loop, _next
+from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.running import single_model
+from select_service.planner.edge.serving import create_app
+from select_service.planner.edge.settings import build_fleet, read_targets
+from select_service.planner.edge.state_file import StateFile
+from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
+from select_service.planner.types import Load, Missing, ModelKey, Value, Window
+from tests.select_service.planner.core.test_planning import BUSY
+from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, FakeKube, run
+from tests.select_service.planner.golden import PROFILE
+
+START = {PREFILL: 1, DECODE: 1}
+
+
+class Told:
+    """A source that says what it is told to."""
+
+    def __init__(self, window: Window = BUSY) -> None:
+        self.window = window
+        self.load = Load()
+
+    async def windows(self, models: list[ModelKey], seconds: float) -> dict[ModelKey, Window]:
+        return dict.fromkeys(models, self.window)
+
+    async def loads(self, models: list[ModelKey]) -> dict[ModelKey, Load]:
+        return dict.fromkeys(models, self.load)
+
+    async def close(self) -> None:
+        pass
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fleet(gpus_max: int = 64) -> Fleet:
+    model = single_model(
+        *("m", "default", str(PROFILE)),
+        resources=("deployments/prefill", "deployments/decode"),
+        gpus=(1, 1),
+        endpoints_min=1,
+        goals=(500.0, 20.0, None),
+    )
+    return build_fleet([model], PredictorSettings(name="constant"), gpus_max)
+
+
+def loop_of(
+    connector: Connector | None = None,
+    lease: Lease | None = None,
+    state: StateFile | None = None,
+    source: Told | None = None,
+) -> Loop:
+    return Loop(
+        fleet(),
+        source or Told(),  # type: ignore[arg-type] # lists are sequences
+        connector or DryRun(START),
+        lease or NoLease(),
+        clock=Clock(),
+        wall=lambda: 1000.0,
+        state=state,
+    )
+
+
+def test_an_interval_changes_kubernetes_and_says_why() -> None:
+    fake = FakeKube()
+    fake.deployment("prefill", 1, 1)
+    fake.deployment("decode", 1, 1)
+
+    async def use() -> None:
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        loop = loop_of(KubernetesConnector(fake.kube(), resources))
+        await loop.slow()
+        (noted,) = loop.decisions
+        assert noted.acted
+        assert noted.changed[1].startswith("m decode: 1 to ")
+        wanted = {one.role: one.replicas for one in noted.targets}
+        for name in ("prefill", "decode"):
+            path = f"/apis/apps/v1/namespaces/inference/deployments/{name}"
+            assert fake.objects[path]["spec"]["replicas"] == wanted[name] > 1
+        del fake.objects["/apis/apps/v1/namespaces/inference/deployments/decode"]
+        await loop.slow()
+        assert not loop.is_ready
+        assert any("could not be read" in one for one in loop.decisions[-1].reasons)
+
+    run(use)
+
+
+def test_only_the_holder_of_the_lease_acts(tmp_path: Path) -> None:
+    async def use() -> None:
+        first, second = (FileLease(tmp_path / "planner.lock") for _ in range(2))
+        one, two = loop_of(lease=first), loop_of(lease=second)
+        await one.slow()
+        await two.slow()
+        assert (one.is_leader, two.is_leader) == (True, False)
+        assert not two.decisions[-1].acted
+        assert (await two.connector.states([DECODE]))[DECODE].desired == 1
+        assert two.decisions[-1].changed  # what it would have done is told
+        await one.close()
+        await two.slow()
+        assert two.is_leader
+        assert (await two.connector.states([DECODE]))[DECODE].desired > 1
+        await two.close()
+
+    run(use)
+
+
+def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
+    async def use() -> None:
+        fake, clock = FakeKube(), Clock()
+        one, two = (KubeLease(fake.kube(), "planner", name, clock) for name in ("one", "two"))
+        assert await one.held()
+        assert not await two.held()
+        for _ in range(3):
+            clock.now += DURATION_S - 1
+            assert await one.held()
+            assert not await two.held()
+        fake.is_down = True
+        clock.now += 1
+        assert await one.held()  # nobody else can have taken it yet
+        clock.now += DURATION_S
+        assert not await one.held()
+        fake.is_down = False
+        assert await two.held()
+        assert not await one.held()
+        await two.close()
+        assert await one.held()  # given back: no waiting
+
+    run(use)
+
+
+def test_a_restart_remembers(tmp_path: Path) -> None:
+    async def use() -> None:
+        path = tmp_path / "planner.json"
+        first = loop_of(state=StateFile(path))
+        await first.slow()
+        told = {one.pool: one.replicas for one in first.decisions[-1].targets}
+        again = loop_of(source=Told(Window(seconds=180.0, requests=Value(5400.0))))
+        memory = StateFile(path).read(again.fleet)
+        assert memory.decision_id == 1
+        await again.slow()  # lengths come from before
+        assert {one.pool: one.replicas for one in again.decisions[-1].targets} == told
+        path.write_text("{broken")
+        damaged = StateFile(path)
+        damaged.read(loop_of().fleet)
+        assert damaged.damaged
+        assert (tmp_path / "planner.damaged").read_text() == "{broken"
+
+    run(use)
+
+
+def test_what_is_told_over_http() -> None:
+    async def use() -> None:
+        clock = Clock()
+        connector = VirtualConnector(START, clock, lambda: 1000.0)
+        loop = loop_of(connector)
+        transport = httpx.ASGITransport(create_app(loop))
+        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+            assert (await client.get("/health")).status_code == 200
+            told = await client.get("/ready")
+            assert told.status_code == 503
+            assert told.json()["waiting_for"] == ["the first interval is not over"]
+            assert (await client.get("/v1/decision")).status_code == 204
+            await loop.slow()
+            assert (await client.get("/ready")).status_code == 200
+            issued = (await client.get("/v1/decision?after=0&wait_s=1")).json()
+            assert issued["decision_id"] == 1
+            assert "requests/s are expected" in issued["reason"]
+            done = {"status": "done"}
+            path = "/v1/decision/1/complete"
+            assert (await client.post(path, json=done)).status_code == 200
+            assert (await client.post(path, json={"status": "x"})).status_code == 400
+            assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
+            assert (await client.get("/v1/decision?after=x")).status_code == 400
+            (noted,) = (await client.get("/decisions")).json()["decisions"]
+            assert noted["acted"]
+            loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]
+            await loop.slow()
+            metrics = (await client.get("/metrics")).text
+            assert (
+                'select_planner_missing_intervals{model_name="m",tenant_id="default"} 1.0'
+                in metrics
+            )
+            assert 'what="isl"} 3000.0' in metrics
+            assert "select_planner_leader 1.0" in metrics
+
+    run(use)
+
+
+def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
+    async def use() -> None:
+        thrice = asyncio.Event()
+
+        class Failing(Told):
+            asked = 0
+
+            async def windows(
+                self, models: list[ModelKey], seconds: float
+            ) -> dict[ModelKey, Window]:
+                self.asked += 1
+                if self.asked == 5:
+                    thrice.set()
+                if self.asked == 2:
+                    raise SourceError("a turn that fails")
+                return await super().windows(models, seconds)
+
+        loop = loop_of(source=Failing())
+        loop.fleet.interval_s = 0.01
+        loop._clock = asyncio.get_running_loop().time
+        loop._fast_s = None
+        task = asyncio.ensure_future(loop.run())
+        await thrice.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert loop.counts.faults == 1
+        assert len(loop.decisions) >= 2
+
+    run(use)
+
+
+def test_missed_ticks_are_left_out() -> None:
+    assert _next(100.0, 10.0, 99.0) == 100.0
+    assert _next(100.0, 10.0, 100.0) == 110.0
+    assert _next(100.0, 10.0, 134.0) == 140.0
+
+
+def test_a_targets_file_names_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "targets.yaml"
+    path.write_text(
+        "models:\n"
+        f"- {{model_name: a, profile_results_dir: {PROFILE}, weight: 2.0,\n"
+        "   pools: [{role: aggregated, gpus: 2, replicas_min: 2, resource: deployments/a}]}\n"
+        f"- {{model_name: b, profile_results_dir: {PROFILE},\n"
+        "   pools: [{role: prefill}, {role: decode}]}\n"
+    )
+    models = read_targets(path)
+    tuning = PredictorSettings()
+    assert len(build_fleet(models, tuning, 8).models) == 2
+    with pytest.raises(InfeasiblePlan, match="the minima need 6 GPUs, 5 are allowed"):
+        build_fleet(models, tuning, 5)
+    with pytest.raises(SettingsError, match="a model is named twice"):
+        build_fleet([models[0], models[0]], tuning, 64)
+    path.write_text("models: [{model_name: a, pools: [], profile_results_dir: x, gpu: 1}]")
+    with pytest.raises(SettingsError, match="gpu"):
+        read_targets(path)
+    path.write_text("models: [")
+    with pytest.raises(SettingsError, match=r"targets\.yaml"):
+        read_targets(path)
+
+
+def test_keys_are_told_as_people_say_them() -> None:
+    assert str(KEY) == "m"
+    assert str(ModelKey("m", "t")) == "m/t"
+    assert str(PREFILL) == "m prefill"

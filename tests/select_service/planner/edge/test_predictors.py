@@ -1,0 +1,119 @@
+"""Forecasts against those the reference made, and where ours are meant to be better."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from typing import Any
+
+import pytest
+
+from select_service.planner.core.choosing import loss_of
+from select_service.planner.edge.predictors import PredictorSettings, make_predictor
+from select_service.planner.errors import MissingExtra
+from tests.select_service.planner.golden import golden
+
+GOLDEN = golden("predictors_golden")["results"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "constant": {"name": "constant"},
+    "kalman": {"name": "kalman"},
+    "kalman_log1p": {"name": "kalman", "log1p": True},
+    "kalman_responsive": {"name": "kalman", "q_level": 10.0, "q_trend": 1.0, "r": 1.0},
+}
+
+
+def forecasts(series: list[float | None], **settings: Any) -> list[float]:
+    predictor = make_predictor(PredictorSettings(**settings))
+    assert predictor.predict() == 0.0
+    told = []
+    for value in series:
+        predictor.add(math.nan if value is None else value)
+        told.append(predictor.predict())
+        assert predictor.predict() == told[-1]  # asking again changes nothing
+    return told
+
+
+def mean_error(told: list[float], series: list[float], after: int = 0) -> float:
+    pairs = list(zip(told[after:-1], series[after + 1 :], strict=True))
+    return sum(abs(one - two) for one, two in pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", GOLDEN["kalman"])
+def test_compatible_forecasts_are_the_reference_s(variant: str, name: str) -> None:
+    expected = GOLDEN[variant][name]
+    told = forecasts(expected["series"], compatible=True, **VARIANTS[variant])
+    assert told == pytest.approx(expected["pred_after_each"], rel=1e-12, abs=1e-12)
+
+
+def test_ours_is_never_negative_and_waits_for_enough_points() -> None:
+    series = GOLDEN["kalman"]["leading_zeros"]["series"]
+    assert min(forecasts(series, name="kalman", compatible=True)) < 0  # theirs: less than nothing
+    ours = forecasts(series, name="kalman")
+    assert min(ours) == 0.0
+    assert ours[:7] == [0.0, 0.0, 0.0, 5.0, 8.0, 0.0, 0.0]  # fewer than 5 points: the last value
+    assert forecasts([3, 4, 5], name="kalman", points_min=2)[1] != 4.0
+
+
+def traffic(kind: str) -> list[float]:
+    rng = random.Random(7)
+    return [
+        max(0.0, _SHAPES[kind](step) + rng.gauss(0, 8)) if kind != "ramp" else _SHAPES[kind](step)
+        for step in range(120)
+    ]
+
+
+_SHAPES: dict[str, Any] = {
+    "diurnal": lambda step: 200 + 120 * math.sin(step / 12),
+    "ramp": lambda step: 10 + 7.5 * step,
+    "stationary": lambda _: 150.0,
+    "burst": lambda step: 300.0 if step % 30 in range(4) else 40.0,
+}
+
+
+@pytest.mark.parametrize("kind", _SHAPES)
+def test_the_chooser_costs_hardly_more_than_its_best_candidate(kind: str) -> None:
+    series = traffic(kind)
+
+    def cost(name: str) -> float:
+        told = forecasts(list(series), name=name)
+        return sum(map(loss_of, told[20:-1], series[21:]))
+
+    best = min(cost(name) for name in ("constant", "kalman", "ets"))
+    assert cost("auto") <= 1.25 * best + 1.0
+
+
+def test_smoothing_follows_a_ramp_and_does_not_shake_with_noise() -> None:
+    ramp, noise = traffic("ramp"), traffic("stationary")
+    assert mean_error(forecasts(list(ramp), name="ets"), ramp, after=20) < 2.0
+    assert mean_error(forecasts(list(noise), name="ets"), noise, after=20) < mean_error(
+        forecasts(list(noise), name="constant"), noise, after=20
+    )
+
+
+@pytest.mark.parametrize(("name", "module"), [("arima", "statsforecast"), ("prophet", "prophet")])
+def test_a_missing_extra_is_named(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (module, f"{module}.models"):
+        monkeypatch.setitem(sys.modules, one, None)  # an import of it fails
+    with pytest.raises(MissingExtra, match=rf"select-service\[{name}\]"):
+        make_predictor(PredictorSettings(name=name))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", GOLDEN["arima"])
+def test_arima_errs_less_than_the_one_fitted_once(name: str) -> None:
+    """Fault 6: the reference fits at five points and never again."""
+    pytest.importorskip("statsforecast")
+    expected = GOLDEN["arima"][name]
+    series = [value or 0.0 for value in expected["series"]]
+    theirs = mean_error(expected["pred_after_each"], series)
+    assert mean_error(forecasts(expected["series"], name="arima"), series) <= theirs + 1e-9
+
+
+@pytest.mark.heavy
+def test_prophet_forecasts_the_next_interval_of_a_ramp() -> None:
+    """Fault 5: the reference asks for a time one second ahead, which is the past."""
+    pytest.importorskip("prophet")
+    ramp = [10.0 + 7.5 * step for step in range(25)]
+    assert forecasts(list(ramp), name="prophet")[-1] == pytest.approx(197.5, abs=8)

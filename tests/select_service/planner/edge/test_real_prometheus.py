@@ -1,0 +1,87 @@
+"""Debian's Prometheus scrapes two frontends; the planner asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from select_service.planner.edge.sources.prometheus import PrometheusSource
+from select_service.planner.types import Missing, ModelKey, Value, Window
+from tests.deploy.test_live import prometheus
+
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here"),
+]
+DEADLINE_S = 45.0
+
+
+class Frontend:
+    """/metrics of one frontend: so many requests a second, each of so many seconds to a token."""
+
+    def __init__(self, rate: int, ttft_s: float) -> None:
+        self.rate, self.ttft_s = rate, ttft_s
+        self.requests = 0
+        self.server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self.server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self.server is not None
+        self.server.close()
+
+    @property
+    def target(self) -> str:
+        assert self.server is not None
+        return f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.requests += self.rate
+        name = "dynamo_frontend_time_to_first_token_seconds"
+        text = (
+            f'dynamo_frontend_requests_total{{model="Llama"}} {self.requests}\n'
+            f'{name}_sum{{model="Llama"}} {self.requests * self.ttft_s}\n'
+            f'{name}_count{{model="Llama"}} {self.requests}\n'
+        )
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
+        writer.write(f"{head}Connection: close\r\n\r\n{text}".encode())
+        await writer.drain()
+        writer.close()
+
+
+def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
+    async def seen(url: str) -> Window:
+        source = PrometheusSource(url)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    llama, other = ModelKey("llama"), ModelKey("other")
+                    windows = await source.windows([llama, other], 10.0)
+                    assert isinstance(windows[other].requests, Missing)
+                    ttft = windows[llama].ttft_ms
+                    # both must have been scraped twice before both count
+                    if isinstance(ttft, Value) and ttft.value < 2900.0:
+                        return windows[llama]
+                    await asyncio.sleep(0.5)
+        finally:
+            await source.close()
+
+    async def use() -> None:
+        async with Frontend(90, 1.0) as busy, Frontend(10, 3.0) as quiet:
+            targets = [busy.target, quiet.target]
+            with prometheus(tmp_path, targets) as prom:
+                window = await seen(f"http://127.0.0.1:{prom.port}")
+        assert isinstance(window.ttft_ms, Value)
+        # an unweighted mean says 2000; one of the two may have been scraped once more
+        assert 1000.0 <= window.ttft_ms.value < 1600.0
+        assert isinstance(window.requests, Value)
+        assert window.requests.value > 0
+
+    asyncio.run(use())

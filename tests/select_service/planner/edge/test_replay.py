@@ -1,0 +1,123 @@
+"""The closed loop: what planning is worth on traffic that rises, falls and bursts."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from select_service.planner.cli import main
+from select_service.planner.core.warming import TracedRequest
+from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.profile_files import read_profile
+from select_service.planner.edge.replaying import DECODE, PREFILL, Replay, ReplaySettings, Result
+from select_service.planner.edge.rivals import make_policy
+from tests.select_service.planner.golden import PROFILE
+
+SETTINGS = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(2, 2))
+
+
+def traffic(rate: Callable[[float], float], seconds: float, seed: int = 3) -> list[TracedRequest]:
+    rng, now = random.Random(seed), 0.0
+    found: list[TracedRequest] = []
+    while True:
+        now += rng.expovariate(rate(now))
+        if now >= seconds:
+            return found
+        isl = min(12_000.0, rng.lognormvariate(7.3, 0.6))
+        found.append(TracedRequest(now, isl, max(20.0, rng.lognormvariate(5.0, 0.5))))
+
+
+def replayed(
+    name: str, requests: list[TracedRequest], settings: ReplaySettings = SETTINGS
+) -> Result:
+    profile = read_profile(PROFILE)
+    tuning = PredictorSettings(
+        name="kalman" if name == "compatible" else "auto",
+        interval_s=settings.interval_s,
+        compatible=name == "compatible",
+    )
+    policy = make_policy(name, profile, requests, tuning, settings, 64)
+    return Replay(profile, requests, settings).run(policy)
+
+
+def test_two_minutes_of_traffic_are_counted_and_scaled_for() -> None:
+    requests = traffic(lambda _: 12.0, 120.0)
+    settings = ReplaySettings(
+        interval_s=30.0, startup_s=10.0, ttft_ms=600.0, itl_ms=20.0, start=(1, 1)
+    )
+    ours = replayed("slo", requests, settings)
+    assert ours.requests == len(requests)
+    assert 0.5 < ours.attainment <= 1.0
+    assert ours.replicas["prefill"][-1][1] > 1
+    assert ours.gpu_hours > 2 * 120 / 3600
+    assert replayed("slo", requests, settings) == ours  # the same once more
+    oracle = make_policy(
+        "oracle", read_profile(PROFILE), requests, PredictorSettings(), settings, 64
+    )
+    assert oracle.slow(None, {}, 0.0)[PREFILL] >= 2  # type: ignore[arg-type] # it looks at nothing
+    assert oracle.slow(None, {}, 1e6) == {PREFILL: 1, DECODE: 1}  # type: ignore[arg-type]
+
+
+def test_replay_writes_charts_and_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "timestamp": 1e3 * (50 + one.at_s),
+                    "input_length": one.isl,
+                    "output_length": one.osl,
+                }
+            )
+            + "\n"
+            for one in traffic(lambda _: 3.0, 60.0)
+        )
+    )
+    page = tmp_path / "replay.html"
+    code = main(
+        [
+            *("replay", "--trace", str(trace), "--profile-results-dir", str(PROFILE)),
+            *("--policy", "slo", "--policy", "reactive", "--adjustment-interval", "20"),
+            *("--load-predictor", "constant", "--load-predictor", "kalman"),
+            *("--itl", "20", "--out", str(page), "--json"),
+        ]
+    )
+    told = capsys.readouterr()
+    assert code == 0
+    results = json.loads(told.out)["results"]
+    assert [one["policy"] for one in results] == ["slo (constant)", "slo (kalman)", "reactive"]
+    assert all(one["attainment"] > 0.9 for one in results)
+    assert page.read_text().count("<svg") == 4
+    (tmp_path / "empty.jsonl").write_text("")
+    wrong = str(tmp_path / "empty.jsonl")
+    assert main(["replay", "--trace", wrong, "--profile-results-dir", str(PROFILE)]) == 1
+    assert "no requests in it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda now: 22 - 16 * math.cos(2 * math.pi * now / 3600),
+        lambda now: 4 + 36 * min(1.0, now / 3600),
+    ],
+    ids=["diurnal", "ramp"],
+)
+def test_an_hour_in_time_at_hardly_more_than_an_oracle_s_price(
+    rate: Callable[[float], float],
+) -> None:
+    requests = traffic(rate, 3600.0)
+    ours, oracle = replayed("slo", requests), replayed("oracle", requests)
+    theirs = replayed("compatible", requests)
+    assert ours.attainment >= 0.99
+    assert ours.attainment > theirs.attainment
+    assert ours.gpu_hours <= 1.25 * oracle.gpu_hours
+    assert ours.turns <= 3

@@ -1,0 +1,241 @@
+"""Windows: weighted means, counters that start again, and three states that are never confused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from select_service.planner.edge.sources.prometheus import SELECTOR, PrometheusSource
+from select_service.planner.edge.sources.selector import SelectorSource
+from select_service.planner.edge.sources.trace import TraceSource, read_trace
+from select_service.planner.errors import TraceError
+from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading, Value, Window
+from tests.select_service.planner.edge.fakes import KEY, run
+from tests.select_service.planner.golden import GOLDEN
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def number(reading: Reading) -> float:
+    assert isinstance(reading, Value)
+    return reading.value
+
+
+def client(answer: Answer) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.MockTransport(answer))
+
+
+def prometheus(values: dict[str, str | None]) -> tuple[Answer, list[str]]:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        query = request.url.params["query"]
+        asked.append(query)
+        found = re.search(r"increase\((\w+)\{", query)
+        value = values.get(found[1]) if found else values.get("load")
+        result = [] if value is None else [{"metric": {}, "value": [1.0, value]}]
+        return httpx.Response(200, json={"status": "success", "data": {"result": result}})
+
+    return answer, asked
+
+
+def prometheus_window(values: dict[str, str | None], **settings: Any) -> tuple[Window, list[str]]:
+    answer, asked = prometheus(values)
+    told: list[Window] = []
+
+    async def use() -> None:
+        source = PrometheusSource("http://p:9090/", client=client(answer), **settings)
+        told.append((await source.windows([KEY], 180.0))[KEY])
+        await source.close()
+
+    run(use)
+    return told[0], asked
+
+
+FRONTEND: dict[str, str | None] = {
+    "dynamo_frontend_requests_total": "360",
+    "dynamo_frontend_input_sequence_tokens_sum": "720000",
+    "dynamo_frontend_input_sequence_tokens_count": "360",
+    "dynamo_frontend_output_sequence_tokens_sum": "36000",
+    "dynamo_frontend_output_sequence_tokens_count": "360",
+    "dynamo_frontend_time_to_first_token_seconds_sum": "72",
+    "dynamo_frontend_time_to_first_token_seconds_count": "360",
+    "dynamo_frontend_request_duration_seconds_sum": "720",
+    "dynamo_frontend_request_duration_seconds_count": "360",
+}
+
+
+def test_prometheus_weighs_every_request_the_same() -> None:
+    window, asked = prometheus_window(FRONTEND)
+    assert window.requests == Value(360.0)
+    assert (window.isl, window.osl, window.ttft_ms) == (Value(2000.0), Value(100.0), Value(200.0))
+    assert window.concurrency == Value(4.0)  # 2 requests/s of 2 s each
+    assert isinstance(window.itl_ms, Missing)  # no series
+    assert asked[0] == 'sum(increase(dynamo_frontend_requests_total{model=~"(?i)m"}[180000ms]))'
+
+
+@pytest.mark.parametrize(("count", "reading"), [("0", IDLE), (None, Missing), ("NaN", Missing)])
+def test_prometheus_idle_is_not_missing(count: str | None, reading: Any) -> None:
+    quiet: dict[str, str | None] = {}
+    quiet |= dict.fromkeys(FRONTEND, "0")
+    quiet["dynamo_frontend_requests_total"] = count
+    window, _ = prometheus_window(quiet)
+    if reading is IDLE:
+        assert window.requests == window.isl == window.ttft_ms == IDLE
+    else:
+        assert isinstance(window.requests, reading)
+
+
+def test_prometheus_a_metric_that_stopped_is_missing_while_requests_come() -> None:
+    silent = FRONTEND | {
+        "dynamo_frontend_time_to_first_token_seconds_sum": "0",
+        "dynamo_frontend_time_to_first_token_seconds_count": "0",
+    }
+    window, _ = prometheus_window(silent)
+    assert isinstance(window.ttft_ms, Missing)
+    assert "counts nothing while requests come" in window.ttft_ms.why
+
+
+def test_prometheus_quotes_names() -> None:
+    answer, asked = prometheus({"load": "12"})
+
+    async def use() -> None:
+        source = PrometheusSource("http://p", SELECTOR, client(answer))
+        model = ModelKey('a.b"c', "t\\")
+        assert (await source.loads([model]))[model].concurrency == Value(12.0)
+
+    run(use)
+    assert r'model_name=~"(?i)a\\.b\"c",tenant_id="t\\"' in asked[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda _: httpx.Response(503, text="starting"),
+        lambda _: httpx.Response(400, json={"status": "error", "error": "parse error"}),
+        lambda request: (_ for _ in ()).throw(httpx.ConnectError("refused", request=request)),
+    ],
+)
+def test_prometheus_that_fails_is_missing(answer: Answer) -> None:
+    async def use() -> None:
+        source = PrometheusSource("http://p", SELECTOR, client(answer))
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert isinstance(window.requests, Missing)
+        assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
+
+    run(use)
+
+
+class Selectors:
+    """/metrics of two selectors; counters as a test sets them."""
+
+    def __init__(self) -> None:
+        self.requests = {"a": 100.0, "b": 10.0}
+        self.backlog = {"a": 500.0, "b": 480.0}
+        self.down: set[str] = set()
+        self.has_demand = True
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        name = request.url.host
+        if name in self.down:
+            raise httpx.ConnectError("refused")
+        count = self.requests[name]
+        scope = 'model_name="m",tenant_id="default"'
+        lines = [
+            f'select_service_rank_prefill_tokens{{worker_id="1",{scope}}} {self.backlog[name]}',
+            f'select_service_rank_prefill_tokens{{worker_id="2",{scope}}} 100',
+            f'select_service_reservations{{state="prefill",{scope}}} 3',
+            f'select_service_reservations{{state="decode",{scope}}} 5',
+        ]
+        if self.has_demand:
+            for outcome, share in (("placed", 0.9), ("refused", 0.1)):
+                labels = f'{{{scope},outcome="{outcome}"}}'
+                lines.append(f"select_service_demand_requests_total{labels} {share * count}")
+            for bound, share in (("1023", 0.5), ("4095", 1.0), ("+Inf", 1.0)):
+                labels = f'{{{scope},le="{bound}"}}'
+                lines.append(f"select_service_demand_isl_tokens_bucket{labels} {share * count}")
+            lines.append(f"select_service_demand_isl_tokens_sum{{{scope}}} {1500 * count}")
+            lines.append(f"select_service_demand_isl_tokens_count{{{scope}}} {count}")
+        return httpx.Response(200, text="\n".join(lines) + "\n")
+
+
+def test_selectors_are_added_up_and_their_loads_are_not() -> None:
+    fake = Selectors()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
+        first = (await source.windows([KEY], 180.0))[KEY]
+        assert isinstance(first.requests, Missing)  # there is nothing to compare with yet
+        fake.requests = {"a": 400.0, "b": 40.0}
+        load = (await source.loads([KEY]))[KEY]
+        assert load.prefill_backlog_tokens == Value(600.0)  # of the fuller book, both its ranks
+        assert load.concurrency == Value(8.0)
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert number(window.requests) == pytest.approx(330.0)
+        assert number(window.isl) == pytest.approx(1500.0)
+        assert window.concurrency == Value(8.0)
+        assert [round(share) for _, share in window.isl_mix] == [165, 165]
+        assert isinstance(window.ttft_ms, Missing)
+        quiet = (await source.windows([KEY], 180.0))[KEY]
+        assert (quiet.requests, quiet.isl) == (IDLE, IDLE)
+        await source.close()
+
+    run(use)
+
+
+def test_a_selector_that_restarts_loses_nothing_and_one_that_is_gone_is_missing() -> None:
+    fake = Selectors()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
+        await source.windows([KEY], 180.0)
+        fake.requests = {"a": 160.0, "b": 10.0}
+        await source.loads([KEY])
+        fake.requests["a"] = 30.0  # it started again after 60 more, and has counted 30 since
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert number(window.requests) == pytest.approx(90.0)
+        fake.down = {"b"}
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert isinstance(window.requests, Missing)
+        assert "http://b: refused" in window.requests.why
+        fake.down = {"a", "b"}
+        assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
+
+    run(use)
+
+
+def test_a_selector_that_counts_no_demand_is_missing() -> None:
+    fake = Selectors()
+    fake.has_demand = False
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        await source.windows([KEY], 180.0)
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert window.requests == Missing("no selector counts demand")
+
+    run(use)
+
+
+def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:
+    source = TraceSource(read_trace(GOLDEN / "warmup_trace.jsonl"))
+
+    async def use() -> None:
+        told = [(await source.windows([KEY], 180.0))[KEY].requests for _ in range(12)]
+        assert told[4] == IDLE
+        assert told[0] == Value(540.0)
+        assert isinstance(told[-1], Missing)
+        assert (await source.loads([KEY]))[KEY] == Load()
+
+    run(use)
+    broken = tmp_path / "trace.jsonl"
+    broken.write_text('{"timestamp": 1, "input_length": 2, "output_length": 3}\n{"timestamp": 1}\n')
+    with pytest.raises(TraceError, match=r"line 2: .*input_length"):
+        read_trace(broken)
+    with pytest.raises(TraceError, match="No such file"):
+        read_trace(tmp_path / "none")

@@ -1,0 +1,126 @@
+"""`select-planner plan`, `predict` and `profile inspect`, as typed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from select_service.planner.arguments import settings_of
+from select_service.planner.cli import _parser, main
+from tests.select_service.planner.golden import PROFILE, golden
+
+CASES = golden("replicas_golden")["cases"]
+KALMAN = golden("predictors_golden")["results"]["kalman"]["noisy_trend"]
+
+
+def asked(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, Any, str]:
+    code = main([str(one) for one in argv])
+    told = capsys.readouterr()
+    return code, json.loads(told.out) if told.out.startswith("{") else told.out, told.err
+
+
+def plan_flags(case: dict[str, Any]) -> list[object]:
+    args = case["args"]
+    flags = {
+        "profile-results-dir": PROFILE,
+        "num-req": case["next_num_req"],
+        "isl": case["next_isl"],
+        "osl": case["next_osl"],
+        "p-correction": case["p_correction"],
+        "d-correction": case["d_correction"],
+        "ttft": args["ttft"],
+        "itl": args["itl"],
+        "adjustment-interval": args["adjustment_interval"],
+        "max-gpu-budget": args["max_gpu_budget"],
+        "min-endpoint": args["min_endpoint"],
+        "prefill-engine-num-gpu": args["prefill_engine_num_gpu"],
+        "decode-engine-num-gpu": args["decode_engine_num_gpu"],
+    }
+    return [part for name, value in flags.items() for part in (f"--{name}", value)]
+
+
+@pytest.mark.parametrize("case", CASES[4:9:2], ids=lambda case: case["args"]["itl"])
+def test_plan_answers_as_recorded(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy", reason="the extra `planner`")
+    code, told, _ = asked(capsys, "plan", *plan_flags(case), "--mode", "compatible", "--json")
+    for name in ("num_p", "num_d", "error", "message"):
+        assert told.get(name) == case.get(name)
+    for name, value in case["intermediate"].items():
+        expected = value if value == "nan" else pytest.approx(value, rel=1e-12)
+        assert told["intermediate"][name] == expected
+    assert code == (1 if "error" in case else 0)
+
+
+def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """30 requests of 3000 tokens a second: 9.74 fit one engine, the reference forgets the wait."""
+    code, told, _ = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo", "--json")
+    assert (code, told["num_p"], told["infeasible"]) == (0, 4, [])
+    assert told["intermediate"]["prefill_rho"] == pytest.approx(0.898, abs=5e-4)
+    case = CASES[1] | {"args": CASES[1]["args"] | {"max_gpu_budget": 1}}
+    code, _, error = asked(capsys, "plan", *plan_flags(case), "--mode", "slo", "--json")
+    assert code == 1
+    assert "the minima need 2 GPUs, 1 are allowed" in error
+    code, text, _ = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo")
+    assert "num_p: 4" in text
+
+
+def test_predict_reads_a_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(KALMAN["series"])))
+    code, told, _ = asked(capsys, "predict", "--predictor", "kalman", "--json")
+    assert code == 0
+    assert told["pred_after_each"] == pytest.approx(KALMAN["pred_after_each"], rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '["a"]', "[true]", "[1"])
+def test_predict_refuses_what_is_no_list(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    code, _, error = asked(capsys, "predict", "--predictor", "constant")
+    assert code == 1
+    assert "standard input" in error
+
+
+def test_a_profile_is_inspected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "profile.html"
+    code, text, _ = asked(capsys, "profile", "inspect", PROFILE, "--out", page)
+    assert code == 0
+    assert "decode: 30 samples" in text
+    assert page.read_text().count("<svg") == 3
+    assert "http" not in page.read_text()
+    code, _, error = asked(capsys, "profile", "inspect", tmp_path)
+    assert code == 1
+    assert "no prefill profile" in error
+
+
+@pytest.mark.parametrize("flag", [["--adjustment-interval", "0"], ["--attainment", "1"]])
+def test_wrong_usage_is_told(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in ("plan", *plan_flags(CASES[0]), *flag)])
+    assert ended.value.code == 2
+    assert flag[0] in capsys.readouterr().err
+
+
+def test_the_manifest_has_flags_we_know_and_no_right_too_many() -> None:
+    path = Path(__file__).parents[3] / "deploy" / "planner" / "kubernetes.yaml"
+    documents = list(yaml.safe_load_all(path.read_text("utf-8")))
+    by_kind = {one["kind"]: one for one in documents}
+    (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
+    settings = settings_of(_parser().parse_args(container["args"]))
+    assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
+    assert settings.connector == "kubernetes"
+    for rule in by_kind["Role"]["rules"]:
+        (resource, *_) = rule["resources"]
+        assert all("*" not in one for one in (*rule["resources"], *rule["verbs"]))
+        if resource == "leases":
+            assert "delete" not in rule["verbs"]
+        else:
+            wanted = {"get", "patch"} if resource.endswith("/scale") else {"get"}
+            assert set(rule["verbs"]) == wanted
