@@ -9,6 +9,7 @@ from __future__ import annotations
 from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
 from select_service.client.core.problems import (
+    AnswerTooLarge,
     BlockSizeUnknown,
     ClientClosed,
     ClientError,
@@ -19,11 +20,12 @@ from select_service.client.core.problems import (
     Unreachable,
 )
 from select_service.client.hashing import hash_prompt
-from select_service.client.reservation import Reservation
+from select_service.client.reservation import PairReservation, Reservation
 from select_service.client.synchronous import Client
 from select_service.errors import ServiceError
 
 __all__ = [
+    "AnswerTooLarge",
     "AsyncClient",
     "BlockSizeUnknown",
     "Client",
@@ -33,6 +35,7 @@ __all__ = [
     "NotAnAnswer",
     "NotCached",
     "Options",
+    "PairReservation",
     "Reservation",
     "ServiceError",
     "TimedOut",

@@ -5,44 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import httpx
-
-from select_service.client import verbs
-from select_service.client.core.exchange import Ask, Failure, Outcome, Send
-from select_service.client.face import Face, seconds
-from select_service.client.reservation import Reservation
-from select_service.client.transport import answered, failed
+from select_service.client.asynchronous_calls import AsyncCalls
+from select_service.client.connections import AsyncConnections
+from select_service.client.core.exchange import Outcome, Send
+from select_service.client.face import seconds
+from select_service.client.reserving import AsyncReserving
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Generator, Sequence
-    from types import TracebackType
+    from collections.abc import Callable
 
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
-    from select_service.client.transport import Doors
-    from select_service.decision_types import Decision
-    from select_service.drain_types import DrainStatus
-    from select_service.types import (
-        CacheThreshold,
-        LoadRow,
-        OverlapScores,
-        ScopeLoads,
-        Selection,
-        WorkerPatch,
-        WorkerRecord,
-        WorkerSpec,
-    )
+    from select_service.client.face import Book
+    from select_service.client.reservation import Held
 
 __all__ = ["AsyncClient"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Held")
 _FOREVER_S = 86_400.0
 
 
-class AsyncClient(Face):
+class AsyncClient(AsyncCalls):
     """`async with AsyncClient("http://selector:8092") as client:`, then its methods.
 
     All of them are awaited on one event loop. What runs beside (telling, renewing) begins with the
@@ -73,7 +60,9 @@ class AsyncClient(Face):
             ValueError: an address that is none.
         """
         super().__init__(selectors, token, ca, cert, owner, options)
-        self._pools = [_Pool(self._doors, at) for at, _ in enumerate(self._doors.addresses)]
+        self._pools = [
+            AsyncConnections(self._doors, at) for at, _ in enumerate(self._doors.addresses)
+        ]
         self._wake = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # for everything to be told
@@ -101,61 +90,6 @@ class AsyncClient(Face):
             for pool in self._pools:
                 await pool.aclose()
 
-    def reserve(
-        self,
-        *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
-        reservation_id: str | None = None,
-        timeout_ms: float | None = None,
-        **options: Unpack[verbs.SelectOptions],
-    ) -> AsyncReserving:
-        """Choose a worker and book it: `async with client.reserve(…) as r:`; its end frees.
-
-        Awaited instead, it returns the reservation, and `r.free()` is yours to call.
-
-        Args:
-            token_ids: the prompt, as numbers or packed little-endian (4 bytes each); or
-            block_hashes: its hashes, as numbers or packed (8 bytes each), with
-            sequence_hashes: those of its prefixes; made of the former unless given (xxhash), and
-            isl_tokens: its length.
-            reservation_id: a UUID unless given; must not be in use.
-            timeout_ms: of this call altogether.
-            options: the other fields of POST /select_and_reserve.
-
-        Raises:
-            ServiceError: the service refuses; see `select_service.errors`.
-            NotCached: nobody holds enough of the prompt for `cache_hit_threshold`.
-            ClientError: nobody answers, and there is no catalog to choose from.
-        """
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return AsyncReserving(self, body, reservation_id, timeout_ms)
-
-    async def _reserve(
-        self, body: dict[str, Any], reservation_id: str | None, timeout_ms: float | None
-    ) -> Reservation:
-        self._begin()
-        name = self._session.new_id() if reservation_id is None else reservation_id
-        run = self._session.reserve(body, name, monotonic(), seconds(timeout_ms))
-        return self._held(await self._drive(run))
-
-    async def select(
-        self,
-        *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
-        timeout_ms: float | None = None,
-        **options: Unpack[verbs.SelectOptions],
-    ) -> Selection | CacheThreshold:
-        """Choose a worker and book nothing; arguments as of `reserve`."""
-        self._begin()
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return await self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
-
     async def flush(self) -> None:
         """Return when everything said so far has been told, however long that takes."""
         self._begin()
@@ -164,98 +98,7 @@ class AsyncClient(Face):
             self._waiting.append(told)
             await told
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, object] | None = None,
-        kind: type[T] = Any,  # type: ignore[assignment]
-        *,
-        timeout_ms: float | None = None,
-    ) -> T:
-        """Ask for any route, and read the answer as `kind`. The path is taken as it is."""
-        return await self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
-
-    async def ready(self) -> verbs.Readiness:
-        """GET /ready: whether anything can be scheduled."""
-        return await self._do(verbs.ready())
-
-    async def workers(
-        self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[WorkerRecord]:
-        """GET /workers: the catalog, by ascending id."""
-        return await self._do(verbs.workers(model_name, tenant_id))
-
-    async def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
-        """POST /workers: put a whole record into the catalog."""
-        return await self._do(verbs.upsert_worker(spec))
-
-    async def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
-        """PATCH /workers/{id}: merge a patch into a record. Raises WorkerNotFound."""
-        return await self._do(verbs.patch_worker(worker_id, patch))
-
-    async def delete_worker(self, worker_id: int) -> WorkerRecord:
-        """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
-        return await self._do(verbs.delete_worker(worker_id))
-
-    async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
-        """POST /workers/{id}/drain: nothing new goes there. Raises WorkerNotFound."""
-        return await self._do(verbs.drain_worker(worker_id, reason))
-
-    async def drain_status(self, worker_id: int) -> DrainStatus:
-        """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
-        return await self._do(verbs.drain_status(worker_id))
-
-    async def undrain_worker(self, worker_id: int) -> DrainStatus:
-        """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
-        return await self._do(verbs.undrain_worker(worker_id))
-
-    async def loads(
-        self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[ScopeLoads]:
-        """GET /loads: the load of every rank, by scope."""
-        return await self._do(verbs.loads(model_name, tenant_id))
-
-    async def potential_loads(
-        self,
-        *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
-        **options: Unpack[verbs.SelectOptions],
-    ) -> list[LoadRow]:
-        """POST /potential_loads: what every rank would carry with this prompt."""
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return await self._do(verbs.potential_loads(body))
-
-    async def overlap_scores(
-        self,
-        *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
-        **options: Unpack[verbs.SelectOptions],
-    ) -> OverlapScores:
-        """POST /overlap_scores: what every rank holds of this prompt."""
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return await self._do(verbs.overlap_scores(body))
-
-    async def decision(self, name: str) -> Decision:
-        """GET /decisions/{id}: why this worker. Raises DecisionNotFound."""
-        return await self._do(verbs.decision(name))
-
-    async def decisions(self, limit: int = 50) -> list[Decision]:
-        """GET /decisions: the last ones, newest first."""
-        return (await self._do(verbs.decisions(limit))).decisions
-
     # -- behind ---------------------------------------------------------------------------------
-
-    async def _do(self, verb: verbs.Verb[T], timeout_ms: float | None = None) -> T:
-        self._begin()
-        run = self._session.read(verb.ask, verb.kind, monotonic(), seconds(timeout_ms))
-        return await self._drive(run)
 
     def _begin(self) -> None:
         if self._background is None and not self._session.is_closed:
@@ -289,8 +132,24 @@ class AsyncClient(Face):
                 told.set_result(None)
         self._waiting.clear()
 
+    def _reserving(
+        self,
+        book: Book,
+        kind: type[R],
+        body: dict[str, Any],
+        name: str | None,
+        timeout_ms: float | None,
+    ) -> AsyncReserving[R]:
+        async def begin() -> R:
+            made = self._session.new_id() if name is None else name
+            run = book(body, made, monotonic(), seconds(timeout_ms))
+            return self._held(kind, await self._drive(run))
+
+        return AsyncReserving(begin)
+
     async def _drive(self, run: Run[T]) -> T:
         """Carry out a run; one that is dropped, cancelled for instance, tidies up behind itself."""
+        self._begin()
         task = asyncio.current_task()
         assert task is not None
         cancelled = task.cancelling()
@@ -312,71 +171,3 @@ class AsyncClient(Face):
             await asyncio.sleep(command.seconds)
             return Outcome(monotonic())
         return await self._pools[command.selector].ask(command)
-
-
-class _Pool:
-    """Connections to one selector: the one used last is used next."""
-
-    def __init__(self, doors: Doors, selector: int) -> None:
-        self._doors = doors
-        self._selector = selector
-        self._idle: list[httpx.AsyncHTTPTransport] = []
-        self._slots = asyncio.Semaphore(doors.connections_max)
-
-    async def ask(self, send: Send) -> Outcome:
-        try:
-            async with asyncio.timeout(send.timeout_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            reason = "every connection is in use"
-            return Outcome(monotonic(), failure=Failure.SLOW, reason=reason)
-        connection = self._idle.pop() if self._idle else self._doors.asynchronous(self._selector)
-        try:
-            response = await connection.handle_async_request(self._doors.request(send))
-            body = await response.aread()
-        except httpx.TransportError as error:
-            return failed(error, monotonic())
-        finally:  # one that broke connects anew when it is used
-            self._idle.append(connection)
-            self._slots.release()
-        return answered(response, body, monotonic())
-
-    async def aclose(self) -> None:
-        """Close what is not in use; nothing is, when a client closes."""
-        while self._idle:
-            await self._idle.pop().aclose()
-
-
-class AsyncReserving:
-    """What `reserve` returns: enter it, or await it."""
-
-    __slots__ = ("_body", "_client", "_name", "_reservation", "_timeout_ms")
-
-    def __init__(
-        self,
-        client: AsyncClient,
-        body: dict[str, Any],
-        name: str | None,
-        timeout_ms: float | None,
-    ) -> None:
-        self._client = client
-        self._body = body
-        self._name = name
-        self._timeout_ms = timeout_ms
-        self._reservation: Reservation | None = None
-
-    def __await__(self) -> Generator[Any, None, Reservation]:
-        return self._client._reserve(self._body, self._name, self._timeout_ms).__await__()  # noqa: SLF001 - its other half
-
-    async def __aenter__(self) -> Reservation:
-        self._reservation = await self
-        return self._reservation
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._reservation is not None:
-            self._reservation.free()  # waits for nothing, so nothing can keep it from happening

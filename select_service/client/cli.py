@@ -24,6 +24,8 @@ from select_service.errors import ServiceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from select_service.types import ScopeLoads
+
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = ("call", "workers", "loads", "drain", "explain")
@@ -100,7 +102,7 @@ def _workers(client: Client, chosen: argparse.Namespace) -> None:
 
 
 def _loads(client: Client, chosen: argparse.Namespace) -> None:
-    def ask() -> list[Any]:
+    def ask() -> list[ScopeLoads]:
         return client.loads(chosen.model_name, chosen.tenant_id)
 
     if chosen.watch:
@@ -111,7 +113,7 @@ def _loads(client: Client, chosen: argparse.Namespace) -> None:
         print(showing.loads(ask()))
 
 
-def _watch(ask: Callable[[], list[Any]], every_s: float) -> None:
+def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
     try:
         from rich.live import Live  # noqa: PLC0415 - an extra, for who watches
     except ImportError as error:

@@ -8,13 +8,13 @@ import socket
 import threading
 import uuid
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from select_service.client.core.options import Options
 from select_service.client.core.session import Session
 from select_service.client.core.upkeep import Upkeep
 from select_service.client.hashing import hash_prompt
-from select_service.client.reservation import Reservation
+from select_service.client.reservation import Held
 from select_service.client.transport import Doors
 
 if TYPE_CHECKING:
@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from select_service.client.core.booking import Booking
+    from select_service.client.core.exchange import Run
 
-__all__ = ["Face", "seconds"]
+__all__ = ["Book", "Face", "seconds"]
+
+R = TypeVar("R", bound=Held)
+
+Book: TypeAlias = "Callable[[dict[str, Any], str, float, float | None], Run[Booking]]"
+"""A verb of the session that books: body, id, now, and for how long."""
 
 
 class Face:
@@ -69,8 +75,8 @@ class Face:
     def _on_work(self) -> None:
         raise NotImplementedError
 
-    def _held(self, booking: Booking) -> Reservation:
-        return Reservation(booking, self._session, self._lock, monotonic)
+    def _held(self, kind: type[R], booking: Booking) -> R:
+        return kind(booking, self._session, self._lock, monotonic)
 
 
 def seconds(milliseconds: float | None) -> float | None:

@@ -6,7 +6,9 @@ method waits, and none can fail because the service cannot be reached just now.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from select_service.types import PairSelection
 
 if TYPE_CHECKING:
     import threading
@@ -14,13 +16,13 @@ if TYPE_CHECKING:
 
     from select_service.client.core.booking import Booking
     from select_service.client.core.session import Session
-    from select_service.types import Overlap, Selection
+    from select_service.types import Overlap, PairLeg, Selection
 
-__all__ = ["Reservation"]
+__all__ = ["Held", "PairReservation", "Reservation"]
 
 
-class Reservation:
-    """Where a request goes, and what its service is told of it."""
+class Held:
+    """What is booked, and told of; freed at the end of a `with` block."""
 
     def __init__(
         self,
@@ -38,36 +40,6 @@ class Reservation:
     def reservation_id(self) -> str:
         """The id it is booked under: the caller's, unless another selector had to be asked."""
         return self._booking.reservation_id
-
-    @property
-    def selection(self) -> Selection:
-        """The whole answer."""
-        return self._booking.selection
-
-    @property
-    def worker_id(self) -> int:
-        """The chosen worker."""
-        return self._booking.selection.worker_id
-
-    @property
-    def dp_rank(self) -> int:
-        """The chosen data-parallel rank of it."""
-        return self._booking.selection.dp_rank
-
-    @property
-    def endpoint(self) -> str | None:
-        """Where to send the request, as the worker was registered."""
-        return self._booking.selection.endpoint
-
-    @property
-    def overlap(self) -> Overlap:
-        """Tokens of the prompt that the worker holds, by tier."""
-        return self._booking.selection.overlap
-
-    @property
-    def effective_prefill_tokens(self) -> int:
-        """Tokens that will have to be computed, as far as the service knows."""
-        return self._booking.selection.effective_prefill_tokens
 
     @property
     def degraded(self) -> bool:
@@ -100,4 +72,69 @@ class Reservation:
 
     def __repr__(self) -> str:
         kind = "degraded choice" if self.degraded else "reservation"
-        return f"<{kind} {self.reservation_id}: worker {self.worker_id} rank {self.dp_rank}>"
+        ranks = ", ".join(f"worker {worker} rank {rank}" for worker, rank in self._booking.ranks)
+        return f"<{kind} {self.reservation_id}: {ranks}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.free()
+
+
+class Reservation(Held):
+    """Where a request goes, and what its service is told of it."""
+
+    @property
+    def selection(self) -> Selection:
+        """The whole answer."""
+        return self._booking.selection
+
+    @property
+    def worker_id(self) -> int:
+        """The chosen worker."""
+        return self._booking.selection.worker_id
+
+    @property
+    def dp_rank(self) -> int:
+        """The chosen data-parallel rank of it."""
+        return self._booking.selection.dp_rank
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where to send the request, as the worker was registered."""
+        return self._booking.selection.endpoint
+
+    @property
+    def overlap(self) -> Overlap:
+        """Tokens of the prompt that the worker holds, by tier."""
+        return self._booking.selection.overlap
+
+    @property
+    def effective_prefill_tokens(self) -> int:
+        """Tokens that will have to be computed, as far as the service knows."""
+        return self._booking.selection.effective_prefill_tokens
+
+
+class PairReservation(Held):
+    """The same of a request that one worker begins and another ends, or one alone does.
+
+    `prefill_complete` is told of the former, `output_tokens` of the latter; the end ends both. What
+    a selector has forgotten of a pair is not booked again elsewhere (`stats()["lost_bookings"]`).
+    """
+
+    @property
+    def pair(self) -> PairSelection:
+        """The whole answer."""
+        assert isinstance(self._booking.answer, PairSelection)
+        return self._booking.answer
+
+    @property
+    def prefill(self) -> PairLeg | None:
+        """Where to send it first; None: `decode` does both."""
+        return self.pair.prefill
+
+    @property
+    def decode(self) -> PairLeg:
+        """Where it is answered."""
+        return self.pair.decode

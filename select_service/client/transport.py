@@ -1,20 +1,21 @@
-"""Where selectors are and how to talk to them: addresses, TLS, tokens, pooled connections (httpx).
+"""Where selectors are and how to talk to them: addresses, TLS, tokens, requests (httpx's httpcore).
 
-One transport for each selector, with connections that are kept. httpx's transports are used without
-its client: no redirects, no cookies, no proxies out of the environment stand between.
+httpcore's connections are used without the layers above them: no redirects, no cookies, no proxies
+out of the environment stand between, and one request costs half of what it does through httpx.
+`streams.py` is below, the two faces above.
 """
 
 from __future__ import annotations
 
 import ssl
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-import httpx
+import httpcore
 
 from select_service.client.core.exchange import Failure, Outcome
 from select_service.client.core.wire import ACCEPT
+from select_service.client.streams import AsyncioBackend, SocketBackend
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -23,21 +24,23 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Send
     from select_service.client.core.options import Options
 
-__all__ = ["DEFAULT_SELECTOR", "Address", "Doors", "failed", "read_address"]
+__all__ = ["DEFAULT_SELECTOR", "Address", "Doors", "Gathering", "failed", "read_address"]
 
 DEFAULT_SELECTOR: Final = "http://127.0.0.1:8092"
 _UNIX: Final = "unix:"
-_PATHS_REMEMBERED: Final = 64
-_WITH_IDS: Final = ("/leases/", "/decisions/", "/workers/")
 _KEEPALIVE_S: Final = 30.0  # below the service's own, so that we are the first to close
+_PORTS: Final = {"http": 80, "https": 443}
+_IN_TARGETS: Final = "/%:?&=@!$'()*+,;~#[]-._"  # what need not be written out
 
 
 class Address(NamedTuple):
     """One selector."""
 
     name: str
-    url: str
-    uds: str | None
+    origin: httpcore.Origin
+    host: str  # as the header says it
+    prefix: str = ""  # of every path
+    uds: str | None = None
 
 
 def read_address(text: str) -> Address:
@@ -51,15 +54,23 @@ def read_address(text: str) -> Address:
         path = path.removeprefix("//") if path.startswith("///") else path
         if not path:
             raise ValueError(f"{text}: no path of a socket")
-        return Address(text, "http://select-service", path)
+        host = "select-service"
+        return Address(text, httpcore.Origin(b"http", host.encode(), 80), host, uds=path)
     parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(f"{text}: neither http://, https:// nor unix:/path")
-    return Address(text, text.rstrip("/"), None)
+    port = parts.port or _PORTS[parts.scheme]
+    name = (
+        parts.hostname.encode("idna") if not parts.hostname.isascii() else parts.hostname.encode()
+    )
+    host = f"[{name.decode()}]" if b":" in name else name.decode()
+    origin = httpcore.Origin(parts.scheme.encode(), name, port)
+    host = host if port == _PORTS[parts.scheme] else f"{host}:{port}"
+    return Address(text, origin, host, parts.path.rstrip("/"))
 
 
 class Doors:
-    """What the transports of all selectors have in common; makes their requests."""
+    """What the connections to all selectors have in common; makes them, and their requests."""
 
     def __init__(
         self,
@@ -71,93 +82,120 @@ class Doors:
         cert: tuple[str, str] | None,
     ) -> None:
         self.addresses = [read_address(one) for one in selectors or (DEFAULT_SELECTOR,)]
+        self.connections_max = options.connections_max
+        self.answer_bytes_max = options.answer_bytes_max
         self._token = token
         self._connect_s = options.connect_timeout_ms / 1e3
-        self.connections_max = options.connections_max
-        is_secure = any(one.url.startswith("https") for one in self.addresses)
-        self._tls: ssl.SSLContext | bool = _tls_context(ca, cert) if is_secure else False
-        self._url = lru_cache(_PATHS_REMEMBERED)(self._make_url)
+        is_secure = any(one.origin.scheme == b"https" for one in self.addresses)
+        self._tls = _tls_context(ca, cert) if is_secure else None
+        user_agent = f"select-service-client/{__version__}".encode()
+        self._headers = [
+            [
+                (b"host", one.host.encode()),
+                (b"accept", ACCEPT.encode()),
+                (b"user-agent", user_agent),
+            ]
+            for one in self.addresses
+        ]
 
     @property
     def names(self) -> list[str]:
         """How they are called in messages."""
         return [one.name for one in self.addresses]
 
-    def asynchronous(self, selector: int) -> httpx.AsyncHTTPTransport:
-        """Return one connection to a selector.
+    def asynchronous(self, selector: int) -> httpcore.AsyncHTTPConnection:
+        """Return one connection to a selector, made when it is used first.
 
-        httpx's own pool looks at all connections for each request, which costs more than the
+        httpcore's pool looks at all its connections for each request, which costs more than the
         request from some twenty on.
         """
         one = self.addresses[selector]
-        return httpx.AsyncHTTPTransport(verify=self._tls, uds=one.uds, limits=_limits(1))
-
-    def synchronous(self) -> list[httpx.HTTPTransport]:
-        """Return a transport for each selector."""
-        return [
-            httpx.HTTPTransport(verify=self._tls, uds=one.uds, limits=_limits(self.connections_max))
-            for one in self.addresses
-        ]
-
-    def request(self, send: Send) -> httpx.Request:
-        """Return what to hand to the transport of `send.selector`."""
-        headers = {"accept": ACCEPT, "user-agent": f"select-service-client/{__version__}"}
-        if send.content_type:
-            headers["content-type"] = send.content_type
-        if self._token is not None:
-            token = self._token if isinstance(self._token, str) else self._token()
-            headers["authorization"] = f"Bearer {token}"
-        wait = send.timeout_s
-        timeout = {
-            "connect": min(self._connect_s, wait),
-            "read": wait,
-            "write": wait,
-            "pool": wait,
-        }
-        make = self._make_url if send.path.startswith(_WITH_IDS) else self._url
-        return httpx.Request(
-            send.method,
-            make(send.selector, send.path),
-            headers=headers,
-            content=send.body or None,
-            extensions={"timeout": timeout},
+        return httpcore.AsyncHTTPConnection(
+            one.origin, self._tls, _KEEPALIVE_S, uds=one.uds, network_backend=AsyncioBackend()
         )
 
-    def _make_url(self, selector: int, path: str) -> httpx.URL:
-        return httpx.URL(self.addresses[selector].url + path)
+    def synchronous(self, selector: int) -> httpcore.HTTPConnection:
+        """The same for threads."""
+        one = self.addresses[selector]
+        return httpcore.HTTPConnection(
+            one.origin, self._tls, _KEEPALIVE_S, uds=one.uds, network_backend=SocketBackend()
+        )
+
+    def request(self, send: Send) -> httpcore.Request:
+        """Return what to hand to a connection to `send.selector`."""
+        address = self.addresses[send.selector]
+        headers = self._headers[send.selector].copy()
+        if send.content_type:
+            headers.append((b"content-type", send.content_type.encode()))
+        if send.body or send.method != "GET":
+            headers.append((b"content-length", b"%d" % len(send.body)))
+        if self._token is not None:
+            token = self._token if isinstance(self._token, str) else self._token()
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+        wait = send.timeout_s
+        timeout = {"connect": min(self._connect_s, wait), "read": wait, "write": wait}
+        scheme, host, port = address.origin.scheme, address.origin.host, address.origin.port
+        target = _target(address.prefix + send.path)
+        url = httpcore.URL(scheme=scheme, host=host, port=port, target=target)
+        return httpcore.Request(
+            *(send.method, url), headers=headers, content=send.body, extensions={"timeout": timeout}
+        )
 
 
-def _limits(most: int) -> httpx.Limits:
-    return httpx.Limits(
-        max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEEPALIVE_S
-    )
+def _target(path: str) -> bytes:
+    if not (path.isascii() and path.isprintable()) or " " in path:
+        path = quote(path, safe=_IN_TARGETS)
+    return path.encode()
 
 
-def answered(response: httpx.Response, body: bytes, now: float) -> Outcome:
-    """Return an answer as the core takes it."""
-    headers = response.headers
-    return Outcome(
-        now,
-        response.status_code,
-        body,
-        headers.get("content-type", ""),
-        _seconds(headers.get("retry-after")),
-    )
+class Gathering:
+    """An answer as its bytes come in; never more of them than wanted."""
+
+    def __init__(self, response: httpcore.Response, bytes_max: int) -> None:
+        names = (b"content-type", b"content-length", b"retry-after")
+        said = {name.lower(): value for name, value in response.headers if name.lower() in names}
+        self._status = response.status
+        self._content_type = said.get(b"content-type", b"").decode("latin-1")
+        self._retry_after_s = _seconds(said.get(b"retry-after"))
+        self._bytes_max = bytes_max
+        self._bytes = int(said.get(b"content-length", b"0"))
+        self.is_too_large = self._bytes > bytes_max
+        self._bytes = 0
+        self._parts: list[bytes] = []
+
+    def take(self, part: bytes) -> bool:
+        """Take in a part; False when it is too much, and the rest is not wanted."""
+        self._bytes += len(part)
+        self.is_too_large |= self._bytes > self._bytes_max
+        self._parts.append(part)
+        return not self.is_too_large
+
+    def outcome(self, now: float) -> Outcome:
+        """Return the answer as the core takes it."""
+        if self.is_too_large:
+            reason = f"an answer of more than {self._bytes_max} bytes (answer_bytes_max)"
+            return Outcome(now, failure=Failure.TOO_LARGE, reason=reason)
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        return Outcome(now, self._status, body, self._content_type, self._retry_after_s)
 
 
-def failed(error: httpx.TransportError, now: float) -> Outcome:
+ERRORS: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
+"""What an attempt may end with."""
+
+
+def failed(error: Exception, now: float) -> Outcome:
     """Return what it means that there is no answer."""
     reason = f"{type(error).__name__}: {error}".rstrip(": ")
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol):
+    if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
         kind = Failure.REFUSED
-    elif isinstance(error, httpx.TimeoutException):
+    elif isinstance(error, httpcore.TimeoutException):
         kind = Failure.SLOW
     else:
         kind = Failure.BROKEN
     return Outcome(now, failure=kind, reason=reason)
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(text: bytes | None) -> float | None:
     return float(text) if text is not None and text.isdigit() else None
 
 

@@ -13,6 +13,10 @@ from select_service.client.hashing import chain
 from select_service.decision_types import Decision
 from select_service.drain_types import DrainStatus
 from select_service.types import (
+    BatchAnswer,
+    BatchRequest,
+    LeaseList,
+    LeaseRecord,
     LoadRow,
     OverlapScores,
     ScopeLoads,
@@ -20,13 +24,20 @@ from select_service.types import (
     WorkerRecord,
     WorkerSpec,
 )
+from select_service.wave_types import WaveAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.types import PinnedWorker, RouterConfigOverride, RoutingConstraints
+    from select_service.types import (
+        Operation,
+        PinnedWorker,
+        RouterConfigOverride,
+        RoutingConstraints,
+    )
+    from select_service.wave_types import SelectBatchRequest
 
-__all__ = ["Readiness", "SelectOptions", "Verb"]
+__all__ = ["BookingOptions", "Readiness", "SelectOptions", "Verb"]
 
 T = TypeVar("T")
 
@@ -62,6 +73,23 @@ class SelectOptions(TypedDict, total=False):
     ttl_s: float
 
 
+class BookingOptions(TypedDict, total=False):
+    """What a booking of a rank may say besides it and the prompt."""
+
+    model_name: str
+    tenant_id: str
+    lora_name: str
+    cache_salt: str
+    is_eagle: bool
+    mm_routing_info: Mapping[str, Any]
+    block_mm_infos: Sequence[Mapping[str, Any] | None]
+    selection_id: str
+    expected_output_tokens: int
+    effective_prefill_tokens: int
+    track_prefill_tokens: bool
+    ttl_s: float
+
+
 class Verb(NamedTuple, Generic[T]):
     """A request, and the type of its answer."""
 
@@ -87,7 +115,7 @@ def prompt_body(
     block_hashes: Sequence[int] | bytes | None,
     sequence_hashes: Sequence[int] | bytes | None,
     isl_tokens: int | None,
-    options: SelectOptions,
+    options: SelectOptions | BookingOptions,
 ) -> dict[str, Any]:
     """Return the body of a prompt route, its long lists packed.
 
@@ -170,6 +198,41 @@ def decision(name: str) -> Verb[Decision]:
 def decisions(limit: int) -> Verb[_Decisions]:
     """GET /decisions."""
     return Verb(Ask("GET", f"/decisions?limit={limit}"), _Decisions)
+
+
+def batch(operations: Sequence[Operation]) -> Verb[BatchAnswer]:
+    """POST /reservations/batch."""
+    told: dict[str, object] = msgspec.to_builtins(BatchRequest(operations=list(operations)))
+    return Verb(Ask("POST", "/reservations/batch", told), BatchAnswer)
+
+
+def select_batch(wave: SelectBatchRequest) -> Verb[WaveAnswer]:
+    """POST /select_batch."""
+    told: dict[str, object] = msgspec.to_builtins(wave, builtin_types=(bytes,))
+    return Verb(Ask("POST", "/select_batch", told), WaveAnswer)
+
+
+def open_lease(lease_id: str, owner: str, ttl_s: float) -> Verb[LeaseRecord]:
+    """POST /leases."""
+    body: dict[str, object] = {"lease_id": lease_id, "owner": owner, "ttl_s": ttl_s}
+    return Verb(Ask("POST", "/leases", body), LeaseRecord)
+
+
+def renew_lease(lease_id: str, ttl_s: float | None) -> Verb[LeaseRecord]:
+    """POST /leases/{id}/renew."""
+    body: dict[str, object] | None = None if ttl_s is None else {"ttl_s": ttl_s}
+    return Verb(Ask("POST", f"/leases/{quote(lease_id, safe='')}/renew", body), LeaseRecord)
+
+
+def close_lease(lease_id: str) -> Verb[Any]:
+    """DELETE /leases/{id}."""
+    return Verb(Ask("DELETE", f"/leases/{quote(lease_id, safe='')}"), Any)
+
+
+def leases(owner: str | None, limit: int) -> Verb[LeaseList]:
+    """GET /leases."""
+    query = {"limit": str(limit)} if owner is None else {"limit": str(limit), "owner": owner}
+    return Verb(Ask("GET", f"/leases?{urlencode(query)}"), LeaseList)
 
 
 def _scope(model_name: str | None, tenant_id: str | None) -> str:

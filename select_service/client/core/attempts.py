@@ -79,13 +79,17 @@ _OF_STATUS: Final = {
     504: Verdict.AGAIN,
     507: Verdict.ELSEWHERE,
 }
+_OF_FAILURE: Final = {
+    Failure.REFUSED: Verdict.ELSEWHERE,
+    Failure.TOO_LARGE: Verdict.ANSWERED,  # it would be as large again
+}
 _JITTER: Final = 0.25  # of a time the service has said, so that not all come back at once
 
 
 def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] = ()) -> Verdict:
     """Say what follows from an outcome."""
     if outcome.failure is not None:
-        return Verdict.ELSEWHERE if outcome.failure is Failure.REFUSED else Verdict.AGAIN
+        return _OF_FAILURE.get(outcome.failure, Verdict.AGAIN)
     status = outcome.status
     if status < 400 or status in accepts:  # noqa: PLR2004 - the first refusal of HTTP
         return Verdict.ANSWERED
@@ -174,7 +178,7 @@ class Attempts:
             outcome = yield send
             trail.in_flight = False
             now = outcome.now
-            trail.was_unsure |= outcome.failure in (Failure.BROKEN, Failure.SLOW)
+            trail.was_unsure |= outcome.failure not in (None, Failure.REFUSED)
             trail.was_slow |= outcome.failure is Failure.SLOW
             verdict = verdict_on(
                 outcome, in_msgpack=send.content_type == MSGPACK, accepts=ask.accepts

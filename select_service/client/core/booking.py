@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from select_service.types import Selection
+
 if TYPE_CHECKING:
     from select_service.client.core.leases import Lease
-    from select_service.types import Selection
+    from select_service.types import PairSelection
 
 __all__ = ["Booking", "Draft"]
 
@@ -47,6 +49,7 @@ class Booking:
     """A live reservation, or a degraded choice that nobody has booked."""
 
     __slots__ = (
+        "answer",
         "draft",
         "is_booked",
         "is_degraded",
@@ -54,18 +57,21 @@ class Booking:
         "is_prefilled",
         "is_unsure",
         "output_tokens",
-        "selection",
+        "terms",
     )
 
-    def __init__(self, draft: Draft, selection: Selection, *, is_degraded: bool) -> None:
+    def __init__(
+        self, draft: Draft, answer: Selection | PairSelection, *, is_degraded: bool
+    ) -> None:
         self.draft = draft
-        self.selection = selection
+        self.answer = answer
         self.is_degraded = is_degraded
         self.is_booked = not is_degraded
         self.is_over = False
         self.is_prefilled = False
         self.is_unsure = False  # an attempt to book it may still be under way
         self.output_tokens = 0
+        self.terms: dict[str, object] | None = None  # the request, where the answer says less
 
     @property
     def reservation_id(self) -> str:
@@ -73,32 +79,61 @@ class Booking:
         return self.draft.reservation_id
 
     @property
+    def selection(self) -> Selection:
+        """The answer, of one that is no pair."""
+        assert isinstance(self.answer, Selection)
+        return self.answer
+
+    @property
+    def ranks(self) -> tuple[tuple[int, int], ...]:
+        """Where it is: worker and rank, twice of a pair."""
+        answer = self.answer
+        if isinstance(answer, Selection):
+            return ((answer.worker_id, answer.dp_rank),)
+        legs = (answer.prefill, answer.decode)
+        return tuple((one.worker_id, one.dp_rank) for one in legs if one is not None)
+
+    @property
+    def legs(self) -> int:
+        """As how many reservations the service counts it: the prefill leg ends with the prompt."""
+        return 1 if self.is_prefilled else len(self.ranks)
+
+    @property
     def output_blocks(self) -> int:
         """Blocks filled since the prompt; the first of them began with the prompt's last tokens."""
-        size = self.selection.block_size
-        prompt = 0 if self.selection.isl_tokens is UNSET else self.selection.isl_tokens
+        size = self.answer.block_size
+        prompt = 0 if self.answer.isl_tokens is UNSET else self.answer.isl_tokens
         return (prompt + self.output_tokens) // size - prompt // size
 
-    def facts(self) -> dict[str, object]:
-        """Return the body that books the same rank again, for as much as is still to be done."""
-        chosen = self.selection
+    def facts(self) -> dict[str, object] | None:
+        """Return the body that books the same rank again, for as much as is still to be done.
+
+        None of a pair: its answer does not say its hashes, and one leg alone is no pair.
+        """
+        if not isinstance(self.answer, Selection):
+            return None
+        chosen = self.answer
         effective = 0 if self.is_prefilled else chosen.effective_prefill_tokens
         if chosen.track_prefill_tokens is False:
             effective = 0
-        hashes = [] if chosen.sequence_hashes is UNSET else chosen.sequence_hashes
         isl = effective if chosen.isl_tokens is UNSET else chosen.isl_tokens
         body: dict[str, object] = {
-            "reservation_id": self.reservation_id,
             "model_name": chosen.model_name,
             "tenant_id": chosen.tenant_id,
             "worker_id": chosen.worker_id,
             "dp_rank": chosen.dp_rank,
-            "sequence_hashes": hashes,
-            "isl_tokens": isl,
-            "effective_prefill_tokens": min(effective, isl),
         }
+        if self.terms is not None:
+            body |= self.terms
+        else:
+            body["sequence_hashes"] = (
+                [] if chosen.sequence_hashes is UNSET else chosen.sequence_hashes
+            )
+            body["isl_tokens"] = isl
         if chosen.selection_id is not UNSET:
             body["selection_id"] = chosen.selection_id
+        body["reservation_id"] = self.reservation_id
+        body["effective_prefill_tokens"] = min(effective, isl)
         if self.draft.lease is not None:
             body["lease_id"] = self.draft.lease.lease_id
         return body

@@ -21,6 +21,7 @@ class Failure(Enum):
     REFUSED = "refused"  # nothing was sent: no connection
     BROKEN = "broken"  # the connection ended; whether the request was carried out is unknown
     SLOW = "slow"  # no answer in time; likewise
+    TOO_LARGE = "too large"  # there is one, and more of it than is wanted
 
 
 class Ask(NamedTuple):

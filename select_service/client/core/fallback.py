@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from select_service.client.core.wire import CatalogWorker
 
-__all__ = ["Catalog", "Rank", "scope_of"]
+__all__ = ["Catalog", "Rank", "length_of", "no_overlap", "scope_of"]
 
 _DEFAULT = "default"
 
@@ -58,16 +58,16 @@ class Catalog:
         ranks = self._scopes.get(scope)
         return ranks[0].worker if ranks else None
 
-    def begin(self, worker_id: int, dp_rank: int) -> None:
-        """A request goes to a rank."""
-        self.under_way[worker_id, dp_rank] += 1
+    def begin(self, ranks: Iterable[tuple[int, int]]) -> None:
+        """A request goes to ranks."""
+        self.under_way.update(ranks)
 
-    def end(self, worker_id: int, dp_rank: int) -> None:
+    def end(self, ranks: Iterable[tuple[int, int]]) -> None:
         """It is over."""
-        key = (worker_id, dp_rank)
-        self.under_way[key] -= 1
-        if self.under_way[key] <= 0:
-            del self.under_way[key]
+        for key in ranks:
+            self.under_way[key] -= 1
+            if self.under_way[key] <= 0:
+                del self.under_way[key]
 
     def choose(self, prompt: Mapping[str, Any], rng: random.Random) -> Selection | None:
         """Choose a rank for a request of /select; None when there is nobody it allows."""
@@ -77,7 +77,7 @@ class Catalog:
             return None
         two = rng.sample(ranks, 2) if len(ranks) > 1 else ranks
         rank = min(two, key=lambda one: self.under_way[one.key])
-        worker, length = rank.worker, _length(prompt)
+        worker, length = rank.worker, length_of(prompt)
         return Selection(
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
@@ -85,7 +85,7 @@ class Catalog:
             dp_rank=rank.dp_rank,
             endpoint=worker.endpoint,
             block_size=worker.block_size or 1,
-            overlap=Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0),
+            overlap=no_overlap(),
             effective_prefill_tokens=length,
             isl_tokens=length,
         )
@@ -113,6 +113,12 @@ def scope_of(prompt: Mapping[str, Any]) -> Scope:
     return Scope(str(prompt.get("model_name", _DEFAULT)), str(tenant))
 
 
-def _length(prompt: Mapping[str, Any]) -> int:
+def no_overlap() -> Overlap:
+    """Return what is known of caches by who asks nobody."""
+    return Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0)
+
+
+def length_of(prompt: Mapping[str, Any]) -> int:
+    """Return how many tokens a prompt has."""
     tokens = prompt.get("token_ids")
     return len(tokens) // 4 if isinstance(tokens, bytes) else int(prompt.get("isl_tokens") or 0)

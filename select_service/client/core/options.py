@@ -24,6 +24,10 @@ class Options(Struct, frozen=True, kw_only=True):
     connections_max: int = 100
     """Open connections to each selector; selections that wait hold one each."""
 
+    answer_bytes_max: int = 64 << 20
+    """Bytes of one answer; a longer one is not read to its end (AnswerTooLarge). A selection takes
+    some hundred, a hundred thousand workers some 50 MB; `/dump` of a full index is more."""
+
     attempts_max: int = 3
     """Attempts at one selector, when replies are lost, before the next one is asked."""
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from select_service import errors
+from select_service.client.core.exchange import Failure, Outcome
 from select_service.errors import AdmissionRefused, InvalidField, InvalidRequest, ServiceError
 
 if TYPE_CHECKING:
-    from select_service.client.core.exchange import Outcome
     from select_service.types import CacheThreshold
 
 __all__ = [
+    "AnswerTooLarge",
     "BlockSizeUnknown",
     "ClientClosed",
     "ClientError",
@@ -52,6 +53,10 @@ class TimedOut(ClientError):
     """Selectors are there, and none has answered in time."""
 
 
+class AnswerTooLarge(ClientError):
+    """An answer of more bytes than `Options.answer_bytes_max`."""
+
+
 class NotAnAnswer(ClientError):
     """What answers is no selection service."""
 
@@ -78,6 +83,12 @@ class NotCached(ClientError):
         self.answer = answer
 
 
+_OF_FAILURES: Final[dict[Failure, type[ClientError]]] = {
+    Failure.SLOW: TimedOut,
+    Failure.TOO_LARGE: AnswerTooLarge,
+}
+
+
 def raise_unless_answered(outcome: Outcome, selectors: str) -> None:
     """Raise what an outcome without a usable answer means.
 
@@ -85,10 +96,10 @@ def raise_unless_answered(outcome: Outcome, selectors: str) -> None:
         ServiceError: the service refuses; of the class that has its code.
         Unreachable: no connection, or one that ended.
         TimedOut: no answer in time.
+        AnswerTooLarge: more of it than is wanted.
     """
     if outcome.failure is not None:
-        kind = TimedOut if outcome.failure.value == "slow" else Unreachable
-        raise kind(f"{selectors}: {outcome.reason}")
+        raise _OF_FAILURES.get(outcome.failure, Unreachable)(f"{selectors}: {outcome.reason}")
     if outcome.status >= _REFUSED:
         raise refusal(outcome)
 

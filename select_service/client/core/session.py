@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from select_service.client.core.attempts import Attempts, always
 from select_service.client.core.booking import Booking, Draft
-from select_service.client.core.exchange import Ask, Outcome, Sleep, Trail
+from select_service.client.core.exchange import Ask, Failure, Outcome, Sleep, Trail
 from select_service.client.core.fallback import Catalog, scope_of
 from select_service.client.core.leases import LeaseBook
 from select_service.client.core.outbox import Outbox
 from select_service.client.core.problems import (
-    BlockSizeUnknown,
     ClientClosed,
-    NotAnAnswer,
     NotCached,
     code_of,
     raise_unless_answered,
 )
+from select_service.client.core.prompts import Prompts
 from select_service.client.core.selectors import Selectors
+from select_service.client.core.ways import booking_of, choosing, chosen, pairing
 from select_service.client.core.wire import CatalogWorker, decode
-from select_service.types import CacheThreshold, Selection
+from select_service.types import CacheThreshold
 
 if TYPE_CHECKING:
     import random
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Run
     from select_service.client.core.leases import Lease
     from select_service.client.core.options import Options
+    from select_service.client.core.ways import Way
+    from select_service.types import Selection
 
-    Hash = Callable[..., dict[str, object]]
 
 __all__ = ["Session"]
 
@@ -44,6 +45,7 @@ T = TypeVar("T")
 _OK: Final = 200
 _CREATED: Final = 201
 _NOT_FOUND: Final = 404
+_REOPENED: Final = "lease_reopened"
 _LEASE_TRIES: Final = 3  # a lease that ends while something is booked under it
 
 
@@ -58,7 +60,7 @@ class Session:
         owner: str,
         rng: random.Random,
         new_id: Callable[[], str],
-        hash_prompt: Hash,
+        hash_prompt: Callable[..., dict[str, object]],
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with nothing.
@@ -86,7 +88,7 @@ class Session:
         self.bookings: dict[str, Booking] = {}  # live and booked, by id
         self.lost: dict[str, Booking] = {}  # of them, those to be booked again; told nothing yet
         self.is_closed = False
-        self._hash_prompt = hash_prompt
+        self.prompts = Prompts(options, self.catalog, hash_prompt, self.refresh_catalog)
         self.on_work = on_work
 
     @property
@@ -119,17 +121,56 @@ class Session:
         self, prompt: dict[str, Any], now: float, timeout_s: float | None
     ) -> Run[Selection | CacheThreshold]:
         """POST /select: who should take this prompt? Nothing is booked."""
-        prompt = yield from self._hashed(prompt, now, timeout_s)
+        prompt = yield from self.prompts.hashed(prompt, now, timeout_s)
         ask = Ask("POST", "/select", prompt, is_selection=True)
         outcome = yield from self.ask(ask, now, timeout_s)
-        return _chosen(outcome)
+        return chosen(outcome)
 
     # -- bookings ------------------------------------------------------------------------------
 
     def reserve(
         self, prompt: dict[str, Any], reservation_id: str, now: float, timeout_s: float | None
     ) -> Run[Booking]:
-        """Choose and book. Whatever may be left behind when this does not end well is freed.
+        """POST /select_and_reserve: choose and book."""
+        way = choosing(self.catalog, self.rng, prompt)
+        return self._make(way, prompt, reservation_id, now, timeout_s)
+
+    def reserve_pair(
+        self, prompt: dict[str, Any], reservation_id: str, now: float, timeout_s: float | None
+    ) -> Run[Booking]:
+        """POST /select_pair: choose one rank or two and book them."""
+        way = pairing(self.catalog, self.rng, prompt)
+        return self._make(way, prompt, reservation_id, now, timeout_s)
+
+    def book(
+        self,
+        body: dict[str, Any],
+        reservation_id: str,
+        now: float,
+        timeout_s: float | None,
+        *,
+        block_size: int | None,
+    ) -> Run[Booking]:
+        """POST /reservations: book a rank that somebody else has chosen.
+
+        Raises:
+            BlockSizeUnknown: it is neither given nor in the catalog.
+        """
+        self._check_open()
+        if block_size is None:
+            block_size = yield from self.prompts.block_size(scope_of(body), now, timeout_s)
+        way = booking_of(body, block_size)
+        return (yield from self._make(way, body, reservation_id, now, timeout_s))
+
+    def _make(
+        self,
+        way: Way,
+        prompt: dict[str, Any],
+        reservation_id: str,
+        now: float,
+        timeout_s: float | None,
+    ) -> Run[Booking]:
+        """Book. Whatever may be left behind when this does not end well is freed.
 
         Raises:
             ServiceError: the service refuses.
@@ -143,23 +184,23 @@ class Session:
             draft.number = 1
         self.leases.forget_ghost(reservation_id)
         if self.selectors.is_down and self.options.degraded:
-            booking = self._degrade(prompt, draft)
+            booking = self._degrade(way, draft)
             if booking is not None:
                 return booking
         is_booked = is_owed = False
         try:
-            prompt = yield from self._hashed(prompt, now, until - now)
-            outcome = yield from self._book(prompt, draft, now, until, trail)
+            prompt = yield from self.prompts.hashed(prompt, now, until - now)
+            outcome = yield from self._ask_for(way, prompt, draft, (now, until), trail)
             if self._is_nobody_there(outcome, trail):
-                booking = self._degrade(prompt, Draft(reservation_id))
+                booking = self._degrade(way, Draft(reservation_id))
                 if booking is not None:
                     return booking
             raise_unless_answered(outcome, self.names)
             is_owed = True
-            chosen = _chosen(outcome)
-            if isinstance(chosen, CacheThreshold):
+            answer = way.read(outcome)
+            if isinstance(answer, CacheThreshold):
                 is_owed = False
-                raise NotCached(chosen)
+                raise NotCached(answer)
             is_booked = True
         finally:
             if trail.is_unsure and draft.lease is not None:
@@ -167,26 +208,38 @@ class Session:
                 self.on_work()
             if not is_booked:
                 self._abandon(draft, now, is_owed=is_owed or trail.is_unsure)
-        booking = Booking(draft, chosen, is_degraded=False)
+        booking = Booking(draft, answer, is_degraded=False)
+        booking.terms = None if way.again is None else {**prompt, **way.again}
         booking.is_unsure = trail.is_unsure
         self.bookings[booking.reservation_id] = booking
         if draft.lease is not None and not self.leases.knows(draft.lease):
             self.lost[booking.reservation_id] = booking  # the others have moved on meanwhile
             self.on_work()
-        self.catalog.begin(chosen.worker_id, chosen.dp_rank)
+        self.catalog.begin(booking.ranks)
         return booking
 
     def _is_nobody_there(self, outcome: Outcome, trail: Trail) -> bool:
         """Whether to choose here. A selector that is only slow may have a queue before it."""
-        if outcome.failure is None or not self.options.degraded:
+        if outcome.failure in (None, Failure.TOO_LARGE) or not self.options.degraded:
             return False
         return self.selectors.is_down or not trail.was_slow
 
-    def _book(
-        self, prompt: dict[str, Any], draft: Draft, now: float, until: float, trail: Trail
+    def _ask_for(
+        self,
+        way: Way,
+        prompt: dict[str, Any],
+        draft: Draft,
+        times: tuple[float, float],
+        trail: Trail,
     ) -> Run[Outcome]:
+        now, until = times
+
         def prepare(selector: int, now: float, /) -> Run[Ask | Outcome]:
-            found = yield from self.under_lease(selector, now, until)
+            held = draft.lease
+            if held is not None and held.selector == selector and self.leases.knows(held):
+                found: Lease | Outcome | None = held  # whichever is current by now: the same body
+            else:
+                found = yield from self.under_lease(selector, now, until)
             if isinstance(found, Outcome):
                 return found
             if draft.selector not in (None, selector):
@@ -197,7 +250,7 @@ class Session:
             body = {**prompt, "reservation_id": draft.reservation_id}
             if found is not None:
                 body["lease_id"] = found.lease_id
-            return Ask("POST", "/select_and_reserve", body, is_selection=True)
+            return Ask("POST", way.path, body, is_selection=way.may_wait)
 
         outcome = Outcome(now)
         for _ in range(_LEASE_TRIES):
@@ -230,8 +283,8 @@ class Session:
                 self._heard(lease, selector, now)
             elif outcome.status == _NOT_FOUND and is_new:  # a service without leases
                 self.leases.is_off, self.leases.current = True, None
-            elif outcome.status == _NOT_FOUND:
-                self.lose(lease)
+            elif outcome.status == _NOT_FOUND or code_of(outcome) == _REOPENED:
+                self.lose(lease)  # in the latter case we have closed it ourselves meanwhile
             else:  # opening is not repeated blindly: it may be open by now, or closed again
                 tries += 1
                 pause = self.attempts.pause_before(tries, outcome)
@@ -272,20 +325,21 @@ class Session:
             self.outbox.entry(draft.reservation_id, now).is_freed = True
         draft.use(None)
 
-    def _degrade(self, prompt: dict[str, Any], draft: Draft) -> Booking | None:
-        chosen = self.catalog.choose(prompt, self.rng)
-        if chosen is None:
+    def _degrade(self, way: Way, draft: Draft) -> Booking | None:
+        answer = way.stand_in()
+        if answer is None:
             return None
         self.stats.degraded += 1
-        chosen.reservation_id = draft.reservation_id
-        self.catalog.begin(chosen.worker_id, chosen.dp_rank)
-        return Booking(draft, chosen, is_degraded=True)
+        answer.reservation_id = draft.reservation_id
+        booking = Booking(draft, answer, is_degraded=True)
+        self.catalog.begin(booking.ranks)
+        return booking
 
     # -- the life of a booking -----------------------------------------------------------------
 
     def prefill_complete(self, booking: Booking, cached_tokens: int | None, now: float) -> None:
         """Its prompt is computed, so much of it was cached."""
-        if booking.is_over:
+        if booking.is_over or (booking.is_prefilled and cached_tokens is None):
             return
         booking.is_prefilled = True
         if booking.is_booked:
@@ -314,7 +368,7 @@ class Session:
         if booking.is_over:
             return
         booking.is_over = True
-        self.catalog.end(booking.selection.worker_id, booking.selection.dp_rank)
+        self.catalog.end(booking.ranks)
         name = booking.reservation_id
         if self.bookings.pop(name, None) is not None:
             if self.lost.pop(name, None) is not None:
@@ -331,33 +385,7 @@ class Session:
         if self.leases.old and self.leases.to_close() is not None:
             self.on_work()
 
-    # -- hashing and the catalog ---------------------------------------------------------------
-
-    def _hashed(
-        self, prompt: dict[str, Any], now: float, timeout_s: float | None
-    ) -> Run[dict[str, Any]]:
-        """Return a prompt with hashes in the place of its tokens, if that is wanted."""
-        if not self.options.hash_locally or "token_ids" not in prompt:
-            return prompt
-        size, is_eagle = self.options.block_size, prompt.get("is_eagle")
-        if size is None or is_eagle is None:
-            worker = self.catalog.any_worker(scope_of(prompt))
-            if worker is None and size is None:
-                yield from self.refresh_catalog(now, timeout_s)
-                worker = self.catalog.any_worker(scope_of(prompt))
-            if worker is not None:
-                size = size or worker.block_size
-                is_eagle = worker.is_eagle if is_eagle is None else is_eagle
-        if size is None:
-            raise BlockSizeUnknown(f"no schedulable worker of {scope_of(prompt)} is known")
-        hashed = {name: one for name, one in prompt.items() if name != "token_ids"}
-        return hashed | self._hash_prompt(
-            prompt["token_ids"],
-            size,
-            lora_name=prompt.get("lora_name"),
-            cache_salt=prompt.get("cache_salt") or prompt.get("cache_namespace"),
-            is_eagle=bool(is_eagle),
-        )
+    # -- the catalog ---------------------------------------------------------------------------
 
     def refresh_catalog(self, now: float, timeout_s: float | None = None) -> Run[None]:
         """GET /workers."""
@@ -382,12 +410,3 @@ class Session:
 def renewing(lease: Lease) -> Ask:
     """Return the request that keeps a lease."""
     return Ask("POST", f"/leases/{lease.lease_id}/renew")
-
-
-def _chosen(outcome: Outcome) -> Selection | CacheThreshold:
-    try:
-        return decode(outcome, Selection)
-    except NotAnAnswer:
-        if b"cache_threshold" not in outcome.body:
-            raise
-        return decode(outcome, CacheThreshold)

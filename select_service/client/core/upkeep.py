@@ -201,7 +201,7 @@ class Upkeep:
     def _compare(self, before: list[Booking], lease: Lease, outcome: Outcome) -> None:
         """With fewer bookings under the lease than we had before, ask after each of them."""
         under = [one for one in before if not one.is_over and one.draft.lease is lease]
-        if decode(outcome, _Renewed).reservations >= len(under):
+        if decode(outcome, _Renewed).reservations >= sum(one.legs for one in under):
             return
         for booking in under:
             entry = self._session.outbox.entry(booking.reservation_id, outcome.now)
@@ -230,6 +230,9 @@ class Upkeep:
         for name in list(session.lost)[: self._options.replays_per_turn_max]:
             booking = session.lost.get(name)
             if booking is None:
+                continue
+            if booking.facts() is None:
+                self._give_up(name, booking)
                 continue
             outcome = yield from self._rebook(name, booking, now)
             now = outcome.now
@@ -269,13 +272,18 @@ class Upkeep:
             if outcome.status == _NOT_FOUND and lease is not None and self._has_ended(outcome):
                 session.lose(lease)
                 return outcome
-            session.lost.pop(name, None)  # its worker is gone, and nothing is booked
-            session.bookings.pop(name, None)
-            session.outbox.drop(name)
-            booking.is_booked = False
-            draft.use(None)
-            session.stats.lost_bookings += 1
+            self._give_up(name, booking)
         return outcome
+
+    def _give_up(self, name: str, booking: Booking) -> None:
+        """It is booked nowhere and will not be: its worker is gone, or it is a pair."""
+        session = self._session
+        session.lost.pop(name, None)
+        session.bookings.pop(name, None)
+        session.outbox.drop(name)
+        booking.is_booked = False
+        booking.draft.use(None)
+        session.stats.lost_bookings += 1
 
     @staticmethod
     def _has_ended(outcome: Outcome) -> bool:

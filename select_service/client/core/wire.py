@@ -93,6 +93,9 @@ def to_jsonable(body: Mapping[str, object]) -> dict[str, object]:
         hashes = plain.get(name)
         if isinstance(hashes, bytes):
             plain[name] = unpack_i64(hashes)
+    items = plain.get("requests")  # of a wave
+    if isinstance(items, list):
+        plain["requests"] = [to_jsonable(one) for one in items]
     return plain
 
 

@@ -23,7 +23,9 @@ from select_service.client.core.upkeep import Upkeep
 from select_service.errors import ServiceError
 
 BLOCK_SIZE = 16
+OK = 200
 REPLY_S = 0.01
+REOPEN_S = 30.0
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Booked:
     worker_id: int
     blocks: int = 0
     is_prefilled: bool = False
+    legs: int = 1
     bodies: dict[str, Any] = field(default_factory=dict)
 
 
@@ -43,6 +46,7 @@ class Book:
         self.freed: set[str] = set()
         self.leases: dict[str, float] = {}
         self.ended: set[str] = set()
+        self.closed: dict[str, float] = {}  # since when; not opened again soon
         self.bookings = 0
 
     def expire(self, now: float) -> None:
@@ -105,12 +109,18 @@ class FakeService:
         if path == "/reservations/batch":
             results = [self._operate(one) for one in body["operations"]]
             return 200, {"results": results}
-        assert path in {"/select_and_reserve", "/reservations"}, path
-        return self._book(body, now)
+        assert path in {"/select_and_reserve", "/reservations", "/select_pair"}, path
+        status, said = self._book(body, now)
+        if path == "/select_pair" and status == OK:
+            self.book.live[body["reservation_id"]].legs = 2
+            return status, _pair(body["reservation_id"])
+        return status, said
 
     def _lease(self, method: str, path: str, body: Any, now: float) -> tuple[int, object]:
         leases = self.book.leases
         if path == "/leases":
+            if now < self.book.closed.get(body["lease_id"], -REOPEN_S) + REOPEN_S:
+                return 409, {"error": "closed just now", "code": "lease_reopened"}
             leases[body["lease_id"]] = now + body["ttl_s"]
             self.book.ended.discard(body["lease_id"])
             return 201, {}
@@ -120,10 +130,11 @@ class FakeService:
             return (200, {}) if known else (404, {"error": "gone", "code": "lease_not_found"})
         if method == "DELETE":
             self.book.end_lease(lease_id)
+            self.book.closed[lease_id] = now
         else:
             leases[lease_id] = now + self.ttl_s
         live = self.book.live.values()
-        return 200, {"reservations": sum(one.lease_id == lease_id for one in live)}
+        return 200, {"reservations": sum(one.legs for one in live if one.lease_id == lease_id)}
 
     def _book(self, body: Any, now: float) -> tuple[int, object]:
         book, name, lease_id = self.book, body["reservation_id"], body.get("lease_id")
@@ -157,9 +168,26 @@ class FakeService:
             self.book.free(name)
         elif one["op"] == "prefill_complete":
             booked.is_prefilled = True
+            booked.legs = 1
         else:
             booked.blocks = max(booked.blocks, one["total"])
         return {"status": 200}
+
+
+def _pair(name: str) -> dict[str, object]:
+    def leg(worker_id: int) -> dict[str, object]:
+        return {
+            "reservation_id": f"{name}:{worker_id}", "worker_id": worker_id, "dp_rank": 0,
+            "endpoint": "x", "effective_prefill_tokens": 32, "potential_decode_blocks": 2,
+            "overlap": {"longest_matched": 0, "gpu": 0, "dp": {}, "cpu": 0, "disk": 0},
+        }  # fmt: skip
+
+    return {
+        "reservation_id": name, "model_name": "default", "tenant_id": "default", "block_size": 16,
+        "mode": "disaggregated", "reason": "cheaper", "prefill": leg(0), "decode": leg(1),
+        "transfer_blocks": 2, "isl_tokens": 32, "track_prefill_tokens": True,
+        "aggregated_cost": None, "disaggregated_cost": 4.0,
+    }  # fmt: skip
 
 
 class Network:
@@ -230,6 +258,7 @@ class Stage:
         self._heap: list[tuple[float, int, Task, Outcome | None]] = []
         self._order = itertools.count()
         self.keeps_up = False
+        self._turn: Task | None = None
 
     def start(
         self,
@@ -304,7 +333,14 @@ class Stage:
             def broken(error: Exception) -> None:
                 raise error
 
-            self.start(self.upkeep.turn(self.now), ended, broken)
+            self._turn = self.start(self.upkeep.turn(self.now), ended, broken)
+
+    def say_farewell(self) -> None:
+        """Close, as the faces do: the background is dropped, wherever it is."""
+        if self.keeps_up and self._turn is not None:
+            self.drop(self._turn)
+            self.keeps_up = False
+        self.do(self.upkeep.farewell(self.now))
 
     def _push(self, at: float, task: Task, outcome: Outcome | None) -> None:
         heapq.heappush(self._heap, (at, next(self._order), task, outcome))

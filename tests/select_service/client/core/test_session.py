@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from select_service.client.core.booking import Booking
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError, TimedOut, Unreachable
+from select_service.client.core.session import Session
 from select_service.errors import NoEligibleWorker, ReservationConflict, ServiceError
+from select_service.types import PairSelection
 from tests.select_service.client.core.stage import Book, FakeService, Network, Stage
 
 PROMPT: dict[str, Any] = {"token_ids": bytes(4 * 32)}
@@ -40,13 +43,15 @@ def test_a_life() -> None:
     for _ in range(50):
         on.session.output_tokens(booking, 1, None, on.now)
     on.keep_up(on.now + 1)
+    on.session.prefill_complete(booking, None, on.now)
+    assert on.session.is_settled, "said again it changes nothing"
     assert (book.live["r"].blocks, book.live["r"].is_prefilled) == (3, True)
     batches = [one for one in on.network.services[0].asked if one.path == "/reservations/batch"]
     assert len(batches) == 1
     on.session.end(booking, on.now)
     on.keep_up(on.now + 1)
     assert not book.live
-    on.do(on.upkeep.farewell(on.now))
+    on.say_farewell()
     assert not book.leases
 
 
@@ -183,6 +188,78 @@ def test_what_comes_late_goes_with_its_lease() -> None:
     assert not book.live
 
 
+def test_a_request_is_repeated_under_the_lease_it_began_under() -> None:
+    """Another would make another body of it, and what comes late would be nobody's."""
+    on = stage()
+    book = on.network.services[0].book
+    on.network.fates = itertools.chain(["ok", "request lost"], itertools.repeat("ok"))
+    reserve(on, "other")  # keeps its lease open, under which a reply was lost: the next comes soon
+    on.keep_up(on.now + 1)
+    on.network.fates = itertools.chain(
+        ["request lost", "request late", "reply slow"], itertools.repeat("ok")
+    )
+    on.start(on.session.reserve(dict(PROMPT), "r", on.now, None))
+    on.keep_up(on.now + 20)
+    assert list(book.live) == ["other", "r"]
+    on.session.end(on.session.bookings["r"], on.now)
+    on.keep_up(on.now + 1)
+    on.network.deliver(on.now)
+    on.keep_up(on.now + 30)
+    assert list(book.live) == ["other"]
+
+
+def test_an_opening_that_comes_late_opens_nothing() -> None:
+    on = stage()
+    on.network.fates = itertools.chain(["request late"], itertools.repeat("ok"))
+    booking = reserve(on)
+    on.session.end(booking, on.now)
+    on.say_farewell()
+    book = on.network.services[0].book
+    assert book.closed
+    on.network.deliver(on.now)
+    assert not book.leases
+
+
+def test_a_lease_that_was_closed_meanwhile_is_not_asked_for_again() -> None:
+    on = stage()
+    book = on.network.services[0].book
+    lease = on.session.leases.take(on.now)
+    book.closed[lease.lease_id] = on.now
+    assert reserve(on).reservation_id in book.live
+    assert lease.lease_id not in book.leases
+
+
+def test_a_pair_is_not_booked_again_and_a_rank_chosen_elsewhere_is() -> None:
+    on = stage()
+    prompt = {"sequence_hashes": [1, 2, 3], "isl_tokens": 50, "worker_id": 2, "dp_rank": 0}
+    booked = on.do(on.session.book(dict(prompt), "mine", on.now, None, block_size=16))
+    pair = on.do(on.session.reserve_pair(dict(PROMPT), "pair", on.now, None))
+    assert (booked.ranks, pair.legs) == (((2, 0),), 2)
+    on.network.services[0].book = book = Book()
+    on.keep_up(on.now + 11)
+    assert list(book.live) == ["mine~1"] == [booked.reservation_id]
+    body = book.live["mine~1"].bodies
+    assert (body["sequence_hashes"], body["effective_prefill_tokens"]) == ([1, 2, 3], 50)
+    assert (on.session.stats.replays, on.session.stats.lost_bookings) == (1, 1)
+    assert not pair.is_booked
+    on.session.end(pair, on.now)
+    on.session.end(booked, on.now)
+    on.keep_up(on.now + 1)
+    assert not book.live
+    assert not on.session.catalog.under_way
+
+
+def test_without_selectors_a_choice_stands_and_one_worker_does_for_a_pair() -> None:
+    on = stage()
+    on.keep_up(on.now + 1)
+    on.network.is_dead = [True]
+    body = {"token_ids": bytes(4 * 32), "worker_id": 7, "dp_rank": 1}
+    booked = on.do(on.session.book(body, "mine", on.now, None, block_size=16))
+    assert (booked.is_degraded, booked.ranks) == (True, ((7, 1),))
+    pair = on.do(on.session.reserve_pair(dict(PROMPT), "pair", on.now, None))
+    assert (pair.is_degraded, pair.answer.mode, pair.answer.prefill) == (True, "aggregated", None)
+
+
 def test_a_booking_that_is_dropped_half_way_is_freed() -> None:
     on = stage()
     book = on.network.services[0].book
@@ -195,7 +272,15 @@ def test_a_booking_that_is_dropped_half_way_is_freed() -> None:
     on.session.check()
 
 
-ACTIONS = ("reserve", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe")
+ACTIONS = ("reserve", "pair", "book", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe")
+ELSEWHERE: dict[str, Any] = {**PROMPT, "worker_id": 2, "dp_rank": 0}
+VERBS: dict[str, Callable[[Session, str, float], Any]] = {
+    "reserve": lambda session, name, now: session.reserve(dict(PROMPT), name, now, 20.0),
+    "pair": lambda session, name, now: session.reserve_pair(dict(PROMPT), name, now, 20.0),
+    "book": lambda session, name, now: session.book(
+        dict(ELSEWHERE), name, now, 20.0, block_size=16
+    ),
+}
 CASE = (
     st.data(),
     st.integers(1, 3),
@@ -213,6 +298,7 @@ def test_nothing_leaks_and_nothing_is_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @given(*CASE)
 @settings(max_examples=4000)
 def test_nothing_leaks_and_nothing_is_lost_in_many_lives(
@@ -238,8 +324,8 @@ def live_through(data: st.DataObject, count: int, shared: bool, actions: list[st
     held: list[Booking] = []
     begun: list[Any] = []
     for number, action in enumerate(actions):
-        if action == "reserve":
-            run = on.session.reserve(dict(PROMPT), f"r{number}", on.now, 20.0)
+        if action in VERBS:
+            run = VERBS[action](on.session, f"r{number}", on.now)
             begun.append(on.start(run, held.append, _expected))
         elif action == "drop" and begun:
             on.drop(begun.pop(data.draw(st.integers(0, len(begun) - 1))))
@@ -274,8 +360,10 @@ def settle(on: Stage, held: list[Booking]) -> None:
     for name, booking in expected.items():
         assert live[name].blocks == booking.output_blocks
         assert live[name].is_prefilled == booking.is_prefilled
-        assert live[name].worker_id == booking.selection.worker_id
-    on.do(on.upkeep.farewell(on.now))
+        assert isinstance(booking.answer, PairSelection) or (
+            live[name].worker_id == booking.answer.worker_id
+        )
+    on.say_farewell()
     assert not any(book.live or book.leases for book in books)
 
 

@@ -1,0 +1,297 @@
+"""What can be asked of an `AsyncClient`, each call a request and its answer; how is in its face.
+
+`synchronous_calls.py` is made out of this file (`make twin`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from select_service.client import verbs
+from select_service.client.core.exchange import Ask
+from select_service.client.face import Face, seconds
+from select_service.client.reservation import PairReservation, Reservation
+from select_service.client.reserving import AsyncReserving
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.client.core.exchange import Run
+    from select_service.client.face import Book
+    from select_service.client.reservation import Held
+    from select_service.decision_types import Decision
+    from select_service.drain_types import DrainStatus
+    from select_service.types import (
+        CacheThreshold,
+        LeaseList,
+        LeaseRecord,
+        LoadRow,
+        Operation,
+        OperationResult,
+        OverlapScores,
+        ScopeLoads,
+        Selection,
+        WorkerPatch,
+        WorkerRecord,
+        WorkerSpec,
+    )
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer
+
+__all__ = ["AsyncCalls"]
+
+T = TypeVar("T")
+R = TypeVar("R", bound="Held")
+
+
+class AsyncCalls(Face):
+    """Every verb of the service."""
+
+    def reserve(
+        self,
+        *,
+        token_ids: Sequence[int] | bytes | None = None,
+        block_hashes: Sequence[int] | bytes | None = None,
+        sequence_hashes: Sequence[int] | bytes | None = None,
+        isl_tokens: int | None = None,
+        reservation_id: str | None = None,
+        timeout_ms: float | None = None,
+        **options: Unpack[verbs.SelectOptions],
+    ) -> AsyncReserving[Reservation]:
+        """Choose a worker and book it: `async with client.reserve(…) as r:`; its end frees.
+
+        Awaited instead, it returns the reservation, and `r.free()` is yours to call.
+
+        Args:
+            token_ids: the prompt, as numbers or packed little-endian (4 bytes each); or
+            block_hashes: its hashes, as numbers or packed (8 bytes each), with
+            sequence_hashes: those of its prefixes; made of the former unless given (xxhash), and
+            isl_tokens: its length.
+            reservation_id: a UUID unless given; must not be in use.
+            timeout_ms: of this call altogether.
+            options: the other fields of POST /select_and_reserve.
+
+        Raises:
+            ServiceError: the service refuses; see `select_service.errors`.
+            NotCached: nobody holds enough of the prompt for `cache_hit_threshold`.
+            ClientError: nobody answers, and there is no catalog to choose from.
+        """
+        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        book = self._session.reserve
+        return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
+
+    def reserve_pair(
+        self,
+        *,
+        token_ids: Sequence[int] | bytes | None = None,
+        block_hashes: Sequence[int] | bytes | None = None,
+        sequence_hashes: Sequence[int] | bytes | None = None,
+        isl_tokens: int | None = None,
+        reservation_id: str | None = None,
+        timeout_ms: float | None = None,
+        **options: Unpack[verbs.SelectOptions],
+    ) -> AsyncReserving[PairReservation]:
+        """Choose a prefill and a decode worker, or one for both, and book them (/select_pair).
+
+        Arguments, use and errors as of `reserve`.
+        """
+        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        book = self._session.reserve_pair
+        return self._reserving(book, PairReservation, body, reservation_id, timeout_ms)
+
+    def book(  # noqa: PLR0913 - a rank, a prompt, and how
+        self,
+        worker_id: int,
+        dp_rank: int = 0,
+        *,
+        token_ids: Sequence[int] | bytes | None = None,
+        block_hashes: Sequence[int] | bytes | None = None,
+        sequence_hashes: Sequence[int] | bytes | None = None,
+        isl_tokens: int | None = None,
+        block_size: int | None = None,
+        reservation_id: str | None = None,
+        timeout_ms: float | None = None,
+        **options: Unpack[verbs.BookingOptions],
+    ) -> AsyncReserving[Reservation]:
+        """Book a rank that was chosen elsewhere, by `select` perhaps (POST /reservations).
+
+        Use and errors as of `reserve`.
+
+        Args:
+            worker_id: the worker, and
+            dp_rank: its rank.
+            token_ids: the prompt; or `sequence_hashes` and `isl_tokens`, as of `reserve`.
+            block_hashes: to chain, where `sequence_hashes` are not given.
+            sequence_hashes: see above.
+            isl_tokens: see above.
+            block_size: of the worker, which counts output; looked up in the catalog unless given.
+            reservation_id: a UUID unless given; must not be in use.
+            timeout_ms: of this call altogether.
+            options: the other fields of POST /reservations.
+        """
+        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body |= {"worker_id": worker_id, "dp_rank": dp_rank}
+        book = partial(self._session.book, block_size=block_size)
+        return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
+
+    async def select(
+        self,
+        *,
+        token_ids: Sequence[int] | bytes | None = None,
+        block_hashes: Sequence[int] | bytes | None = None,
+        sequence_hashes: Sequence[int] | bytes | None = None,
+        isl_tokens: int | None = None,
+        timeout_ms: float | None = None,
+        **options: Unpack[verbs.SelectOptions],
+    ) -> Selection | CacheThreshold:
+        """Choose a worker and book nothing; arguments as of `reserve`."""
+        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        return await self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        kind: type[T] = Any,  # type: ignore[assignment]
+        *,
+        timeout_ms: float | None = None,
+    ) -> T:
+        """Ask for any route, and read the answer as `kind`. The path is taken as it is."""
+        return await self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
+
+    async def ready(self) -> verbs.Readiness:
+        """GET /ready: whether anything can be scheduled."""
+        return await self._do(verbs.ready())
+
+    async def workers(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[WorkerRecord]:
+        """GET /workers: the catalog, by ascending id."""
+        return await self._do(verbs.workers(model_name, tenant_id))
+
+    async def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
+        """POST /workers: put a whole record into the catalog."""
+        return await self._do(verbs.upsert_worker(spec))
+
+    async def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
+        """PATCH /workers/{id}: merge a patch into a record. Raises WorkerNotFound."""
+        return await self._do(verbs.patch_worker(worker_id, patch))
+
+    async def delete_worker(self, worker_id: int) -> WorkerRecord:
+        """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
+        return await self._do(verbs.delete_worker(worker_id))
+
+    async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
+        """POST /workers/{id}/drain: nothing new goes there. Raises WorkerNotFound."""
+        return await self._do(verbs.drain_worker(worker_id, reason))
+
+    async def drain_status(self, worker_id: int) -> DrainStatus:
+        """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
+        return await self._do(verbs.drain_status(worker_id))
+
+    async def undrain_worker(self, worker_id: int) -> DrainStatus:
+        """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
+        return await self._do(verbs.undrain_worker(worker_id))
+
+    async def loads(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[ScopeLoads]:
+        """GET /loads: the load of every rank, by scope."""
+        return await self._do(verbs.loads(model_name, tenant_id))
+
+    async def potential_loads(
+        self,
+        *,
+        token_ids: Sequence[int] | bytes | None = None,
+        block_hashes: Sequence[int] | bytes | None = None,
+        sequence_hashes: Sequence[int] | bytes | None = None,
+        isl_tokens: int | None = None,
+        **options: Unpack[verbs.SelectOptions],
+    ) -> list[LoadRow]:
+        """POST /potential_loads: what every rank would carry with this prompt."""
+        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        return await self._do(verbs.potential_loads(body))
+
+    async def overlap_scores(
+        self,
+        *,
+        token_ids: Sequence[int] | bytes | None = None,
+        block_hashes: Sequence[int] | bytes | None = None,
+        sequence_hashes: Sequence[int] | bytes | None = None,
+        isl_tokens: int | None = None,
+        **options: Unpack[verbs.SelectOptions],
+    ) -> OverlapScores:
+        """POST /overlap_scores: what every rank holds of this prompt."""
+        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        return await self._do(verbs.overlap_scores(body))
+
+    async def decision(self, name: str) -> Decision:
+        """GET /decisions/{id}: why this worker. Raises DecisionNotFound."""
+        return await self._do(verbs.decision(name))
+
+    async def decisions(self, limit: int = 50) -> list[Decision]:
+        """GET /decisions: the last ones, newest first."""
+        return (await self._do(verbs.decisions(limit))).decisions
+
+    async def batch(self, operations: Sequence[Operation]) -> list[OperationResult]:
+        """POST /reservations/batch: lifecycle calls by id, in order, and what became of each.
+
+        For ids that no reservation object of this client stands for. A lost reply is asked for
+        again, so count output by `total`, which may be said twice, and not by `count`.
+        """
+        return (await self._do(verbs.batch(operations))).results
+
+    async def select_batch(self, wave: SelectBatchRequest) -> WaveAnswer:
+        """POST /select_batch: workers for many prompts together, booked if `wave.reserve`.
+
+        What is booked lives by the ids and leases its items name, and is ended by `batch` or by its
+        lease. Items without an id get one here: a lost reply is asked for again, and books nothing
+        twice.
+        """
+        if wave.reserve:
+            for item in wave.requests:
+                if item.reservation_id is None:
+                    item.reservation_id = self._session.new_id()
+        return await self._do(verbs.select_batch(wave))
+
+    async def open_lease(
+        self, lease_id: str | None = None, *, ttl_s: float = 30.0, owner: str | None = None
+    ) -> LeaseRecord:
+        """POST /leases: one of your own, besides that of `reserve`; its id a UUID unless given."""
+        name = self._session.new_id() if lease_id is None else lease_id
+        return await self._do(verbs.open_lease(name, owner or self._session.owner, ttl_s))
+
+    async def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
+        """POST /leases/{id}/renew. Raises LeaseNotFound."""
+        return await self._do(verbs.renew_lease(lease_id, ttl_s))
+
+    async def close_lease(self, lease_id: str) -> None:
+        """DELETE /leases/{id}: with all that is booked under it. Raises LeaseNotFound."""
+        await self._do(verbs.close_lease(lease_id))
+
+    async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
+        """GET /leases: the open ones, oldest first."""
+        return await self._do(verbs.leases(owner, limit))
+
+    # -- how ------------------------------------------------------------------------------------
+
+    async def _drive(self, run: Run[T]) -> T:
+        """Carry out a run."""
+        raise NotImplementedError
+
+    def _reserving(
+        self,
+        book: Book,
+        kind: type[R],
+        body: dict[str, Any],
+        name: str | None,
+        timeout_ms: float | None,
+    ) -> AsyncReserving[R]:
+        """Book, and hand out what stands for it."""
+        raise NotImplementedError
+
+    async def _do(self, verb: verbs.Verb[T], timeout_ms: float | None = None) -> T:
+        run = self._session.read(verb.ask, verb.kind, monotonic(), seconds(timeout_ms))
+        return await self._drive(run)

@@ -1,0 +1,159 @@
+"""Pooled connections to one selector, for a loop and for threads: the one used last is used next.
+
+`transport.py` makes them and their requests. What is idle too long is closed when another comes
+back, so that a burst leaves nothing for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from select_service.client.core.exchange import Failure, Outcome
+from select_service.client.transport import ERRORS, Gathering, failed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Iterable
+
+    import httpcore
+
+    from select_service.client.core.exchange import Send
+    from select_service.client.transport import Doors
+
+__all__ = ["AsyncConnections", "Connections"]
+
+
+class AsyncConnections:
+    """Those of an asyncio client."""
+
+    def __init__(self, doors: Doors, selector: int) -> None:
+        self._doors = doors
+        self._selector = selector
+        self._idle: deque[httpcore.AsyncHTTPConnection] = deque()
+        self._slots = asyncio.Semaphore(doors.connections_max)
+
+    async def ask(self, send: Send) -> Outcome:
+        """Send a request, and say what came."""
+        if not await self._has_slot(send.timeout_s):
+            return _all_in_use()
+        connection: httpcore.AsyncHTTPConnection | None = None
+        try:
+            connection = await self._taken()
+            response = await connection.handle_async_request(self._doors.request(send))
+            try:
+                answer = Gathering(response, self._doors.answer_bytes_max)
+                if not answer.is_too_large:
+                    async for part in cast("AsyncIterable[bytes]", response.stream):
+                        if not answer.take(part):
+                            break
+            finally:
+                await response.aclose()  # and the connection, if there is more to come
+        except ERRORS as error:
+            return failed(error, monotonic())
+        finally:
+            self._slots.release()
+            if connection is not None:
+                await self._put_back(connection)
+        return answer.outcome(monotonic())
+
+    async def _has_slot(self, timeout_s: float) -> bool:
+        if not self._slots.locked():
+            return await self._slots.acquire()  # at once
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._slots.acquire()
+        except TimeoutError:
+            return False
+
+    async def _put_back(self, connection: httpcore.AsyncHTTPConnection) -> None:
+        if connection.is_idle() and not connection.is_closed():
+            self._idle.append(connection)
+        else:  # it broke, or was left in the middle: a cancellation may come at any await
+            await connection.aclose()
+
+    async def _taken(self) -> httpcore.AsyncHTTPConnection:
+        while self._idle and self._idle[0].has_expired():
+            await self._idle.popleft().aclose()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.has_expired():
+                return connection
+            await connection.aclose()
+        return self._doors.asynchronous(self._selector)
+
+    async def aclose(self) -> None:
+        """Close what is not in use; nothing is, when a client closes."""
+        while self._idle:
+            await self._idle.pop().aclose()
+
+
+class Connections:
+    """Those of a client for threads."""
+
+    def __init__(self, doors: Doors, selector: int) -> None:
+        self._doors = doors
+        self._selector = selector
+        self._idle: deque[httpcore.HTTPConnection] = deque()
+        self._lock = threading.Lock()  # of the former; nothing is sent or closed under it
+        self._slots = threading.Semaphore(doors.connections_max)
+
+    def ask(self, send: Send) -> Outcome:
+        """Send a request, and say what came."""
+        if not self._slots.acquire(timeout=send.timeout_s):
+            return _all_in_use()
+        connection: httpcore.HTTPConnection | None = None
+        try:
+            connection = self._taken()
+            response = connection.handle_request(self._doors.request(send))
+            try:
+                answer = Gathering(response, self._doors.answer_bytes_max)
+                if not answer.is_too_large:
+                    for part in cast("Iterable[bytes]", response.stream):
+                        if not answer.take(part):
+                            break
+            finally:
+                response.close()
+        except ERRORS as error:
+            return failed(error, monotonic())
+        finally:
+            self._slots.release()
+            if connection is not None:
+                self._put_back(connection)
+        return answer.outcome(monotonic())
+
+    def _put_back(self, connection: httpcore.HTTPConnection) -> None:
+        if connection.is_idle() and not connection.is_closed():
+            with self._lock:
+                self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _taken(self) -> httpcore.HTTPConnection:
+        found, expired = None, []
+        with self._lock:
+            while self._idle and self._idle[0].has_expired():
+                expired.append(self._idle.popleft())
+            while self._idle and found is None:
+                connection = self._idle.pop()
+                if connection.has_expired():
+                    expired.append(connection)
+                else:
+                    found = connection
+        for connection in expired:
+            connection.close()
+        return self._doors.synchronous(self._selector) if found is None else found
+
+    def close(self) -> None:
+        """Close what is not in use; nothing is, when a client closes."""
+        with self._lock:
+            idle, self._idle = self._idle, deque()
+        for connection in idle:
+            connection.close()
+
+
+def _all_in_use() -> Outcome:
+    reason = "every connection is in use"
+    return Outcome(monotonic(), failure=Failure.SLOW, reason=reason)

@@ -1,0 +1,124 @@
+"""The ways to a booking: a worker chosen by the service, a pair of them, or one chosen elsewhere.
+
+What they have in common is in `session.py`; here is whom each asks, how it reads the answer, and
+what stands in for one while nobody can be asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from select_service.client.core.fallback import length_of, no_overlap, scope_of
+from select_service.client.core.problems import NotAnAnswer
+from select_service.client.core.wire import decode
+from select_service.types import (
+    CacheThreshold,
+    PairLeg,
+    PairSelection,
+    ReservationAnswer,
+    Selection,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from select_service.client.core.exchange import Outcome
+    from select_service.client.core.fallback import Catalog
+
+__all__ = ["Way", "booking_of", "choosing", "chosen", "pairing"]
+
+Answer: TypeAlias = Selection | PairSelection
+
+
+class Way(NamedTuple):
+    """One kind of booking."""
+
+    path: str
+    read: Callable[[Outcome], Answer | CacheThreshold]
+    stand_in: Callable[[], Answer | None]
+    may_wait: bool = True  # in the service's queue
+    again: dict[str, object] | None = None
+    """Where the answer does not say what books it again: the request does, with this beside it."""
+
+
+def choosing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> Way:
+    """POST /select_and_reserve."""
+    return Way("/select_and_reserve", chosen, lambda: catalog.choose(prompt, rng))
+
+
+def pairing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> Way:
+    """POST /select_pair; without anybody to ask one worker does both, where there is one."""
+
+    def alone() -> PairSelection | None:
+        found = catalog.choose(prompt, rng)
+        return None if found is None else _alone(found)
+
+    return Way("/select_pair", lambda outcome: decode(outcome, PairSelection), alone)
+
+
+def _alone(found: Selection) -> PairSelection:
+    leg = PairLeg(
+        reservation_id="",
+        worker_id=found.worker_id,
+        dp_rank=found.dp_rank,
+        endpoint=found.endpoint,
+        overlap=found.overlap,
+        effective_prefill_tokens=found.effective_prefill_tokens,
+        potential_decode_blocks=0,
+    )
+    return PairSelection(
+        reservation_id="",
+        model_name=found.model_name,
+        tenant_id=found.tenant_id,
+        block_size=found.block_size,
+        mode="aggregated",
+        reason="degraded",
+        prefill=None,
+        decode=leg,
+        transfer_blocks=0,
+        isl_tokens=found.effective_prefill_tokens,
+        track_prefill_tokens=True,
+        aggregated_cost=None,
+        disaggregated_cost=None,
+    )
+
+
+def booking_of(body: dict[str, Any], block_size: int) -> Way:
+    """POST /reservations; without anybody to ask the choice stands, and is not booked."""
+    scope, length = scope_of(body), length_of(body)
+    track = body.get("track_prefill_tokens")
+    effective = body.get("effective_prefill_tokens")
+    if effective is None:
+        effective = 0 if track is False else length
+
+    def selection(endpoint: str | None = None) -> Selection:
+        return Selection(
+            model_name=scope.model_name,
+            tenant_id=scope.tenant_id,
+            worker_id=body["worker_id"],
+            dp_rank=body.get("dp_rank") or 0,
+            endpoint=endpoint,
+            block_size=block_size,
+            overlap=no_overlap(),
+            effective_prefill_tokens=effective,
+            isl_tokens=length,
+        )
+
+    def read(outcome: Outcome) -> Selection:
+        answer = decode(outcome, ReservationAnswer)
+        found = selection(answer.endpoint)
+        found.reservation_id = answer.reservation_id
+        return found
+
+    return Way("/reservations", read, selection, may_wait=False, again={})
+
+
+def chosen(outcome: Outcome) -> Selection | CacheThreshold:
+    """Read the answer to a selection."""
+    try:
+        return decode(outcome, Selection)
+    except NotAnAnswer:
+        if b"cache_threshold" not in outcome.body:
+            raise
+        return decode(outcome, CacheThreshold)

@@ -1,0 +1,151 @@
+"""Where selectors and workers of one Ray cluster find each other: a named actor, and how to ask it.
+
+`MeetingPoint` knows who has said within some seconds that it is there, and nothing else: what it
+forgets when it dies is told again within a beat. `serve_ray.py` and `serving.py` say that they are
+there, `outlet.py` asks who is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BEAT_S", "NAMESPACE", "Meeting", "MeetingPoint", "Present"]
+
+NAMESPACE: Final = "select-service"
+"""Of the actor; several independent services in one cluster have one each."""
+
+BEAT_S: Final = 1.0
+"""How often everybody says that it is there."""
+
+SILENCE_S: Final = 5.0
+"""Who has said nothing for so long is gone: a few beats, and a collection of garbage."""
+
+PRESENT_MAX: Final = 10_000
+"""Selectors, and workers, that are remembered; whoever comes then is refused and tries again."""
+
+ANSWER_S: Final = 5.0
+"""Longest wait for the actor: it may have to be started again, somewhere else."""
+
+_NAME: Final = "meeting-point"
+
+
+class Present(Struct, frozen=True):
+    """Who is there."""
+
+    selectors: dict[str, tuple[str, str]]
+    """By name: the address of its HTTP, the endpoint of its replica plane."""
+
+    workers: dict[int, dict[str, Any]]
+    """By id: bodies of POST /workers."""
+
+
+class MeetingPoint:
+    """The actor, and a plain object in tests."""
+
+    def __init__(
+        self, silence_s: float = SILENCE_S, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._silence_s = silence_s
+        self._clock = clock
+        self._selectors: dict[str, tuple[float, tuple[str, str]]] = {}
+        self._workers: dict[int, tuple[float, dict[str, Any]]] = {}
+
+    def selector(self, name: str, url: str, endpoint: str) -> Present:
+        """A selector is there; returns who else is."""
+        self._note(self._selectors, name, (url, endpoint))
+        return self.present()
+
+    def worker(self, spec: dict[str, Any]) -> Present:
+        """A worker is there, as it would register; returns who else is."""
+        self._note(self._workers, spec["worker_id"], spec)
+        return self.present()
+
+    def leave(self, selector: str | None = None, worker_id: int | None = None) -> None:
+        """Somebody goes, and says so."""
+        if selector is not None:
+            self._selectors.pop(selector, None)
+        if worker_id is not None:
+            self._workers.pop(worker_id, None)
+
+    def present(self) -> Present:
+        """Return everybody heard of lately."""
+        since = self._clock() - self._silence_s
+        books: tuple[dict[Any, tuple[float, Any]], ...] = (self._selectors, self._workers)
+        for book in books:
+            for key in [key for key, (heard_at, _) in book.items() if heard_at < since]:
+                del book[key]
+        return Present(
+            {name: told for name, (_, told) in self._selectors.items()},
+            {worker_id: spec for worker_id, (_, spec) in self._workers.items()},
+        )
+
+    def _note(self, book: dict[Any, tuple[float, Any]], key: object, told: object) -> None:
+        if key not in book and len(book) >= PRESENT_MAX:
+            raise RuntimeError(f"{len(book)} are here already")
+        book[key] = (self._clock(), told)
+
+
+class Meeting:
+    """The way to the actor, from any process of the cluster; starts it where nobody has.
+
+    Awaited on one event loop. Whatever is wrong with the actor, the next call looks for it anew.
+    """
+
+    def __init__(self, namespace: str = NAMESPACE) -> None:
+        self._namespace = namespace
+        self._actor: Any = None
+
+    async def selector(self, name: str, url: str, endpoint: str) -> Present:
+        """As of the actor; so the others."""
+        present: Present = await self._ask("selector", name, url, endpoint)
+        return present
+
+    async def worker(self, spec: dict[str, Any]) -> Present:
+        """Say that a worker is there."""
+        present: Present = await self._ask("worker", spec)
+        return present
+
+    async def present(self) -> Present:
+        """Ask who is there."""
+        present: Present = await self._ask("present")
+        return present
+
+    async def leave(self, selector: str | None = None, worker_id: int | None = None) -> None:
+        """Say that somebody goes."""
+        await self._ask("leave", selector, worker_id)
+
+    async def _ask(self, verb: str, *args: object) -> Any:  # noqa: ANN401 - what that verb returns
+
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                if self._actor is None:
+                    # ray looks names up by blocking calls
+                    self._actor = await asyncio.to_thread(_find, self._namespace)
+                return await getattr(self._actor, verb).remote(*args)
+        except BaseException:
+            self._actor = None
+            raise
+
+
+def _find(namespace: str) -> Any:  # noqa: ANN401 - a handle of ray's
+    import ray  # noqa: PLC0415 - the extra `ray`
+
+    return (
+        ray.remote(MeetingPoint)
+        .options(
+            name=_NAME,
+            namespace=namespace,
+            get_if_exists=True,
+            lifetime="detached",  # it outlives whoever came first
+            max_restarts=-1,
+            num_cpus=0,
+        )
+        .remote()
+    )

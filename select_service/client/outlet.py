@@ -1,0 +1,149 @@
+"""A client for whoever selects at present: selectors come and go, and are found through Ray.
+
+A process has one outlet for everything that asks the same selectors. When others are found, new
+requests go to a new client; the old one is closed once what was booked through it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from select_service.client.asynchronous import AsyncClient
+from select_service.client.core.options import Options
+from select_service.client.meeting import Meeting
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from select_service.client.reservation import Reservation
+
+__all__ = ["LOOK_S", "Outlet", "outlet_for"]
+
+LOOK_S: Final = 2.0
+"""How often it is looked which selectors there are."""
+
+_OLD_MAX: Final = 8
+"""Clients that wait for their last booking; the oldest is closed before its time beyond that."""
+
+
+class Outlet:
+    """The client in use, and those that were."""
+
+    def __init__(
+        self,
+        selectors: Sequence[str],
+        options: Options,
+        find: Callable[[], Awaitable[Sequence[str]]] | None = None,
+    ) -> None:
+        """Connect to nobody yet.
+
+        Args:
+            selectors: addresses; empty: those that are found.
+            options: of the clients.
+            find: returns addresses.
+        """
+        self._options = options
+        self._find = find
+        self._rng = random.Random()  # noqa: S311 # nosec B311 - who is asked first, no secret
+        self._known: frozenset[str] = frozenset()
+        self._live: dict[AsyncClient, int] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self.client: AsyncClient | None = None
+        self.failures = 0  # looks that found nobody, or nobody who would say
+        if selectors:
+            self._use(selectors)
+
+    def begin(self) -> None:
+        """Start to look, on the running loop. Repeatable."""
+        if self._find is not None and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def aclose(self) -> None:
+        """Look no longer, and close everything."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        self.client = None
+        for client in list(self._live):
+            del self._live[client]
+            await client.aclose()
+
+    def hold(self, client: AsyncClient) -> None:
+        """Something is booked through this client."""
+        if client in self._live:
+            self._live[client] += 1
+
+    def free(self, client: AsyncClient, reservation: Reservation | None) -> None:
+        """It is over, or was never booked."""
+        if reservation is not None:
+            reservation.free()
+        if client in self._live:
+            self._live[client] -= 1
+
+    async def look(self) -> None:
+        """Look once who is there, and close what nobody needs any more."""
+        assert self._find is not None
+        try:
+            found = await self._find()
+        except Exception:  # noqa: BLE001 - Ray may be in any state; the last ones stay
+            found = ()
+        self.failures += not found
+        if found and frozenset(found) != self._known:
+            self._use(self._rng.sample(list(found), len(found)))  # not all to the same
+        for client in [one for one, n in self._live.items() if one is not self.client and n <= 0]:
+            await self._close(client)
+        while len(self._live) > _OLD_MAX:
+            await self._close(next(iter(self._live)))
+
+    def _use(self, selectors: Sequence[str]) -> None:
+        self._known = frozenset(selectors)
+        self.client = AsyncClient(*selectors, options=self._options)
+        self._live[self.client] = 0
+
+    async def _close(self, client: AsyncClient) -> None:
+        del self._live[client]
+        with contextlib.suppress(Exception):
+            await client.aclose()
+
+    async def _look(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+
+_outlets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Outlet]] = WeakKeyDictionary()
+
+
+def outlet_for(
+    selectors: Sequence[str] | None, namespace: str, options: Options | None = None
+) -> Outlet:
+    """Return the outlet of this loop for these selectors; it lives as long as the process.
+
+    Args:
+        selectors: addresses; None: those of `select_service.serve_ray`, found through Ray.
+        namespace: where they are found.
+        options: of its clients.
+    """
+    options = options or Options()
+    outlets = _outlets.setdefault(asyncio.get_running_loop(), {})
+    key = (None if selectors is None else tuple(selectors), namespace, options)
+    outlet = outlets.get(key)
+    if outlet is None:
+        find = None if selectors is not None else _finder(namespace)
+        outlet = outlets[key] = Outlet(selectors or (), options, find)
+    outlet.begin()
+    return outlet
+
+
+def _finder(namespace: str) -> Callable[[], Awaitable[list[str]]]:
+    meeting = Meeting(namespace)
+
+    async def find() -> list[str]:
+        present = await meeting.present()
+        return [url for url, _ in present.selectors.values()]
+
+    return find

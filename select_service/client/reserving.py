@@ -1,0 +1,41 @@
+"""What `AsyncClient.reserve` and its like return: enter it, or await it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from select_service.client.reservation import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+    from types import TracebackType
+
+__all__ = ["AsyncReserving"]
+
+R = TypeVar("R", bound=Held)
+
+
+class AsyncReserving(Generic[R]):
+    """A booking to be made: `async with` frees it at its end, `await` leaves that to you."""
+
+    __slots__ = ("_begin", "_reservation")
+
+    def __init__(self, begin: Callable[[], Awaitable[R]]) -> None:
+        self._begin = begin
+        self._reservation: R | None = None
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._begin().__await__()
+
+    async def __aenter__(self) -> R:
+        self._reservation = await self
+        return self._reservation
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._reservation is not None:
+            self._reservation.free()  # waits for nothing, so nothing can keep it from happening

@@ -1,0 +1,361 @@
+"""What a request router of Ray Serve does, without Ray: asks for a rank order, books, frees.
+
+A request is booked when it is asked for, under an id its replica knows as well; is moved when Serve
+sends it to another replica than the best; and freed when Serve says that it is over, or that it
+never went. Whatever fails ends in `None`: Serve then chooses by itself. `ray.py` stands before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter, deque
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from msgspec import UNSET, Struct
+
+from select_service.client.core.problems import ClientError, TimedOut, Unreachable
+from select_service.client.request_prompt import read_prompt
+from select_service.errors import NoEligibleWorker, NoSchedulableWorker, ReservationConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from select_service.client.asynchronous import AsyncClient
+    from select_service.client.outlet import Outlet
+    from select_service.client.request_prompt import RequestPrompt
+    from select_service.client.reservation import Reservation
+
+    Tokenizer = Callable[[Any], Sequence[int] | Awaitable[Sequence[int] | None] | None]
+
+__all__ = ["Call", "Routing", "RoutingOptions"]
+
+BOOKED_MAX_S: Final = 3600.0
+"""A request that Serve never says to be over (a choice that was dispatched by nobody) is freed."""
+
+_FLUSH_S: Final = 0.5
+"""Longest wait for the end of a booking that is made anew under its id."""
+
+_REMEMBERED: Final = 65_536
+"""Requests under way in one router; the oldest is freed when there are more."""
+
+
+class RoutingOptions(Struct, frozen=True, kw_only=True):
+    """How a router asks; the keywords of `SelectServiceRouter`, which see."""
+
+    model_name: str = "default"
+    tenant_id: str = "default"
+    timeout_ms: float = 250.0
+    pause_s: float = 1.0
+    ranked_max: int = 64
+    selection_keyword: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_ms <= 0 or self.pause_s < 0 or self.ranked_max < 0:
+            raise ValueError("timeout_ms must be above 0, pause_s and ranked_max not below")
+
+
+class Call(Protocol):
+    """A `PendingRequest` of Serve, as far as it is looked at."""
+
+    args: list[Any]
+    kwargs: dict[Any, Any]
+    future: asyncio.Future[Any]
+
+
+class Ticket:
+    """One request on its way through a router."""
+
+    __slots__ = (
+        *("client", "fields", "has_name", "is_over", "is_routed", "name", "reservation"),
+        *("since", "worker_id"),
+    )
+
+    def __init__(self, name: str, fields: dict[str, Any], client: AsyncClient) -> None:
+        self.name = name
+        self.fields = fields
+        self.client = client
+        self.reservation: Reservation | None = None
+        self.worker_id = 0  # where it goes
+        self.since = monotonic()
+        self.has_name = False  # it is booked under its name, and not under another one
+        self.is_routed = False
+        self.is_over = False
+
+
+class Routing:
+    """All requests of one router; used on one event loop."""
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        options: RoutingOptions,
+        tokenizer: Tokenizer | None = None,
+        on_choice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            outlet: whom to ask.
+            options: how.
+            tokenizer: makes tokens of a payload that has text; may be a coroutine.
+            on_choice: called with what became of a choice.
+        """
+        self._outlet = outlet
+        self._options = options
+        self._tokenizer = tokenizer
+        self._on_choice = on_choice
+        self._paused_until = 0.0
+        self._under_way: dict[tuple[str, int], deque[Ticket]] = {}  # by request and worker
+        self._tickets: dict[Ticket, None] = {}  # not over, oldest first
+        self._names: set[str] = set()  # in use by tickets
+        self._moves: set[asyncio.Task[None]] = set()
+        self.counts: Counter[str] = Counter()
+        """Of choices, by what became of them: `ranked`, or why Serve had to choose."""
+
+    # -- choosing ----------------------------------------------------------------------------------
+
+    async def rank(
+        self, call: Call, name: str, worker_ids: Sequence[int], adapter: str = ""
+    ) -> tuple[Ticket, list[list[int]]] | None:
+        """Book the best of some workers, and rank the others behind it.
+
+        Args:
+            call: the request.
+            name: under which it is booked.
+            worker_ids: who may take it.
+            adapter: it runs under, where Serve knows it.
+
+        Returns:
+            The ticket, and groups of ids, best first; None when Serve has to choose.
+        """
+        self._tell(call, None)  # it may come the second time
+        try:
+            return await self._rank(call, name, worker_ids, adapter)
+        except TimedOut:
+            self._pause("timeout")
+        except Unreachable:
+            self._pause("unreachable")
+        except (NoEligibleWorker, NoSchedulableWorker):
+            self._count("unknown_replicas")
+        except ClientError:
+            self._count("no_selector")
+        except Exception:  # noqa: BLE001 - a router that raises stops the requests of its process
+            self._count("error")
+        return None
+
+    async def _rank(
+        self, call: Call, name: str, worker_ids: Sequence[int], adapter: str
+    ) -> tuple[Ticket, list[list[int]]] | None:
+        client = self._outlet.client
+        if client is None:
+            self._count("no_selector")
+            return None
+        if client.degraded or monotonic() < self._paused_until:
+            self._count("unreachable")
+            return None
+        fields = await self._prompt_of(call, adapter)
+        if fields is None:
+            self._count("no_prompt")
+            return None
+        ticket = Ticket(name, fields, client)
+        explain = 1 < len(worker_ids) <= self._options.ranked_max
+        booked = await self._reserve(ticket, worker_ids, explain=explain)
+        if booked.degraded:
+            booked.free()
+            self._count("unreachable")
+            return None
+        self._hold(ticket, booked)
+        self._count("ranked")
+        self._tell(call, booked)
+        return ticket, _groups(booked, worker_ids)
+
+    def _tell(self, call: Call, booked: Reservation | None) -> None:
+        """Fill the keyword, where the caller has left room for it."""
+        keyword = self._options.selection_keyword
+        if keyword in call.kwargs:
+            call.kwargs[keyword] = None if booked is None else _told(booked)
+
+    async def _prompt_of(self, call: Call, adapter: str) -> dict[str, Any] | None:
+        found = read_prompt(call.args, call.kwargs)
+        if not found.is_known and not await self._tokenized(found):
+            return None
+        if adapter:
+            found.fields.setdefault("lora_name", adapter)
+        return found.fields
+
+    async def _tokenized(self, found: RequestPrompt) -> bool:
+        if self._tokenizer is None or found.payload is None:
+            return False
+        if inspect.iscoroutinefunction(self._tokenizer):
+            tokens = await self._tokenizer(found.payload)
+        else:  # some milliseconds for a long prompt
+            tokens = await asyncio.to_thread(self._tokenizer, found.payload)
+        if not tokens:
+            return False
+        found.fields["token_ids"] = tokens
+        return True
+
+    async def _reserve(
+        self, ticket: Ticket, worker_ids: Sequence[int], *, explain: bool = False
+    ) -> Reservation:
+        options = self._options
+        fields: dict[str, Any] = {
+            "model_name": options.model_name,
+            "tenant_id": options.tenant_id,
+            **ticket.fields,
+            "allowed_worker_ids": list(worker_ids),
+            "timeout_ms": options.timeout_ms,
+        }
+        if explain:
+            fields["explain"] = True
+        if ticket.name not in self._names:  # else another call on behalf of one request has it
+            self._names.add(ticket.name)
+            ticket.has_name = True
+            try:
+                return await ticket.client.reserve(**fields, reservation_id=ticket.name)
+            except ReservationConflict:  # that other call is another process's
+                pass
+            except BaseException:
+                self._release_name(ticket)
+                raise
+        return await ticket.client.reserve(**fields)
+
+    def _pause(self, why: str) -> None:
+        """Nobody answers: others shall not wait for it as well."""
+        self._paused_until = monotonic() + self._options.pause_s
+        self._count(why)
+
+    def _count(self, outcome: str) -> None:
+        self.counts[outcome] += 1
+        self._on_choice(outcome)
+
+    # -- what becomes of it ------------------------------------------------------------------------
+
+    def routed(self, ticket: Ticket, request: str, worker_id: int) -> None:
+        """Serve sends the request to a replica; if it is another one, the booking follows."""
+        if ticket.is_over:
+            return
+        ticket.is_routed = True
+        self._under_way.setdefault((request, worker_id), deque()).append(ticket)
+        if worker_id == ticket.worker_id:
+            ticket.fields = {}  # prompts are long, and nobody needs this one any more
+        else:
+            self._count("moved")
+            ticket.worker_id = worker_id
+            task = asyncio.get_running_loop().create_task(self._move(ticket))
+            self._moves.add(task)
+            task.add_done_callback(self._moves.discard)
+
+    def completed(self, request: str, worker_id: int) -> None:
+        """A request has ended at a replica; the oldest of that name, if calls share it."""
+        key = (request, worker_id)
+        tickets = self._under_way.get(key)
+        if tickets is None:
+            return
+        self.drop(tickets.popleft())
+        if not tickets:
+            del self._under_way[key]
+
+    def abandoned(self, ticket: Ticket) -> None:
+        """Nobody has the request any more; unless it went somewhere it is over."""
+        if not ticket.is_routed:
+            self.drop(ticket)
+
+    def drop(self, ticket: Ticket) -> None:
+        """It is over. Repeatable."""
+        if not ticket.is_over:
+            ticket.is_over = True
+            self._tickets.pop(ticket, None)
+            self._release_name(ticket)
+            self._outlet.free(ticket.client, ticket.reservation)
+
+    async def drop_now(self, ticket: Ticket) -> None:
+        """It is over, and will be booked anew under its name in a moment."""
+        if not ticket.is_over:
+            self.drop(ticket)
+            await self._flush(ticket.client)
+
+    def _hold(self, ticket: Ticket, booked: Reservation) -> None:
+        ticket.reservation, ticket.worker_id = booked, booked.worker_id
+        self._outlet.hold(ticket.client)
+        self._tickets[ticket] = None
+        oldest = next(iter(self._tickets))
+        if len(self._tickets) > _REMEMBERED or oldest.since < monotonic() - BOOKED_MAX_S:
+            self._count("forgotten")
+            self._forget(oldest)
+
+    def _forget(self, ticket: Ticket) -> None:
+        self.drop(ticket)
+        for key, tickets in list(self._under_way.items()):
+            if ticket in tickets:
+                tickets.remove(ticket)
+                if not tickets:
+                    del self._under_way[key]
+
+    async def _move(self, ticket: Ticket) -> None:
+        """Book it where it went; what cannot be booked there is at least not booked elsewhere."""
+        self._release_name(ticket)
+        if ticket.reservation is not None:
+            ticket.reservation.free()
+            ticket.reservation = None
+        try:
+            await self._flush(ticket.client)
+            booked = await self._reserve(ticket, [ticket.worker_id])
+        except Exception:  # noqa: BLE001 - as in `rank`
+            self._count("not_moved")
+            return
+        if ticket.is_over:
+            self._release_name(ticket)
+            booked.free()
+        else:
+            ticket.reservation, ticket.fields = booked, {}
+
+    def _release_name(self, ticket: Ticket) -> None:
+        if ticket.has_name:
+            ticket.has_name = False
+            self._names.discard(ticket.name)
+
+    async def _flush(self, client: AsyncClient) -> None:
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                await client.flush()
+        except TimeoutError:
+            pass
+
+    def check(self) -> None:
+        """State every promise."""
+        assert all(self._under_way.values())
+        assert not any(ticket.is_over for ticket in self._tickets)
+        assert {ticket.name for ticket in self._tickets if ticket.has_name} <= self._names
+
+
+def _told(booked: Reservation) -> dict[str, object]:
+    return {
+        "reservation_id": booked.reservation_id,
+        "worker_id": booked.worker_id,
+        "dp_rank": booked.dp_rank,
+        "cached_tokens": booked.overlap.longest_matched,
+    }
+
+
+def _groups(booked: Reservation, worker_ids: Sequence[int]) -> list[list[int]]:
+    """Return the chosen one, then the others by their cost, then those nobody knows the cost of."""
+    costs = _costs(booked, worker_ids)
+    behind = sorted(costs, key=costs.__getitem__)
+    rest = [one for one in worker_ids if one not in costs and one != booked.worker_id]
+    groups = [[booked.worker_id], *([one] for one in behind if one != booked.worker_id)]
+    return [*groups, rest] if rest else groups
+
+
+def _costs(booked: Reservation, worker_ids: Sequence[int]) -> Mapping[int, float]:
+    decision = booked.selection.decision
+    costs: dict[int, float] = {}
+    if decision is UNSET or decision.candidates is UNSET:
+        return costs
+    allowed = set(worker_ids)
+    for one in decision.candidates:
+        if one.cost is not None and one.excluded is None and one.worker_id in allowed:
+            costs[one.worker_id] = min(one.cost, costs.get(one.worker_id, one.cost))
+    return costs

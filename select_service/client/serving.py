@@ -1,0 +1,258 @@
+"""A replica of a Serve deployment as a worker: registered while it lives, and heard of prompts.
+
+With addresses of selectors it registers with each of them, again and again, so that one that was
+restarted knows it too; without, it says at the meeting point that it is there, and every selector
+of `select_service.serve_ray` follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from select_service.client.asynchronous import AsyncClient
+from select_service.client.core.options import Options
+from select_service.client.core.problems import ClientError
+from select_service.client.meeting import BEAT_S, NAMESPACE, Meeting
+from select_service.client.outlet import outlet_for
+from select_service.client.worker_ids import reservation_id_of, worker_id_of
+from select_service.errors import ServiceError
+from select_service.types import BatchAnswer, WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from select_service.types import OperationResult
+
+__all__ = ["Replica", "ServeWorker"]
+
+_log = logging.getLogger("select_service.client")
+
+_REGISTER_S: Final = 5.0
+"""How often selectors with addresses are told: a restarted one is without us for so long. Also the
+longest wait for one of them."""
+
+_GATHER_S: Final = 0.002
+"""How long what is said of prompts is gathered."""
+
+_TOLD_MAX: Final = 256
+"""Of it in one request."""
+
+_WAITING_MAX: Final = 65_536
+"""Prompts that wait to be told of; the oldest are left out: their reservations end anyway."""
+
+_TRIES: Final = 4
+_AGAIN_S: Final = 0.05
+"""A reservation that was booked at another selector may be unknown here for a moment."""
+
+_GONE: Final = 404
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """Who serves; by default what Serve says of the replica this is called in."""
+
+    unique_id: str
+    app: str
+    deployment: str
+
+
+class ServeWorker:
+    """`worker = ServeWorker(block_size=16, kv_events_endpoint=…)`, `await worker.start()`.
+
+    In a deployment's asynchronous `__init__`; `await worker.aclose()` in its `__del__`. One that is
+    killed is forgotten within seconds, or, at selectors with addresses, never offered by a router.
+    """
+
+    def __init__(
+        self,
+        *,
+        selectors: Sequence[str] | None = None,
+        namespace: str = NAMESPACE,
+        replica: Replica | None = None,
+        client: Options | None = None,
+        request_id: Callable[[], str | None] | None = None,
+        **spec: Any,  # noqa: ANN401 - fields of POST /workers
+    ) -> None:
+        """Say nothing yet.
+
+        Args:
+            selectors: their addresses; None: all of `select_service.serve_ray`.
+            namespace: of those.
+            replica: who this is.
+            client: options of the clients.
+            request_id: returns Serve's id of the request that is being served; Ray's own if not
+                given.
+            spec: fields of `WorkerSpec`: `block_size`, `model_name`, `kv_events_endpoint` and so
+                on. `worker_id`, `endpoint` (`ray://…`) and `stable_routing_id` are made of the
+                replica's id.
+
+        Raises:
+            msgspec.ValidationError: a field that is none.
+        """
+        self.replica = replica or _replica_here()
+        defaults = {
+            "worker_id": worker_id_of(self.replica.unique_id),
+            "endpoint": f"ray://{self.replica.unique_id}",
+            "stable_routing_id": self.replica.unique_id,
+        }
+        self.spec = msgspec.convert({**defaults, **spec}, WorkerSpec)
+        if unknown := spec.keys() - set(WorkerSpec.__struct_fields__):
+            raise TypeError(f"no fields of a worker: {', '.join(sorted(unknown))}")
+        self._selectors = selectors
+        self._namespace = namespace
+        self._options = client or Options()
+        self._request_id = request_id or _request_here
+        self._meeting = Meeting(namespace) if selectors is None else None
+        self._registrars = [AsyncClient(one, options=self._options) for one in (selectors or ())]
+        self._prefilled: dict[str, int | None] = {}
+        self._has_news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.failures = 0  # attempts to register or to tell that came to nothing
+        self.not_told = 0  # prompts nobody could be told of
+
+    @property
+    def worker_id(self) -> int:
+        """Under which the selectors know it."""
+        return self.spec.worker_id
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Register, and go on saying so. Selectors that are down are told when they are back."""
+        await self._register()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(one()) for one in (self._stay, self._tell)]
+
+    async def aclose(self) -> None:
+        """Take it out of the catalogs. Repeatable."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not tasks:
+            return
+        with contextlib.suppress(Exception):  # who is gone needs no news
+            if self._meeting is not None:
+                await self._meeting.leave(worker_id=self.worker_id)
+        for client in self._registrars:
+            with contextlib.suppress(ServiceError, ClientError):
+                await client.delete_worker(self.worker_id)
+            await client.aclose()
+
+    def prefill_complete(
+        self, cached_tokens: int | None = None, reservation_id: str | None = None
+    ) -> None:
+        """The first token of the request that is being served has come. Waits for nothing.
+
+        Args:
+            cached_tokens: how much of the prompt the engine had cached, where it says so.
+            reservation_id: of the request; that of the running one unless given (several calls on
+                behalf of one request have to be told apart: `selection_keyword` of the router).
+        """
+        name = reservation_id
+        if name is None:
+            request = self._request_id()
+            if request is None:
+                return
+            name = reservation_id_of(self.replica.app, self.replica.deployment, request)
+        if len(self._prefilled) >= _WAITING_MAX:
+            del self._prefilled[next(iter(self._prefilled))]
+            self.not_told += 1
+        self._prefilled[name] = cached_tokens
+        self._has_news.set()
+
+    # -- behind ------------------------------------------------------------------------------------
+
+    async def _stay(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S if self._meeting is not None else _REGISTER_S)
+            await self._register()
+
+    async def _register(self) -> None:
+        if self._meeting is not None:
+            members = {
+                name: one for name, one in msgspec.to_builtins(self.spec).items() if one is not None
+            }
+            await self._try(self._meeting.worker(members))
+        tellings = (self._try(client.upsert_worker(self.spec)) for client in self._registrars)
+        await asyncio.gather(*tellings)
+
+    async def _try(self, said: Coroutine[Any, Any, object]) -> None:
+        try:
+            async with asyncio.timeout(_REGISTER_S):
+                await said
+        except Exception as error:  # noqa: BLE001 - a replica serves, whoever knows it
+            if not self.failures:
+                _log.warning("worker %d is not registered: %r", self.worker_id, error)
+            self.failures += 1
+
+    async def _tell(self) -> None:
+        outlet = outlet_for(self._selectors, self._namespace, self._options)
+        while True:
+            await self._has_news.wait()
+            await asyncio.sleep(_GATHER_S)
+            self._has_news.clear()
+            said, self._prefilled = self._prefilled, {}
+            names = list(said)
+            for at in range(0, len(names), _TOLD_MAX):
+                part = {name: said[name] for name in names[at : at + _TOLD_MAX]}
+                self.not_told += len(await self._told(outlet.client, part))
+
+    async def _told(
+        self, client: AsyncClient | None, said: dict[str, int | None]
+    ) -> dict[str, int | None]:
+        """Tell, and return what nobody wanted to know."""
+        for tries in range(_TRIES):
+            if client is None:
+                break
+            if tries:
+                await asyncio.sleep(_AGAIN_S * tries)
+            try:
+                said = await _batch(client, said)
+            except (ServiceError, ClientError):
+                self.failures += 1
+            if not said:
+                break
+        return said
+
+
+async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, int | None]:
+    operations = [
+        {"op": "prefill_complete", "reservation_id": name}
+        | ({} if cached is None else {"cached_tokens": cached})
+        for name, cached in said.items()
+    ]
+    body: dict[str, object] = {"operations": operations}
+    answer = await client.call("POST", "/reservations/batch", body, BatchAnswer)
+    results: Sequence[OperationResult] = answer.results
+    return {
+        name: cached
+        for (name, cached), one in zip(said.items(), results, strict=True)
+        if one.status == _GONE
+    }
+
+
+def _replica_here() -> Replica:
+    from ray import serve  # noqa: PLC0415 - the extra `ray`
+
+    context = serve.get_replica_context()
+    return Replica(context.replica_tag, context.app_name, context.deployment)
+
+
+def _request_here() -> str | None:
+    """Return Serve's id of the running request, which it has no public name for."""
+    from ray.serve import context  # noqa: PLC0415 - as above
+
+    try:
+        return context._get_serve_request_context()._internal_request_id or None  # noqa: SLF001
+    except AttributeError:
+        return None

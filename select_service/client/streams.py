@@ -1,0 +1,175 @@
+"""How bytes get to a selector and back: httpcore's streams, once on asyncio, once on sockets.
+
+Both send a request in one piece: httpcore writes its head and its body one after the other, which
+is a system call each, and wakes the other side twice. On asyncio they take the place of anyio's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+import httpcore
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable
+
+    SocketOptions = Iterable[Any] | None
+
+__all__ = ["AsyncioBackend", "SocketBackend"]
+
+_GOODBYE_S: Final = 0.5
+
+
+class AsyncioBackend(httpcore.AsyncNetworkBackend):
+    """Connects on the running loop."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
+        local_address: str | None = None,  # noqa: ARG002 - the same
+        socket_options: SocketOptions = None,  # noqa: ARG002 - the same
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to a host."""
+        return await _connected(asyncio.open_connection(host, port), timeout)
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        socket_options: SocketOptions = None,  # noqa: ARG002 - as above
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to a Unix domain socket."""
+        return await _connected(asyncio.open_unix_connection(path), timeout)
+
+
+async def _connected(connecting: Any, timeout_s: float | None) -> httpcore.AsyncNetworkStream:  # noqa: ANN401 - a coroutine of either kind
+    try:
+        async with asyncio.timeout(timeout_s):
+            return _AsyncioStream(*await connecting)
+    except TimeoutError:
+        raise httpcore.ConnectTimeout("no connection in time") from None
+    except OSError as error:
+        raise httpcore.ConnectError(str(error)) from None
+
+
+class _AsyncioStream(httpcore.AsyncNetworkStream):
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._unsent: list[bytes] = []
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as above
+        try:
+            async with asyncio.timeout(timeout):
+                if self._unsent:
+                    await self._flush()
+                return await self._reader.read(max_bytes)
+        except TimeoutError:
+            raise httpcore.ReadTimeout(f"silent for {timeout:g} s") from None
+        except OSError as error:
+            raise httpcore.ReadError(str(error)) from None
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109, ARG002 - as above
+        self._unsent.append(buffer)
+
+    async def _flush(self) -> None:
+        """Send a whole request; who closes before having read it may still have answered."""
+        whole = b"".join(self._unsent)
+        self._unsent.clear()
+        self._writer.write(whole)
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+
+    async def aclose(self) -> None:
+        self._writer.close()
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._writer.wait_closed()
+        except TimeoutError:  # TLS says goodbye, and somebody does not answer
+            self._writer.transport.abort()
+        except OSError:
+            pass
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        except TimeoutError:
+            raise httpcore.ConnectTimeout("no TLS in time") from None
+        except OSError as error:  # a certificate that is not trusted is one
+            self._writer.close()
+            raise httpcore.ConnectError(str(error)) from None
+        return self
+
+    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - httpcore's signature
+        if info == "is_readable":  # while nothing was asked: the other side has closed
+            return self._reader.at_eof() or self._writer.is_closing()
+        return self._writer.get_extra_info(info)
+
+
+class SocketBackend(httpcore.NetworkBackend):
+    """Connects with blocking sockets, as httpcore does, and joins what is written."""
+
+    def __init__(self) -> None:
+        self._plain = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: SocketOptions = None,
+    ) -> httpcore.NetworkStream:
+        """Connect to a host."""
+        return _Joined(self._plain.connect_tcp(host, port, timeout, local_address, socket_options))
+
+    def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: SocketOptions = None,
+    ) -> httpcore.NetworkStream:
+        """Connect to a Unix domain socket."""
+        return _Joined(self._plain.connect_unix_socket(path, timeout, socket_options))
+
+
+class _Joined(httpcore.NetworkStream):
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+        self._unsent: list[bytes] = []
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._unsent:
+            whole = b"".join(self._unsent)
+            self._unsent.clear()
+            with contextlib.suppress(httpcore.WriteError):  # it may still have answered
+                self._stream.write(whole, timeout)
+        return self._stream.read(max_bytes, timeout)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - httpcore's signature
+        self._unsent.append(buffer)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        return _Joined(self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - as above
+        return self._stream.get_extra_info(info)

@@ -1,0 +1,65 @@
+"""One Ray cluster on this machine for all tests here: loopback, two processors, nothing to phone.
+
+They run in an environment of their own (`make test-ray`), which has Ray and these tests' needs.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from tests.live.ports import HOST, free_port
+from tests.on_ray.cluster import Cluster
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",  # parts of Ray listen on every interface
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else one is left in the home directory
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "",
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+OBJECT_STORE_BYTES = 80 * 2**20
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, in which nothing runs afterwards."""
+    from ray import serve
+
+    yield running_cluster
+    for name in serve.status().applications:
+        serve.delete(name, _blocking=False)
+
+
+@pytest.fixture(scope="session")
+def running_cluster() -> Iterator[Cluster]:
+    os.environ.update(QUIET)
+    ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+    from ray import serve
+
+    folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")  # a socket's path has 107 characters
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        _node_ip_address=HOST,
+        _temp_dir=folder,
+    )
+    try:
+        port = free_port()
+        serve.start(http_options={"host": HOST, "port": port})
+        yield Cluster(port)
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

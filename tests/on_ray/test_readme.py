@@ -1,0 +1,20 @@
+"""The example of README.md for Ray does what it says."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from tests.on_ray.cluster import Cluster, Selectors, wait_until
+from tests.readme import document
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
+
+
+def test_the_example(cluster: Cluster) -> None:
+    module = types.ModuleType("example")
+    exec(compile(document.ray_program(), "README.md", "exec"), module.__dict__)
+    selectors = Selectors(cluster, "select-service")
+    wait_until(lambda: len(selectors.urls()) == 2, "both selectors are there")
+    wait_until(selectors.loads_are_zero, "what was booked is freed")

@@ -1,0 +1,309 @@
+"""What a request router asks, books and frees, against a client that only pretends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from select_service.client import routing as rooms
+from select_service.client.asynchronous import AsyncClient
+from select_service.client.core.options import Options
+from select_service.client.core.problems import BlockSizeUnknown, TimedOut, Unreachable
+from select_service.client.outlet import Outlet
+from select_service.client.routing import Routing, RoutingOptions, Ticket
+from select_service.errors import NoSchedulableWorker, ReservationConflict
+from select_service.types import Overlap, Selection
+
+TOKENS = [1, 2, 3]
+
+
+class Booked:
+    """A reservation nobody has booked."""
+
+    def __init__(self, name: str, worker_id: int, *, degraded: bool = False) -> None:
+        self.reservation_id = name
+        self.worker_id = worker_id
+        self.dp_rank = 0
+        self.degraded = degraded
+        self.is_freed = False
+        self.overlap = Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0)
+        self.selection = Selection(
+            model_name="default",
+            tenant_id="default",
+            worker_id=worker_id,
+            dp_rank=0,
+            endpoint=None,
+            block_size=16,
+            overlap=self.overlap,
+            effective_prefill_tokens=0,
+        )
+
+    def free(self) -> None:
+        self.is_freed = True
+
+
+class Pretender:
+    """A client that chooses the first worker it may, or fails as it is told to."""
+
+    degraded = False
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.booked: list[Booked] = []
+        self.failures: list[BaseException] = []
+        self.flushed = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def reserve(self, **fields: Any) -> Booked:
+        self.asked.append(fields)
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        name = fields.get("reservation_id") or f"minted-{len(self.asked)}"
+        self.booked.append(Booked(name, fields["allowed_worker_ids"][0]))
+        return self.booked[-1]
+
+    async def flush(self) -> None:
+        self.flushed += 1
+
+    @property
+    def live(self) -> list[tuple[str, int]]:
+        return [(b.reservation_id, b.worker_id) for b in self.booked if not b.is_freed]
+
+
+class Call:
+    def __init__(self, **kwargs: Any) -> None:
+        self.args: list[Any] = []
+        self.kwargs: dict[Any, Any] = kwargs or {"token_ids": TOKENS}
+        self.future: asyncio.Future[Any] = asyncio.Future()
+
+
+Play = Callable[[Routing, Pretender], Awaitable[None]]
+
+
+def play(act: Play, tokenizer: Any = None, **options: Any) -> Routing:
+    made: list[Routing] = []
+
+    async def run() -> None:
+        outlet, client = Outlet((), Options()), Pretender()
+        outlet.client = cast(AsyncClient, client)
+        routing = Routing(outlet, RoutingOptions(**options), tokenizer)
+        made.append(routing)
+        await act(routing, client)
+        await asyncio.gather(*routing._moves)
+        routing.check()
+        assert not client.live
+        assert not routing._names
+        assert not routing._tickets
+
+    asyncio.run(run())
+    return made[0]
+
+
+async def ranked(
+    routing: Routing, name: str = "n", **kwargs: Any
+) -> tuple[Ticket, list[list[int]]]:
+    found = await routing.rank(Call(**kwargs), name, [5, 6, 7])
+    assert found is not None
+    return found
+
+
+def test_what_is_asked() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        ticket, groups = await ranked(routing, token_ids=TOKENS, cache_salt="s")
+        assert groups == [[5], [6, 7]], "whose cost is not known stands behind"
+        (asked,) = client.asked
+        assert asked == {
+            "model_name": "m",
+            "tenant_id": "t",
+            "token_ids": TOKENS,
+            "cache_salt": "s",
+            "allowed_worker_ids": [5, 6, 7],
+            "timeout_ms": 50.0,
+            "explain": True,
+            "reservation_id": "n",
+        }
+        routing.routed(ticket, "r", 5)
+        assert client.live == [("n", 5)]
+        routing.completed("r", 6)
+        routing.completed("q", 5)
+        assert client.live
+        routing.completed("r", 5)
+        routing.completed("r", 5)
+
+    play(act, model_name="m", tenant_id="t", timeout_ms=50.0)
+
+
+def test_many_replicas_are_not_ranked_one_by_one() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        ticket, groups = await ranked(routing)
+        assert groups == [[5], [6, 7]]
+        assert "explain" not in client.asked[0]
+        routing.drop(ticket)
+        routing.drop(ticket)
+
+    play(act, ranked_max=2)
+
+
+def test_the_keyword_is_filled_where_there_is_room() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        call = Call(token_ids=TOKENS, selection=None)
+        found = await routing.rank(call, "n", [5])
+        assert found is not None
+        told = {"reservation_id": "n", "worker_id": 5, "dp_rank": 0, "cached_tokens": 0}
+        assert call.kwargs["selection"] == told
+        routing.drop(found[0])
+        client.failures.append(Unreachable())
+        assert await routing.rank(call, "n", [5]) is None
+        assert call.kwargs["selection"] is None, "nothing is left of the last time"
+        other = Call(token_ids=TOKENS)
+        assert await routing.rank(other, "n", [5]) is None
+        assert "selection" not in other.kwargs
+
+    play(act, selection_keyword="selection")
+
+
+def test_a_move_that_is_overtaken_by_the_end() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        ticket, _ = await ranked(routing)
+        client.gate.clear()
+        routing.routed(ticket, "r", 7)
+        await asyncio.sleep(0)
+        routing.completed("r", 7)
+        client.gate.set()
+
+    routing = play(act)
+    assert routing.counts["moved"] == 1
+
+
+def test_a_move_nobody_takes_down() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        ticket, _ = await ranked(routing)
+        client.failures.append(TimedOut())
+        routing.routed(ticket, "r", 7)
+        await asyncio.gather(*routing._moves)
+        assert not client.live, "not booked there, and not here any more"
+        routing.completed("r", 7)
+
+    assert play(act).counts["not_moved"] == 1
+
+
+def test_after_a_move_it_has_its_name() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        ticket, _ = await ranked(routing)
+        routing.routed(ticket, "r", 6)
+        await asyncio.gather(*routing._moves)
+        assert client.live == [("n", 6)]
+        routing.completed("r", 6)
+
+    play(act)
+
+
+def test_calls_that_share_a_name() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        tickets = [(await ranked(routing))[0] for _ in range(3)]
+        assert [name for name, _ in client.live] == ["n", "minted-2", "minted-3"]
+        client.failures.append(ReservationConflict("another process has it"))
+        other, _ = await ranked(routing, "m")
+        assert client.live[-1][0] == "minted-5"
+        for ticket in (*tickets, other):
+            routing.routed(ticket, "r", 5)
+            routing.completed("r", 5)
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    ("failure", "count", "pauses"),
+    [
+        (TimedOut(), "timeout", True),
+        (Unreachable(), "unreachable", True),
+        (NoSchedulableWorker("nobody"), "unknown_replicas", False),
+        (BlockSizeUnknown(), "no_selector", False),
+        (RuntimeError("a bug"), "error", False),
+    ],
+)
+def test_whatever_fails_leaves_it_to_serve(
+    failure: BaseException, count: str, *, pauses: bool
+) -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        client.failures.append(failure)
+        assert await routing.rank(Call(), "n", [5]) is None
+        assert routing.counts[count] == 1
+        again = await routing.rank(Call(), "n", [5])
+        assert (again is None) == pauses, "who did not answer is left alone for a moment"
+        if again is not None:
+            routing.drop(again[0])
+
+    play(act, pause_s=60.0)
+
+
+def test_a_degraded_choice_is_none() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        async def reserve(**_: Any) -> Booked:
+            client.booked.append(Booked("n", 5, degraded=True))
+            return client.booked[-1]
+
+        client.reserve = reserve  # type: ignore[method-assign]
+        assert await routing.rank(Call(), "n", [5]) is None
+        client.degraded = True
+        assert await routing.rank(Call(), "n", [5]) is None
+        assert len(client.booked) == 1
+        routing._names.clear()
+
+    assert play(act).counts == {"unreachable": 2}
+
+
+def test_a_cancelled_question_leaves_nothing() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        client.gate.clear()
+        asking = asyncio.ensure_future(routing.rank(Call(), "n", [5]))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    play(act)
+
+
+def test_text_is_tokenized() -> None:
+    async def act(routing: Routing, client: Pretender) -> None:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        ticket, _ = await ranked(routing, body=body)
+        assert client.asked[0]["token_ids"] == [104, 105]
+        routing.drop(ticket)
+
+    def plain(payload: Any) -> list[int]:
+        return list(payload["messages"][0]["content"].encode())
+
+    async def slow(payload: Any) -> list[int]:
+        return plain(payload)
+
+    play(act, plain)
+    play(act, slow)
+
+    async def nothing(routing: Routing, client: Pretender) -> None:
+        assert await routing.rank(Call(prompt="text"), "n", [5]) is None
+        assert not client.asked
+
+    assert play(nothing, lambda _: None).counts == {"no_prompt": 1}
+    assert play(nothing).counts == {"no_prompt": 1}
+
+
+def test_what_serve_forgets_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "_REMEMBERED", 2)
+
+    async def act(routing: Routing, client: Pretender) -> None:
+        tickets = [(await ranked(routing, f"n{n}"))[0] for n in range(2)]
+        for ticket in tickets:
+            routing.routed(ticket, "r", 5)
+        last, _ = await ranked(routing, "n2")
+        assert client.live == [("n1", 5), ("n2", 5)]
+        routing.drop(last)
+        routing.completed("r", 5)
+
+    assert play(act).counts["forgotten"] == 1

@@ -1,0 +1,89 @@
+"""A replica registers, tells when prompts are computed, and takes itself out of the catalog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from select_service.client import AsyncClient
+from select_service.client.serving import Replica, ServeWorker
+from select_service.client.worker_ids import reservation_id_of, worker_id_of
+from tests.live.ports import free_port
+from tests.live.server import OURS_EXTRA, Server
+
+REPLICA = Replica("x7f3", "app", "engine")
+FIELDS: dict[str, Any] = {"block_size": 16, "kv_events_endpoint": "tcp://127.0.0.1:9"}
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Server(tmp_path_factory.mktemp("serving") / "log", args=OURS_EXTRA) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.mark.e2e
+def test_a_life(url: str) -> None:
+    async def run() -> None:
+        worker = ServeWorker(
+            selectors=[url], replica=REPLICA, request_id=lambda: "request", **FIELDS
+        )
+        async with worker, AsyncClient(url) as client:
+            (record,) = await client.workers()
+            assert record.worker_id == worker.worker_id == worker_id_of("x7f3")
+            assert record.endpoint == "ray://x7f3"
+            assert record.lifecycle == "schedulable"
+            name = reservation_id_of("app", "engine", "request")
+            await client.reserve(token_ids=range(64), reservation_id=name)
+            other = await client.reserve(token_ids=range(64))
+            worker.prefill_complete(cached_tokens=16)
+            worker.prefill_complete(reservation_id=other.reservation_id)
+            await _until_computed(client)
+            worker.prefill_complete(reservation_id="nobody's")
+        async with AsyncClient(url) as client:
+            assert await client.workers() == []
+        await worker.aclose()
+
+    asyncio.run(run())
+
+
+async def _until_computed(client: AsyncClient) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            (scope,) = await client.loads()
+            (row,) = scope.loads
+            if row.potential_prefill_tokens == 0:
+                assert row.active_requests == 2
+                return
+            await asyncio.sleep(0.005)
+
+
+def test_selectors_that_are_down_are_no_reason_not_to_serve() -> None:
+    async def run() -> None:
+        nowhere = f"http://127.0.0.1:{free_port()}"
+        worker = ServeWorker(
+            selectors=[nowhere], replica=REPLICA, request_id=lambda: None, **FIELDS
+        )
+        await worker.start()
+        assert worker.failures == 1
+        worker.prefill_complete()  # of a call that is no request
+        assert not worker._prefilled
+        await worker.aclose()
+
+    asyncio.run(run())
+
+
+def test_what_makes_no_worker() -> None:
+    with pytest.raises(TypeError, match="blocksize"):
+        ServeWorker(selectors=[], replica=REPLICA, blocksize=16)
+    with pytest.raises(msgspec.ValidationError):
+        ServeWorker(selectors=[], replica=REPLICA, block_size="many")
+
+
+def test_ids() -> None:
+    assert worker_id_of("x7f3") == 2512060983863399747, "as Ray Serve LLM makes it"
+    assert worker_id_of("a") != worker_id_of("b")

@@ -1,0 +1,24 @@
+"""Both faces have the same calls."""
+
+from __future__ import annotations
+
+import inspect
+
+from select_service.client import AsyncClient, Client
+from tests.select_service.client import twin
+
+
+def test_the_twin_is_up_to_date() -> None:
+    assert twin.TWIN.read_text("utf-8") == twin.made(), f"run: {twin.COMMAND}"
+
+
+def test_both_have_the_same_calls() -> None:
+    def calls(face: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(one).parameters)
+            for name, one in inspect.getmembers(face, inspect.isfunction)
+            if not name.startswith("_") and name not in {"close", "aclose"}
+        }
+
+    assert calls(AsyncClient) == calls(Client)
+    assert "reserve_pair" in calls(Client)
