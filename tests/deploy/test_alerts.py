@@ -190,8 +190,9 @@ def test_cases_differ() -> None:
 def test_the_rules_are_rules() -> None:
     done = _promtool("check", "rules", str(RULES))
     assert done.returncode == 0, done.stdout + done.stderr
-    done = _promtool("check", "config", str(RULES.with_name("prometheus.yaml")))
-    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("prometheus.yaml", "compose.yaml"):
+        done = _promtool("check", "config", str(RULES.with_name(name)))
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.heavy

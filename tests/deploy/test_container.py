@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.server
 import json
 import re
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
+
+from select_service.cli import parse
+from select_service.demo.cli import _arguments
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LAST_STAGE = (DEPLOY / "Dockerfile").read_text("utf-8").rpartition("\nFROM ")[2]
@@ -82,13 +86,16 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_pods_are_confined() -> None:
+    """As they are written; test_manifests.py looks at what is made of them."""
     found = list(pods())
     assert found
     for name, pod in found:
-        of_pod = pod["securityContext"]
-        assert of_pod["runAsNonRoot"] is True, name
-        assert of_pod["runAsUser"] == int(word("USER").partition(":")[0]), name
-        assert of_pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        of_pod = pod.get("securityContext")
+        assert ("serviceAccountName" in pod) == (of_pod is not None), name
+        if of_pod is not None:  # else the sidecar's patch says it
+            assert of_pod["runAsNonRoot"] is True, name
+            assert of_pod["runAsUser"] == int(word("USER").partition(":")[0]), name
+            assert of_pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
         for shared in ("hostNetwork", "hostPID", "hostIPC"):
             assert not pod.get(shared), name
         assert not [one for one in pod.get("volumes", ()) if "hostPath" in one], name
@@ -98,6 +105,9 @@ def test_pods_are_confined() -> None:
             assert own["allowPrivilegeEscalation"] is False, name
             assert own["capabilities"] == {"drop": ["ALL"]}, name
             assert not own.get("privileged"), name
+            if container["name"] == "select-service":
+                arguments = [one.replace("$(POD_IP)", "10.0.0.1") for one in container["args"]]
+                assert parse(arguments, {}).replica_sync_port == 9092, name
 
 
 def test_the_account_may_only_look() -> None:
@@ -105,7 +115,7 @@ def test_the_account_may_only_look() -> None:
         rule
         for path in MANIFESTS
         for document in yaml.safe_load_all(path.read_text("utf-8"))
-        if document["kind"] in ("Role", "ClusterRole")
+        if document["kind"] in {"Role", "ClusterRole"}
         for rule in document["rules"]
     ]
     assert rules
@@ -113,3 +123,67 @@ def test_the_account_may_only_look() -> None:
         assert set(rule["verbs"]) <= {"get", "list", "watch"}
         assert "*" not in rule["resources"]
         assert "secrets" not in rule["resources"]
+
+
+# -- compose.yaml ----------------------------------------------------------------------------------
+
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+
+
+def test_what_compose_mounts_is_there() -> None:
+    mounts = [one for service in COMPOSE["services"].values() for one in service.get("volumes", ())]
+    assert mounts
+    for mount in mounts:
+        source, target, *mode = mount.split(":")
+        if source.startswith("."):
+            assert (DEPLOY / source).exists(), source
+            assert mode == ["ro"]
+            assert target.startswith("/etc/")
+        else:
+            assert source in COMPOSE["volumes"]
+
+
+def test_compose_starts_what_there_is() -> None:
+    services = COMPOSE["services"]
+    ours = services["select-service"]
+    settings = parse(ours["command"], {})
+    assert ours["ports"] == [f"127.0.0.1:{settings.port}:{settings.port}"]
+    assert float(ours["stop_grace_period"][:-1]) > settings.leave_grace_s + 5
+    engines = services["engines"]
+    demo, *arguments = engines["command"]
+    assert demo == "demo"
+    parser = argparse.ArgumentParser()
+    _arguments(parser)
+    assert parser.parse_args(arguments).url == f"http://127.0.0.1:{settings.port}"
+    assert engines["network_mode"] == "service:select-service", "engines publish on the loopback"
+    for name, service in services.items():
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), "a version"
+        assert service["cap_drop"] == ["ALL"], name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+
+
+def test_compose_scrapes_by_the_name_the_rules_have() -> None:
+    folder = DEPLOY / "prometheus"
+    scraped, usual = (
+        yaml.safe_load((folder / name).read_text("utf-8"))
+        for name in ("compose.yaml", "prometheus.yaml")
+    )
+    (job,) = scraped["scrape_configs"]
+    assert job["job_name"] == usual["scrape_configs"][0]["job_name"]
+    (target,) = job["static_configs"][0]["targets"]
+    host, _, port = target.partition(":")
+    assert COMPOSE["services"][host]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert scraped["rule_files"] == usual["rule_files"]
+
+
+def test_grafana_finds_the_dashboard_and_its_source() -> None:
+    folder = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((folder / "datasources/prometheus.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((folder / "dashboards/select-service.yaml").read_text())[
+        "providers"
+    ]
+    grafana = COMPOSE["services"]["grafana"]
+    board = f"{provider['options']['path']}/select-service.json"
+    assert f"./grafana/select-service.json:{board}:ro" in grafana["volumes"]
+    assert grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == board
