@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KV_REFUSED = 0, KV_READ = 1 };
+enum { KV_REFUSED = 0, KV_READ = 1, KV_MORE = 2 };
 enum { KV_STORED, KV_REMOVED, KV_CLEARED };
 enum { KV_ARRAY, KV_MAP };
 enum { KV_MEDIUM_NONE, KV_MEDIUM_GPU, KV_MEDIUM_CPU };
@@ -34,6 +34,9 @@ typedef struct {
     size_t joined;                    /* removals in a row that became this one */
 } kv_event;
 
+typedef struct { const uint8_t *at, *end; } kv_reader;
+
+/* What was read so far, and where reading goes on. */
 typedef struct {
     double ts;
     int has_rank, form;
@@ -42,9 +45,14 @@ typedef struct {
     uint64_t *names;
     uint32_t *tokens;
     size_t event_count, event_room, name_count, name_room, token_count, token_room;
+    size_t parts, events_left;
+    kv_event event;                   /* the one being read, while `fields_left` or `field` is set */
+    int has_texts;                    /* events that point into the payload */
+    int is_inside, seen, field;       /* `field`: the list being read, or KV_SKIP */
+    size_t fields_left, field_at, list_left, extra_keys;
+    size_t nested[KV_SKIP_DEPTH_MAX + 1];  /* values left to skip, level by level */
+    int depth;
 } kv_batch;
-
-typedef struct { const uint8_t *at, *end; } kv_reader;
 
 static inline uint64_t kv_big_endian(const uint8_t *p, int bytes) {
     uint64_t value = 0;
@@ -150,22 +158,18 @@ static inline int kv_text(kv_reader *r, const char **text, size_t *length) {
 #define KV_IS(text, length, literal) \
     ((length) == sizeof(literal) - 1 && !memcmp((text), literal, sizeof(literal) - 1))
 
-static int kv_skip(kv_reader *r, int depth) {
+/* One value that nobody wants to know; of an array or map only the head, and how many follow. */
+static int kv_skip_head(kv_reader *r, size_t *inner) {
     uint64_t value, more = 0;
     int negative;
     size_t count;
     const char *text;
-    if (depth > KV_SKIP_DEPTH_MAX || r->at >= r->end) return 0;
+    *inner = 0;
+    if (r->at >= r->end) return 0;
     if (kv_int(r, &value, &negative) || kv_text(r, &text, &count)) return 1;
     uint8_t c = *r->at;
-    int elements = -1;
-    if (kv_array(r, &count)) elements = 1;
-    else if (kv_map(r, &count)) elements = 2;
-    if (elements > 0) {
-        for (size_t i = 0; i < count * (size_t)elements; i++)
-            if (!kv_skip(r, depth + 1)) return 0;
-        return 1;
-    }
+    if (kv_array(r, inner)) return 1;
+    if (kv_map(r, inner)) { *inner *= 2; return 1; }
     switch (c) {
     case 0xc0: case 0xc2: case 0xc3: more = 1; break;
     case 0xca: more = 5; break;
@@ -180,6 +184,21 @@ static int kv_skip(kv_reader *r, int depth) {
     }
     if (!kv_has(r, more)) return 0;
     r->at += more;
+    return 1;
+}
+
+/* Skip a value, or some of it: `depth` is below 0 when it is over. */
+static int kv_skip(kv_reader *r, kv_batch *b, size_t *fuel) {
+    while (b->depth >= 0 && *fuel) {
+        if (!b->nested[b->depth]) { b->depth--; continue; }
+        size_t inner;
+        if (!kv_skip_head(r, &inner)) return 0;
+        --*fuel;
+        b->nested[b->depth]--;
+        if (!inner) continue;
+        if (b->depth == KV_SKIP_DEPTH_MAX) return 0;
+        b->nested[++b->depth] = inner;
+    }
     return 1;
 }
 
@@ -199,14 +218,31 @@ static inline int kv_name(kv_reader *r, uint64_t *name) {
     return 1;
 }
 
-static int kv_names(kv_reader *r, kv_batch *b, kv_event *e) {
-    size_t count;
-    if (!kv_array(r, &count)) return 0;
-    void *names = kv_room(b->names, &b->name_room, b->name_count + count, sizeof *b->names);
+/* Begin a list: room for what it says it has, which has as many bytes at least. */
+static int kv_open_names(kv_reader *r, kv_batch *b) {
+    kv_event *e = &b->event;
+    if (!kv_array(r, &e->names)) return 0;
+    void *names = kv_room(b->names, &b->name_room, b->name_count + e->names, sizeof *b->names);
     if (!names) return 0;
     b->names = names;
     e->names_at = b->name_count;
-    e->names = count;
+    b->list_left = e->names;
+    return 1;
+}
+
+static int kv_open_tokens(kv_reader *r, kv_batch *b) {
+    kv_event *e = &b->event;
+    if (!kv_array(r, &e->tokens)) return 0;
+    void *tokens = kv_room(b->tokens, &b->token_room, b->token_count + e->tokens,
+                           sizeof *b->tokens);
+    if (!tokens) return 0;
+    b->tokens = tokens;
+    e->tokens_at = b->token_count;
+    b->list_left = e->tokens;
+    return 1;
+}
+
+static int kv_names(kv_reader *r, kv_batch *b, size_t count) {
     uint64_t *out = b->names + b->name_count;
     for (size_t i = 0; i < count; i++)
         if (!kv_name(r, out + i)) return 0;
@@ -214,14 +250,7 @@ static int kv_names(kv_reader *r, kv_batch *b, kv_event *e) {
     return 1;
 }
 
-static int kv_tokens(kv_reader *r, kv_batch *b, kv_event *e) {
-    size_t count;
-    if (!kv_array(r, &count)) return 0;
-    void *tokens = kv_room(b->tokens, &b->token_room, b->token_count + count, sizeof *b->tokens);
-    if (!tokens) return 0;
-    b->tokens = tokens;
-    e->tokens_at = b->token_count;
-    e->tokens = count;
+static int kv_tokens(kv_reader *r, kv_batch *b, size_t count) {
     uint32_t *out = b->tokens + b->token_count;
     const uint8_t *p = r->at, *end = r->end;
     for (size_t i = 0; i < count; i++) {
@@ -244,6 +273,21 @@ static int kv_tokens(kv_reader *r, kv_batch *b, kv_event *e) {
     }
     r->at = p;
     b->token_count += count;
+    return 1;
+}
+
+/* nil, or a list of nothing but nil, whose length is looked at when the names are known */
+static int kv_open_extra_keys(kv_reader *r, kv_batch *b) {
+    b->extra_keys = b->list_left = 0;
+    if (kv_nil(r)) return 1;
+    if (!kv_array(r, &b->extra_keys)) return 0;
+    b->list_left = b->extra_keys;
+    return 1;
+}
+
+static int kv_extra_keys(kv_reader *r, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (!kv_nil(r)) return 0;
     return 1;
 }
 
@@ -303,16 +347,6 @@ static int kv_empty_list(kv_reader *r) {
     return kv_nil(r) || (kv_array(r, &count) && !count);
 }
 
-/* nil, or a list of nothing but nil, whose length is looked at when the names are known */
-static int kv_extra_keys(kv_reader *r, size_t *count) {
-    *count = 0;
-    if (kv_nil(r)) return 1;
-    if (!kv_array(r, count)) return 0;
-    for (size_t i = 0; i < *count; i++)
-        if (!kv_nil(r)) return 0;
-    return 1;
-}
-
 static int kv_block_size(kv_reader *r, kv_event *e) {
     uint64_t size;
     if (!kv_natural(r, INT32_MAX, &size)) return 0;
@@ -334,7 +368,8 @@ static int kv_kind(kv_reader *r, kv_event *e) {
 enum {
     KV_TYPE = 1, KV_NAMES = 2, KV_TOKENS = 4, KV_SIZE = 8, KV_PARENT = 16, KV_LORA_ID = 32,
     KV_MEDIUM = 64, KV_LORA = 128, KV_EXTRA = 256, KV_GROUP = 512, KV_ATTENTION = 1024,
-    KV_LOCALITY = 2048, KV_SALT = 4096, KV_MM_KEYS = 8192, KV_MM_INFOS = 16384
+    KV_LOCALITY = 2048, KV_SALT = 4096, KV_MM_KEYS = 8192, KV_MM_INFOS = 16384,
+    KV_SKIP = 32768
 };
 
 /* Which field of its kind of event a key names; 0: none that matters. */
@@ -370,59 +405,95 @@ static int kv_field(int kind, const char *key, size_t length) {
     return 0;
 }
 
-static int kv_value(kv_reader *r, kv_batch *b, kv_event *e, int field, size_t *extra_keys) {
+/* Read a field, or begin to if it is a list: then `b->field` says which. */
+static int kv_value(kv_reader *r, kv_batch *b, int field) {
+    kv_event *e = &b->event;
     switch (field) {
-    case KV_NAMES: return kv_names(r, b, e);
-    case KV_TOKENS: return kv_tokens(r, b, e);
+    case KV_NAMES: b->field = field; return kv_open_names(r, b);
+    case KV_TOKENS: b->field = field; return kv_open_tokens(r, b);
+    case KV_EXTRA: b->field = field; return kv_open_extra_keys(r, b);
     case KV_SIZE: return kv_block_size(r, e);
     case KV_PARENT: return kv_parent(r, e);
     case KV_LORA_ID: return kv_nil(r);
     case KV_MEDIUM: return kv_medium(r, e);
     case KV_LORA: case KV_SALT: return kv_empty_text(r);
-    case KV_EXTRA: return kv_extra_keys(r, extra_keys);
     case KV_GROUP: return kv_group(r, e);
     case KV_ATTENTION: return kv_attention(r, e);
     case KV_LOCALITY: return kv_locality(r, e);
     case KV_MM_KEYS: case KV_MM_INFOS: return kv_empty_list(r);
-    case 0: return kv_skip(r, 0);
+    case 0:
+        b->field = KV_SKIP;
+        b->nested[0] = 1;
+        b->depth = 0;
+        return 1;
     }
     return 0;
 }
 
-static int kv_read_map(kv_reader *r, kv_batch *b, kv_event *e) {
-    size_t fields, length, extra_keys = 0;
-    const char *key;
-    /* the tag first, as every engine writes it */
-    if (!kv_map(r, &fields) || !fields || !kv_text(r, &key, &length)) return 0;
-    if (!KV_IS(key, length, "type") || !kv_kind(r, e)) return 0;
-    int seen = KV_TYPE;
-    while (--fields) {
-        if (!kv_text(r, &key, &length)) return 0;
-        int field = kv_field(e->kind, key, length);
-        if (field & seen) return 0;
-        seen |= field;
-        if (!kv_value(r, b, e, field, &extra_keys)) return 0;
+/* Go on with the list, or the value to be skipped, that a field has. */
+static int kv_go_on_inside(kv_reader *r, kv_batch *b, size_t *fuel) {
+    if (b->field == KV_SKIP) {
+        if (!kv_skip(r, b, fuel)) return 0;
+        if (b->depth < 0) b->field = 0;
+        return 1;
     }
-    int needed = 0;
-    if (e->kind == KV_STORED) needed = KV_NAMES | KV_TOKENS | KV_SIZE;
-    else if (e->kind == KV_REMOVED) needed = KV_NAMES;
-    return (seen & needed) == needed && (!extra_keys || extra_keys == e->names);
+    size_t count = b->list_left < *fuel ? b->list_left : *fuel;
+    int is_fine = b->field == KV_TOKENS ? kv_tokens(r, b, count)
+        : b->field == KV_NAMES ? kv_names(r, b, count) : kv_extra_keys(r, count);
+    *fuel -= count;
+    b->list_left -= count;
+    if (!b->list_left) b->field = 0;
+    return is_fine;
 }
 
-static int kv_read_array(kv_reader *r, kv_batch *b, kv_event *e) {
+static int kv_open_event(kv_reader *r, kv_batch *b) {
+    if (r->at >= r->end) return 0;
+    uint8_t c = *r->at;
+    int form = (c & 0xf0) == 0x80 || c >= 0xde ? KV_MAP : KV_ARRAY;
+    if (b->form >= 0 && form != b->form) return 0;
+    b->form = form;
+    void *events = kv_room(b->events, &b->event_room, b->event_count, sizeof *b->events);
+    if (!events) return 0;
+    b->events = events;
+    kv_event *e = &b->event;
+    memset(e, 0, sizeof *e);
+    e->group = -1;
+    e->joined = 1;
+    b->is_inside = 1;
+    b->extra_keys = b->field_at = 0;
+    const char *key;
+    size_t length;
+    if (form == KV_MAP) {
+        /* the tag first, as every engine writes it */
+        if (!kv_map(r, &b->fields_left) || !b->fields_left || !kv_text(r, &key, &length)) return 0;
+        if (!KV_IS(key, length, "type")) return 0;
+        b->seen = KV_TYPE;
+    } else if (!kv_array(r, &b->fields_left) || !b->fields_left) return 0;
+    if (!kv_kind(r, e)) return 0;
+    b->fields_left--;
+    if (form == KV_MAP) return 1;
+    return b->fields_left >= (e->kind == KV_STORED ? 4 : e->kind == KV_REMOVED ? 1 : 0);
+}
+
+static int kv_next_field(kv_reader *r, kv_batch *b) {
     static const int stored[] = {KV_NAMES, KV_PARENT, KV_TOKENS, KV_SIZE, KV_LORA_ID, KV_MEDIUM,
                                  KV_LORA, KV_EXTRA, KV_GROUP, KV_ATTENTION};
     static const int removed[] = {KV_NAMES, KV_MEDIUM, KV_GROUP};
-    size_t items, extra_keys = 0, known = 0, needed = 0;
-    const int *fields = NULL;
-    if (!kv_array(r, &items) || !items || !kv_kind(r, e)) return 0;
-    items--;
-    if (e->kind == KV_STORED) { fields = stored; known = 10; needed = 4; }
-    else if (e->kind == KV_REMOVED) { fields = removed; known = 3; needed = 1; }
-    if (items < needed) return 0;
-    for (size_t i = 0; i < items; i++)
-        if (!kv_value(r, b, e, i < known ? fields[i] : 0, &extra_keys)) return 0;
-    return !extra_keys || extra_keys == e->names;
+    int kind = b->event.kind, field = 0;
+    b->fields_left--;
+    if (b->form == KV_MAP) {
+        const char *key;
+        size_t length;
+        if (!kv_text(r, &key, &length)) return 0;
+        field = kv_field(kind, key, length);
+        if (field & b->seen) return 0;
+        b->seen |= field;
+    } else {
+        size_t at = b->field_at++;
+        if (kind == KV_STORED && at < sizeof stored / sizeof *stored) field = stored[at];
+        if (kind == KV_REMOVED && at < sizeof removed / sizeof *removed) field = removed[at];
+    }
+    return kv_value(r, b, field);
 }
 
 /* Removals in a row are one up to so many names, the rule of `core/wire.py`. */
@@ -442,40 +513,64 @@ static int kv_double(kv_reader *r, double *value) {
     return 1;
 }
 
+static int kv_close_event(kv_batch *b, size_t joined_max) {
+    kv_event *e = &b->event;
+    b->is_inside = 0;
+    b->events_left--;
+    if (b->form == KV_MAP) {
+        int needed = 0;
+        if (e->kind == KV_STORED) needed = KV_NAMES | KV_TOKENS | KV_SIZE;
+        else if (e->kind == KV_REMOVED) needed = KV_NAMES;
+        if ((b->seen & needed) != needed) return 0;
+    }
+    if (b->extra_keys && b->extra_keys != e->names) return 0;
+    if (e->attention) b->has_texts = 1;
+    if (kv_joins(b, e, joined_max)) {
+        kv_event *last = &b->events[b->event_count - 1];
+        last->names += e->names; /* the names stand side by side */
+        last->joined++;
+    } else b->events[b->event_count++] = *e;
+    return 1;
+}
+
+/* Begin to read; `kv_go_on` does. */
+static int kv_begin(kv_batch *b, kv_reader *r) {
+    b->event_count = b->name_count = b->token_count = 0;
+    b->has_rank = b->has_texts = b->is_inside = b->field = 0;
+    b->fields_left = 0;
+    b->form = -1;
+    if (!kv_array(r, &b->parts) || b->parts < 2 || b->parts > 3) return KV_REFUSED;
+    return kv_double(r, &b->ts) && kv_array(r, &b->events_left) ? KV_MORE : KV_REFUSED;
+}
+
+/* Read on, about as many values as there is fuel. */
+static int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel) {
+    while (fuel) {
+        if (b->field) {
+            if (!kv_go_on_inside(r, b, &fuel)) return KV_REFUSED;
+            continue;
+        }
+        fuel--;
+        if (b->fields_left) {
+            if (!kv_next_field(r, b)) return KV_REFUSED;
+        } else if (b->is_inside) {
+            if (!kv_close_event(b, joined_max)) return KV_REFUSED;
+        } else if (b->events_left) {
+            if (!kv_open_event(r, b)) return KV_REFUSED;
+        } else {
+            if (b->parts == 3 && !kv_nil(r)) {
+                if (!kv_natural(r, INT64_MAX, &b->rank)) return KV_REFUSED;
+                b->has_rank = 1;
+            }
+            return r->at == r->end ? KV_READ : KV_REFUSED;
+        }
+    }
+    return KV_MORE;
+}
+
 static int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max) {
     kv_reader r = {data, data + size};
-    size_t parts, count;
-    b->event_count = b->name_count = b->token_count = 0;
-    b->has_rank = 0;
-    b->form = -1;
-    if (!kv_array(&r, &parts) || parts < 2 || parts > 3) return KV_REFUSED;
-    if (!kv_double(&r, &b->ts) || !kv_array(&r, &count)) return KV_REFUSED;
-    for (size_t i = 0; i < count; i++) {
-        if (r.at >= r.end) return KV_REFUSED;
-        uint8_t c = *r.at;
-        int form = (c & 0xf0) == 0x80 || c >= 0xde ? KV_MAP : KV_ARRAY;
-        if (b->form >= 0 && form != b->form) return KV_REFUSED;
-        b->form = form;
-        void *events = kv_room(b->events, &b->event_room, b->event_count, sizeof *b->events);
-        if (!events) return KV_REFUSED;
-        b->events = events;
-        kv_event e;
-        memset(&e, 0, sizeof e);
-        e.group = -1;
-        e.joined = 1;
-        if (!(form == KV_MAP ? kv_read_map(&r, b, &e) : kv_read_array(&r, b, &e)))
-            return KV_REFUSED;
-        if (kv_joins(b, &e, joined_max)) {
-            kv_event *last = &b->events[b->event_count - 1];
-            last->names += e.names; /* the names stand side by side */
-            last->joined++;
-        } else b->events[b->event_count++] = e;
-    }
-    if (parts == 3 && !kv_nil(&r)) {
-        if (!kv_natural(&r, INT64_MAX, &b->rank)) return KV_REFUSED;
-        b->has_rank = 1;
-    }
-    return r.at == r.end ? KV_READ : KV_REFUSED;
+    return kv_begin(b, &r) == KV_MORE ? kv_go_on(b, &r, joined_max, SIZE_MAX) : KV_REFUSED;
 }
 
 #endif

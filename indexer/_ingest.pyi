@@ -1,11 +1,18 @@
 from collections import deque
 
-from indexer.core.events import EventBatch
+from indexer.core.events import Event, EventBatch
 from indexer.core.stream import EventStream
 
 ABI: int
 
 def decode_plain(payload: bytes, form: str) -> EventBatch | None: ...
+
+class LongBatch:
+    def __init__(self, payload: bytes) -> None: ...
+    def go_on(self, values: int) -> bool: ...
+    def result(self) -> EventBatch | None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int) -> Event: ...
 
 class Feeder:
     is_torn: bool

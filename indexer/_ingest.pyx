@@ -11,6 +11,7 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 from cpython cimport array
 from indexer._names cimport NameMap
@@ -22,6 +23,7 @@ from xxhash import xxh3_64_intdigest
 from indexer.core import removal
 from indexer.core.events import (
     JOINED_BLOCKS_MAX,
+    READ_AT_ONCE_BYTES,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -34,7 +36,7 @@ from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import APPLIED, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Tier
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
@@ -49,7 +51,7 @@ cdef extern from "_xxh3.h" nogil:
     uint64_t xxh3(const uint8_t *data, size_t len, uint64_t seed, const uint8_t *derived)
 
 cdef extern from "_events.h" nogil:
-    enum: KV_READ, KV_STORED, KV_REMOVED, KV_CLEARED, KV_MAP, KV_ARRAY
+    enum: KV_READ, KV_MORE, KV_REFUSED, KV_STORED, KV_REMOVED, KV_CLEARED, KV_MAP, KV_ARRAY
     enum: KV_MEDIUM_NONE, KV_MEDIUM_GPU, KV_MEDIUM_CPU
     enum: KV_ATTENTION_NONE, KV_ATTENTION_MAIN, KV_ATTENTION_OTHER
     ctypedef struct kv_event:
@@ -67,7 +69,13 @@ cdef extern from "_events.h" nogil:
         kv_event *events
         uint64_t *names
         uint32_t *tokens
-        size_t event_count
+        int has_texts
+        size_t event_count, event_room, name_count, name_room, token_count, token_room
+    ctypedef struct kv_reader:
+        const uint8_t *at
+        const uint8_t *end
+    int kv_begin(kv_batch *b, kv_reader *r)
+    int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel)
     int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max)
     void kv_trim(kv_batch *b)
 
@@ -111,6 +119,7 @@ cdef extern from *:
 cdef enum:
     HASH = 8  # bytes
     SLICE = 512  # SLICE_BLOCKS, checked below
+    READ_AT_ONCE = 1 << 17  # READ_AT_ONCE_BYTES, likewise
 
 cdef kv_batch scratch
 cdef bint scratch_in_use = False
@@ -123,7 +132,7 @@ cdef array.array u64_array = _array.array("Q")
 cdef object device = Tier.DEVICE
 cdef object host_pinned = Tier.HOST_PINNED
 
-if SLICE_BLOCKS != SLICE or EDGE_BYTES_MAX != SLICE * HASH or u32_array.itemsize != 4:
+if SLICE_BLOCKS != SLICE or READ_AT_ONCE_BYTES != READ_AT_ONCE or EDGE_BYTES_MAX != SLICE * HASH or u32_array.itemsize != 4:
     raise ImportError("compiled for other limits")
 
 import sys as _sys
@@ -159,9 +168,9 @@ cdef bint _read(bytes payload) noexcept:
     ) == KV_READ
 
 
-cdef list _names(kv_event *e):
+cdef list _names(kv_batch *b, kv_event *e):
     cdef size_t i
-    cdef uint64_t *names = scratch.names + e.names_at
+    cdef uint64_t *names = b.names + e.names_at
     return [PyLong_FromUnsignedLongLong(names[i]) for i in range(e.names)]
 
 
@@ -169,33 +178,122 @@ cdef object _tier(kv_event *e):
     return host_pinned if e.medium == KV_MEDIUM_CPU else device
 
 
-cdef object _event(kv_event *e):
-    cdef array.array tokens
-    group = e.group if e.group > 0 else 0
+cdef array.array _tokens(kv_batch *b, kv_event *e):
+    cdef array.array tokens = array.clone(u32_array, e.tokens, False)
+    if e.tokens:  # an empty array has no data, and `memcpy` wants some even for nothing
+        memcpy(tokens.data.as_voidptr, b.tokens + e.tokens_at, e.tokens * 4)
+    return tokens
+
+
+cdef object _event(kv_batch *b, kv_event *e):
     if e.kind == KV_STORED:
-        tokens = array.clone(u32_array, e.tokens, False)
-        if e.tokens:  # an empty array has no data, and `memcpy` wants some even for nothing
-            memcpy(tokens.data.as_voidptr, scratch.tokens + e.tokens_at, e.tokens * 4)
-        return BlockStored(
-            block_hashes=_names(e),
-            parent=PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
-            token_ids=tokens,
-            block_size=e.block_size,
-            tier=_tier(e),
-            group=group,
-            attention=e.kind_text[:e.kind_bytes].decode("ascii") if e.attention else None,
-        )
+        return _stored(e, _names(b, e), _tokens(b, e))
     if e.kind == KV_REMOVED:
-        return BlockRemoved(block_hashes=_names(e), tier=_tier(e), group=group, events=e.joined)
+        return _removed(e, _names(b, e))
     return AllBlocksCleared()
+
+
+cdef object _stored(kv_event *e, object names, object tokens):
+    return BlockStored(
+        block_hashes=names,
+        parent=PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
+        token_ids=tokens,
+        block_size=e.block_size,
+        tier=_tier(e),
+        group=e.group if e.group > 0 else 0,
+        attention=e.kind_text[:e.kind_bytes].decode("ascii") if e.attention else None,
+    )
+
+
+cdef object _removed(kv_event *e, object names):
+    return BlockRemoved(
+        block_hashes=names,
+        tier=_tier(e),
+        group=e.group if e.group > 0 else 0,
+        events=e.joined,
+    )
 
 
 cdef object _batch(size_t start, size_t end):
     """Some of the events that were read, as the batch that Python would have made of them."""
     cdef size_t i
     rank = PyLong_FromUnsignedLongLong(scratch.rank) if scratch.has_rank else None
-    events = [_event(&scratch.events[i]) for i in range(start, end)]
+    events = [_event(&scratch, &scratch.events[i]) for i in range(start, end)]
     return EventBatch(events, scratch.ts, rank, "map" if scratch.form == KV_MAP else "array")
+
+
+cdef class LongBatch:
+    """Reads one long payload in pieces; then it is the sequence of its events.
+
+    An event is made when it is asked for; names and tokens of a long one are views of what was
+    read. Room for all there could be is taken at once, and touched by and by: to grow is to copy.
+    """
+
+    cdef kv_batch batch
+    cdef kv_reader reader
+    cdef int state
+    cdef bytes payload
+    cdef array.array names, tokens
+
+    def __cinit__(self, bytes payload):
+        cdef size_t size = PyBytes_GET_SIZE(payload)
+        self.payload = payload
+        self.names = array.clone(u64_array, size, False)  # each takes a byte of it at least
+        self.tokens = array.clone(u32_array, size, False)
+        self.batch.names, self.batch.name_room = <uint64_t *>self.names.data.as_voidptr, size + 1
+        self.batch.tokens, self.batch.token_room = <uint32_t *>self.tokens.data.as_voidptr, size + 1
+        self.batch.event_room = size // 16 + 16  # and an event 18
+        self.batch.events = <kv_event *>malloc(self.batch.event_room * sizeof(kv_event))
+        if self.batch.events == NULL:
+            raise MemoryError
+        self.reader.at = <uint8_t *>PyBytes_AS_STRING(payload)
+        self.reader.end = self.reader.at + size
+        self.state = kv_begin(&self.batch, &self.reader)
+
+    def __dealloc__(self):
+        free(self.batch.events)
+
+    def go_on(self, size_t values):
+        """Read about so many values more; True if that was the end, or will not do."""
+        cdef void *events
+        if self.state != KV_MORE:
+            return True
+        self.state = kv_go_on(&self.batch, &self.reader, joined_max, values)
+        if self.state == KV_MORE:
+            return False
+        if not self.batch.has_texts:
+            self.payload = None
+        array.resize(self.names, self.batch.name_count)
+        array.resize(self.tokens, self.batch.token_count)
+        events = realloc(self.batch.events, (self.batch.event_count + 1) * sizeof(kv_event))
+        if events != NULL:
+            self.batch.events = <kv_event *>events
+        return True
+
+    def result(self):
+        """The batch, or None if it is for `core/wire.py` to say."""
+        if self.state != KV_READ or self.batch.form < 0:
+            return None
+        rank = PyLong_FromUnsignedLongLong(self.batch.rank) if self.batch.has_rank else None
+        form = "map" if self.batch.form == KV_MAP else "array"
+        return EventBatch(self, self.batch.ts, rank, form)
+
+    def __len__(self):
+        return self.batch.event_count
+
+    def __getitem__(self, Py_ssize_t at):
+        cdef kv_event *e
+        if at < 0 or <size_t>at >= self.batch.event_count:
+            raise IndexError(at)
+        e = &self.batch.events[at]
+        if e.kind == KV_CLEARED or e.names <= SLICE:
+            self.batch.names = <uint64_t *>self.names.data.as_voidptr  # it moved with the resizing
+            self.batch.tokens = <uint32_t *>self.tokens.data.as_voidptr
+            return _event(&self.batch, e)
+        names = memoryview(self.names)[e.names_at : e.names_at + e.names]
+        if e.kind == KV_REMOVED:
+            return _removed(e, names)
+        return _stored(e, names, memoryview(self.tokens)[e.tokens_at : e.tokens_at + e.tokens])
 
 
 def decode_plain(bytes payload, str form):
@@ -313,6 +411,7 @@ cdef class Feeder:
         if (
             stream.closed
             or stream._replay is not None
+            or stream._unread is not None
             or stream.is_unproven
             or writer.is_busy
             or self.backlog
@@ -363,6 +462,8 @@ cdef class Feeder:
             return -1
         if read_u64_big(PyBytes_AS_STRING(sequence)) != self.expected or self.expected == 0:
             return -1
+        if PyBytes_GET_SIZE(payload) > READ_AT_ONCE:
+            return -1  # it is read in pieces
         if not _read(<bytes>payload) or scratch.form != (KV_MAP if self.is_map else KV_ARRAY):
             return -1
         if scratch.has_rank and not (self.is_named and scratch.rank == self.dp_rank):
@@ -388,6 +489,11 @@ cdef class Feeder:
                 done = self._store(e)
             else:
                 done = self._remove(e)
+            if not done and e.kind == KV_STORED and self.holder.waiting:
+                self._flush(now)  # it may bring many their parent, which takes its time
+                self.stream._begin(_batch(k, scratch.event_count))
+                self.is_torn = False
+                return 0
             if not done:
                 self._flush(now)
                 self.stream._write(_batch(k, k + 1))
@@ -593,7 +699,7 @@ cdef class Feeder:
                     return False
         hearsay = holder.hearsay
         if hearsay is not None and hearsay[0]:
-            hearsay[0].difference_update(_names(e))
+            hearsay[0].difference_update(_names(&scratch, e))
         while done < total:
             node = where.find(names[done])
             if node == NULL:

@@ -29,6 +29,11 @@ class Backlog:
         return self._queue[0][0]
 
     @property
+    def first_payload(self) -> bytes:
+        """What the oldest message says."""
+        return self._queue[0][1]
+
+    @property
     def last(self) -> int:
         """Sequence of the newest message."""
         return self._queue[-1][0]

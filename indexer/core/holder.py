@@ -110,6 +110,7 @@ class Holder:
         "hearsay",
         "holder_id",
         "home",
+        "late",
         "rank",
         "runs",
         "slot",
@@ -132,6 +133,8 @@ class Holder:
         self.counts: list[Counts | None] = [None] * len(Tier)
         self.blocks = [0] * len(Tier)  # held positions per tier
         self.waiting: dict[int, OrphanRoot] = {}  # engine hash nobody announced → its orphans
+        # names of blocks that came after their children, which are still to be moved behind them
+        self.late: list[int] = []
         # per tier: names out of a dump that the engine itself has not announced since. A dump is
         # a moment of the same history that a replay tells: the first store of such a block is
         # taken for the one the dump speaks of, or the block would need one removal too many.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 pack_name: Final = Struct("<Q").pack
 
+ORPHANS_PER_GRAFT: Final = 128
+"""Children of a late parent that find their place at once, about 0.15 ms."""
+
 
 def mark(holder: Holder, tier: int, node: Node, span: int) -> None:
     """Cover positions on a tier."""
@@ -246,10 +249,11 @@ def place_behind_lost(
     return None
 
 
-def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
-    """Move what waits behind a block to that block, now that the rank announced it.
+def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> bool:
+    """Move some of what waits behind a block to that block, now that the rank announced it.
 
-    A whole subtree moves in O(nodes) where the tree has nothing under the same content yet; only
+    Returns whether nothing is left to be moved; what is waits on, and the books are in step. A
+    whole subtree moves in O(nodes) where the tree has nothing under the same content yet; only
     what it has is moved block by block. Reference counts go by name and stay as they are. Nothing
     happens when the block itself waits behind `root`: such a circle has no beginning.
     """
@@ -258,11 +262,24 @@ def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
     while top.parent is not None:
         top = top.parent
     if top is root:
-        return
+        return True
+    for _ in range(ORPHANS_PER_GRAFT):
+        if not root.children:
+            break
+        # where it goes is looked up each time: the node there may have been split for another
+        target = holder.where[root.parent_hash]
+        place = (target, holder.locate(target, root.parent_hash) + 1)
+        _, child = root.children.popitem()
+        _graft_subtree(tree, holder, child, place)
+    if root.children:
+        return False
     del tree.orphan_roots[root]
     del holder.waiting[root.parent_hash]
-    start = (target, holder.locate(target, root.parent_hash) + 1)
-    pending = [(child, start) for child in root.children.values()]
+    return True  # the root is nobody's now
+
+
+def _graft_subtree(tree: RadixTree, holder: Holder, top: Node, start: tuple[Node, int]) -> None:
+    pending = [(top, start)]
     while pending:
         # Depth first: a sibling's path may split nodes only where this subtree is done with.
         orphan, place = pending.pop()

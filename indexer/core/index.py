@@ -20,6 +20,7 @@ from indexer.core.budget import Budget
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
 from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
+from indexer.core.loss import sole_blocks
 from indexer.core.node import OrphanRoot
 from indexer.core.radix_tree import RadixTree
 from indexer.core.tiers import Matches, SlotTable, continue_below
@@ -34,7 +35,7 @@ from indexer.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 
     from indexer.core.node import Node
     from indexer.types import PackedHashes
@@ -110,6 +111,16 @@ class KvIndex:
         return self._limits.orphan_blocks_max
 
     # ---- room
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with blocks, to be made anew when they were large once.
+
+        None while the index is written out: who does so has a finger in them.
+        """
+        if not self._dumps:
+            yield self.tree.root.children
+            for holder in list(self._ranks.values()):
+                yield holder.runs
 
     def room(self, rank: WorkerRank) -> int:
         """Return how many more blocks a rank may hold; may be below 0."""
@@ -202,11 +213,13 @@ class KvIndex:
         *,
         namespace: Namespace = BASE_NAMESPACE,
         group: int = 0,
+        heals: bool = True,
     ) -> int:
         """Hold consecutive blocks behind `parent` (None: at the root), one more reference each.
 
         Blocks behind a parent that the rank never announced, or lost on every tier, wait for it
         and match nothing. `namespace` matters for blocks that do not inherit one from a parent.
+        With `heals` false it is up to the caller to call `heal` until what waited has its place.
         Returns the number of blocks accepted: all or, for a refused event, none.
 
         Raises:
@@ -231,7 +244,11 @@ class KvIndex:
             event = (parent, engine_hashes, local_hashes, namespace)
             accepted = self._store_any(holder, tier, group, event)
         if accepted and holder.waiting:
-            self._graft_behind(holder, engine_hashes)
+            self._note_late(holder, engine_hashes)
+            # before any of them give way because too many wait
+            if heals or self.tree.orphan_blocks > self.orphan_blocks_max:
+                while self.heal(rank):
+                    pass
         if live and self.tree.orphan_blocks > self.orphan_blocks_max:
             self._drop_old_orphans(holder)
         return accepted
@@ -305,11 +322,24 @@ class KvIndex:
         for name in moved:
             removal.forget(self.tree, holder, name)
 
-    def _graft_behind(self, holder: Holder, names: Sequence[int]) -> None:
-        for name in names:
-            root = holder.waiting.get(name)
-            if root is not None:
-                holdings.graft(self.tree, holder, root)
+    def _note_late(self, holder: Holder, names: Sequence[int]) -> None:
+        """Remember which blocks have come that others waited for."""
+        holder.late.extend(name for name in names if name in holder.waiting)
+
+    def heal(self, rank: WorkerRank) -> bool:
+        """Give some of what waited for a block its place; return whether there is more to do."""
+        holder = self._ranks.get(rank)
+        if holder is None or not holder.late:
+            return False
+        root = holder.waiting.get(holder.late[-1])
+        # either may have gone meanwhile: dropped, removed again, or healed with another
+        if (
+            root is None
+            or root.parent_hash not in holder.where
+            or holdings.graft(self.tree, holder, root)
+        ):
+            holder.late.pop()
+        return bool(holder.late)
 
     def _drop_old_orphans(self, holder: Holder) -> None:
         while self.tree.orphan_blocks > self.orphan_blocks_max:
@@ -497,6 +527,22 @@ class KvIndex:
     def blocks_of(self, rank: WorkerRank) -> list[int]:
         """Return how many blocks an attached rank holds, per tier."""
         return self._ranks[rank].blocks.copy()
+
+    def holders_of(self, ranks: Iterable[WorkerRank]) -> list[Holder]:
+        """Return the holders of those ranks that are attached."""
+        found = [self._ranks.get(rank) for rank in ranks]
+        return [one for one in found if one is not None]
+
+    def sole_blocks(self, ranks: Sequence[WorkerRank], gone: int = 0) -> Generator[None, None, int]:
+        """Count blocks that nobody else holds, see `loss.py`; yields between slices.
+
+        `gone` is a mask of holders that count as gone, too.
+        """
+        self._dumps += 1
+        try:
+            return (yield from sole_blocks(self.holders_of(ranks), gone, self.tree.live))
+        finally:
+            self._dumps -= 1
 
     def freeze(self, rank: WorkerRank) -> Generator[FrozenRun]:
         """Yield everything an attached rank has, see `frost.py`.

@@ -19,6 +19,7 @@ __all__ = ["TOKEN_BYTES", "pack_tokens", "pack_u64", "unpack_i64", "unpack_u32",
 
 TOKEN_BYTES: Final = 4
 _I64_MIN: Final = -(1 << 63)
+_GLANCE: Final = 8  # values that tell whether some are negative, as half of all signed ones are
 _SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
 
 
@@ -44,16 +45,16 @@ def pack_u64(values: Sequence[int]) -> PackedHashes:
     Raises:
         ValueError: A value is not an integer in [-2^63, 2^64).
     """
-    # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon
+    # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon.
+    # `array` takes half as long again as `struct`.
+    count = len(values)
     try:
-        return _pack_array("Q", values)
-    except OverflowError:
-        pass
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    try:
-        return struct.pack(f"<{len(values)}q", *values)  # `array` takes half as long again
-    except struct.error:
+        first, other = ("q", "Q") if count and min(values[:_GLANCE]) < 0 else ("Q", "q")
+        try:
+            return struct.pack(f"<{count}{first}", *values)
+        except struct.error:
+            return struct.pack(f"<{count}{other}", *values)
+    except (struct.error, TypeError):
         pass
     if not all(isinstance(value, int) for value in values):
         msg = "a hash must be an integer"
@@ -61,7 +62,7 @@ def pack_u64(values: Sequence[int]) -> PackedHashes:
     if min(values) < _I64_MIN or max(values) > U64_MASK:
         msg = "hash does not fit 64 bits"
         raise ValueError(msg)
-    return _pack_array("Q", [value & U64_MASK for value in values])
+    return struct.pack(f"<{count}Q", *[value & U64_MASK for value in values])
 
 
 def unpack_u64(packed: PackedHashes) -> list[int]:
@@ -77,10 +78,3 @@ def unpack_i64(packed: PackedHashes) -> list[int]:
 def unpack_u32(packed: bytes) -> list[int]:
     """The tokens as numbers."""
     return list(struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed))
-
-
-def _pack_array(form: str, values: Sequence[int]) -> PackedHashes:
-    packed = array(form, values)
-    if _SWAP:
-        packed.byteswap()
-    return packed.tobytes()

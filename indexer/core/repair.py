@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from xxhash import xxh3_64_intdigest
-
 from indexer.core.backlog import Backlog
 from indexer.core.progress import END_MARKER, Progress, read_sequence
 from indexer.core.replay import Mode, Replay, ReplayRequest
@@ -51,6 +49,8 @@ class Repair(Progress):
         self._limits = limits or StreamLimits()
         self.backlog = Backlog(self._limits.backlog_batches_max, self._limits.backlog_bytes_max)
         self._replay: Replay | None = None
+        # a long message that is still being read, and the request it answers, if any
+        self._unread: tuple[Sequence[bytes], ReplayRequest | None] | None = None
         self._ask_after = float("-inf")
         self._backoff_s = 0.0
         self._quiet_since: float | None = None
@@ -165,8 +165,8 @@ class Repair(Progress):
     def _watch_replay(self, replay: Replay, now: float) -> None:
         if now >= replay.deadline:
             self._abandon("deadline", now)
-        elif self._writer.is_busy:
-            replay.hear(now)  # its last reply is still being written, the next has to wait for that
+        elif self._writer.is_busy or self._unread is not None:
+            replay.hear(now)  # its last reply is still being read or written, the next has to wait
         elif now >= replay.quiet_until and self.is_unproven and not self.backlog:
             self._ask_again(now)  # not heard at all: it may be on its way, and nothing waits
         elif now >= replay.quiet_until:
@@ -191,7 +191,7 @@ class Repair(Progress):
     def _on_reply(self, seq: int, payload: bytes, now: float) -> None:
         replay = self._replay
         assert replay is not None
-        digest = xxh3_64_intdigest(payload)
+        digest = self._decoder.digest(payload)
         if not replay.is_verified and not self._verify(replay, seq, payload, digest, now):
             return
         expected = self.cursor.expected

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
-from xxhash import xxh3_64_intdigest
-
 from indexer.compiled import usable
 from indexer.core.cursor import Verdict
 from indexer.core.progress import END_MARKER, read_sequence
-from indexer.core.repair import Repair
+from indexer.core.repair import REPLY_FRAMES, Repair
 from indexer.core.replay import Mode
 from indexer.types import EventLossPolicy, StreamLimits
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
-if usable("indexer._ingest", 3):
+if usable("indexer._ingest", 4):
     from indexer._ingest import Feeder
 else:
     Feeder = None  # type: ignore[assignment,misc]
@@ -68,7 +66,11 @@ class EventStream(Repair):
     @property
     def is_busy(self) -> bool:
         """Whether `resume` has work; no message should be fed until it has none."""
-        return self._writer.is_busy or (self._replay is None and bool(self.backlog))
+        return (
+            self._writer.is_busy
+            or self._unread is not None
+            or (self._replay is None and bool(self.backlog))
+        )
 
     def on_live(self, frames: list[bytes], now: float) -> None:
         """Take one message from the publisher, whatever it is."""
@@ -86,9 +88,10 @@ class EventStream(Repair):
             self.hear(inbox.popleft(), now)
 
     def hear(self, frames: Sequence[bytes], now: float) -> None:
-        """Take one message, the way that can take all."""
+        """Take one message, the way that can take all; a long one is only begun to be read."""
         if self.closed:
             return
+        self._read_to_end(now)
         self.tallies.messages += 1
         if len(frames) != LIVE_FRAMES:
             self.tallies.count_bad_message("frames")
@@ -98,16 +101,28 @@ class EventStream(Repair):
             self.tallies.count_bad_message("sequence")
             return
         self.last_event_at = self._quiet_since = now
-        if self._replay is None and not self._writer.is_busy and not self.backlog:
-            self._take(seq, frames[2], now)
+        if self._decoder.read_ahead(frames[2]):
+            self._heed(seq, frames[2], now)
         else:
-            self._hold(seq, frames[2], now)
+            self._unread = frames, None
+
+    def _heed(self, seq: int, payload: bytes, now: float) -> None:
+        """Take a live message that can be decoded at once."""
+        if self._replay is None and not self._writer.is_busy and not self.backlog:
+            self._take(seq, payload, now)
+        else:
+            self._hold(seq, payload, now)
 
     def on_replay(self, frames: Sequence[bytes], now: float) -> None:
         """Take one reply of the replay that `request` asked for."""
-        if self._replay is not None:
+        self._read_to_end(now)
+        if self._replay is None:
+            return
+        if len(frames) not in REPLY_FRAMES or self._decoder.read_ahead(frames[-1]):
             self._read_reply(self._replay, frames, now)
-            self.resume(now)
+        else:
+            self._unread = frames, self.request
+        self.resume(now)
 
     def on_timer(self, now: float, *, may_poll: bool = True) -> None:
         """Notice silence; call this a few times a second."""
@@ -151,18 +166,44 @@ class EventStream(Repair):
         other way; a mere reconnect costs one small replay and no state.
         """
         if not self.closed:
+            self._read_to_end(now)  # it was said before
             self._ask_whose_voice(now)
 
     def resume(self, now: float) -> None:
         """Work off what is pending, for about a quarter of a millisecond."""
         budget = self._limits.blocks_per_turn
         while budget > 0:
-            if self._writer.is_busy:
+            if self._unread is not None:
+                if not self._read_on(now):
+                    return
+            elif self._writer.is_busy:
                 budget = self._work(budget)
             elif self._replay is None and self.backlog:
+                if not self._decoder.read_ahead(self.backlog.first_payload):
+                    return
                 self._take(*self.backlog.pop(), now)
+                self._decoder.let_go()
             else:
                 return
+
+    def _read_on(self, now: float) -> bool:
+        """Read a piece of a long message; True if that was the last, and the message is taken."""
+        assert self._unread is not None
+        frames, request = self._unread
+        if not self._decoder.read_ahead(frames[-1]):
+            return False
+        self._unread = None
+        if request is None:
+            self._heed(int.from_bytes(frames[1], "big"), frames[-1], now)
+        elif self._replay is not None and self.request is request:
+            self._read_reply(self._replay, frames, now)
+        self._decoder.let_go()
+        return True
+
+    def _read_to_end(self, now: float) -> None:
+        """Take what is being read, before anything else that cannot wait is looked at."""
+        while self._unread is not None:
+            self._read_on(now)
 
     def on_fault(self) -> None:
         """Let go of a batch whose writing raised: it would raise again, for ever."""
@@ -170,6 +211,9 @@ class EventStream(Repair):
         is_torn = feeder is not None and feeder.is_torn
         if feeder is not None:
             feeder.is_torn = False
+        if self._unread is not None:  # not taken yet: it will be missing, as if it had been lost
+            self._unread = None
+            self._decoder.let_go()
         if self._writer.is_busy or is_torn:
             self._writer.drop_batch()
             self._lose(1)
@@ -178,10 +222,13 @@ class EventStream(Repair):
         """Stop for good and forget what the stream has brought; late messages are ignored."""
         if not self.closed:
             self.closed = True
+            self._unread = None
+            self._decoder.let_go()
             self._deny("closed")
             self._stop_replay()
             self.backlog.clear()
             self._writer.forget()
+            self._feeder = None  # it knows us: a ring would keep the index alive
 
     def _take(self, seq: int, payload: bytes, now: float) -> None:
         """Judge the next live message; nothing is pending and no replay runs."""
@@ -189,7 +236,7 @@ class EventStream(Repair):
         if batch is None:  # leaves the cursor: it may have been no batch at all
             self.tallies.count_bad_message("payload")
             return
-        digest = xxh3_64_intdigest(payload)
+        digest = self._decoder.digest(payload)
         verdict = self.cursor.judge(seq, digest)
         if verdict is Verdict.STALE:
             self.tallies.stale_batches += 1

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
 from indexer.core.hashing import block_hashes, unmatchable
-from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, WorkerRank
+from indexer.core.names import NameMap
+from indexer.core.node import Node
+from indexer.types import BASE_NAMESPACE, Namespace, WorkerRank
 
 if TYPE_CHECKING:
-    from indexer.core.events import Event, EventBatch
+    from collections.abc import Iterator
+
+    from indexer.core.events import Event, EventBatch, Names
     from indexer.core.index import KvIndex
     from indexer.core.tallies import Tallies
     from indexer.types import PackedHashes
@@ -26,26 +30,20 @@ GROUPS_REMEMBERED: Final = 64
 """Groups per stream whose kind is kept for removals; hybrid models have a handful."""
 
 SLICE_BLOCKS: Final = 512
-"""Longest store handed to the index at once, about 0.3 ms; longer events go in slices."""
+"""Blocks handed to the index at once, about 0.2 ms; longer events go in slices."""
+
+CHECK_COST_BLOCKS: Final = SLICE_BLOCKS // 3
+"""What it costs to look at a slice of a long store before any of it is written."""
 
 EVENT_COST_BLOCKS: Final = 8
 """What an event costs beside its blocks, counted in blocks."""
 
+HEAL_COST_BLOCKS: Final = SLICE_BLOCKS // 2
+"""What a step of healing costs."""
+
 APPLIED: Final = "applied"
 
-
-class Slice:
-    """A part of a store event that is still to be written."""
-
-    __slots__ = ("at", "event", "local_hashes", "namespace")
-
-    def __init__(
-        self, event: BlockStored, namespace: Namespace, local_hashes: PackedHashes
-    ) -> None:
-        self.event = event
-        self.namespace = namespace
-        self.local_hashes = local_hashes
-        self.at = 0
+_NODE: Final = Node(b"", None, BASE_NAMESPACE)  # any, to file names for that are only counted
 
 
 class IndexWriter:
@@ -64,7 +62,7 @@ class IndexWriter:
         "_next",
         "_own_rank",
         "_rank",
-        "_slice",
+        "_slices",
         "_tallies",
         "_written",
         "clearings",
@@ -81,7 +79,7 @@ class IndexWriter:
         self._batch: EventBatch | None = None
         self._rank = rank  # of the batch being written
         self._next = 0
-        self._slice: Slice | None = None
+        self._slices: Iterator[int] | None = None  # writes a long event; yields costs in blocks
         self.is_busy = False
         self.is_whole = False
         self.clearings = 0
@@ -109,17 +107,20 @@ class IndexWriter:
             self.drop_batch()
         while budget > 0 and self.is_busy:
             stored = tallies.blocks_stored
-            if self._slice is not None:
-                self._slice = self._write_slice(self._slice)
-            elif self._next == len(batch.events):
+            if self._slices is not None:
+                cost = next(self._slices, None)
+                if cost is None:
+                    self._slices = None
+                else:
+                    budget -= cost
+                continue
+            if self._next == len(batch.events):
                 self._batch, self.is_busy = None, False
                 break
-            else:
-                event = batch.events[self._next]
-                self._next += 1
-                self._write(event, batch.form)
-                budget -= EVENT_COST_BLOCKS
-            budget -= tallies.blocks_stored - stored
+            event = batch.events[self._next]
+            self._next += 1
+            self._write(event, batch.form)
+            budget -= EVENT_COST_BLOCKS + tallies.blocks_stored - stored
         return budget
 
     def finish(self) -> None:
@@ -129,7 +130,7 @@ class IndexWriter:
 
     def drop_batch(self) -> None:
         """Let go of what is left of the batch."""
-        self._batch = self._slice = None
+        self._batch = self._slices = None
         self.is_busy = False
 
     @property
@@ -185,9 +186,12 @@ class IndexWriter:
         self.drop_batch()
 
     def _write(self, event: Event, form: str) -> None:
-        """Apply one event; of a long store only the first slice."""
+        """Apply one event, or begin to apply a long one."""
+        outcome: str | None
         if isinstance(event, BlockStored):
-            outcome = self._store(event)
+            outcome = self._store(event, form)
+            if outcome is None:  # it will be known when the event has been looked at
+                return
         elif isinstance(event, BlockRemoved):
             outcome = self._remove(event)
         elif isinstance(event, AllBlocksCleared):
@@ -200,46 +204,87 @@ class IndexWriter:
         number = event.events if isinstance(event, BlockRemoved) else 1
         self._tallies.count_event(event.kind, form, outcome, number)
 
-    def _write_slice(self, part: Slice) -> Slice | None:
-        """Store the next blocks of a long event; None when that was the last of them."""
-        event, start = part.event, part.at
-        hashes, local, parent = event.block_hashes, part.local_hashes, event.parent
-        end = min(start + SLICE_BLOCKS, len(hashes))
-        if end - start < len(hashes):
-            parent = hashes[start - 1] if start else parent
-            hashes = hashes[start:end]
-            local = local[start * HASH_BYTES : end * HASH_BYTES]
-        assert event.tier is not None
-        self._tallies.blocks_stored += self._index.store(
-            self._rank,
-            event.tier,
-            parent,
-            hashes,
-            local,
-            namespace=part.namespace,
-            group=event.group,
-        )
-        part.at = end
-        return part if end < len(event.block_hashes) else None
+    def _store_in_slices(
+        self, event: BlockStored, namespace: Namespace, form: str
+    ) -> Iterator[int]:
+        """Store a long event: all of it is looked at before the first block is written.
 
-    def _store(self, event: BlockStored) -> str:
+        Each slice goes on behind the one before it, so that what is written is true at any time.
+        """
+        local: list[PackedHashes] = []
+        outcome = APPLIED
+        seen = NameMap()
+        for at, names in _slices_of(event.block_hashes):
+            unique = set(names)
+            if len(unique) < len(names) or event.parent in unique or not seen.knows_none(names):
+                outcome = "duplicate_hash"  # the index would see it within a slice only
+                break
+            seen.file(names, _NODE)
+            try:
+                local.append(self._local_hashes(event, namespace, at, at + len(names)))
+            except ValueError:  # a token beyond 32 bits
+                outcome = "malformed"
+                break
+            yield CHECK_COST_BLOCKS
+        del seen  # frees as much as one slice may cost
+        self._tallies.count_event(event.kind, form, outcome)
+        if outcome is not APPLIED:
+            return
+        assert event.tier is not None
+        parent = event.parent
+        for number, (_, names) in enumerate(_slices_of(event.block_hashes)):
+            self._tallies.blocks_stored += self._index.store(
+                self._rank,
+                event.tier,
+                parent,
+                names,
+                local[number],
+                namespace=namespace,
+                group=event.group,
+                heals=False,
+            )
+            parent = names[-1]
+            yield len(names)
+            yield from self._heal_in_slices()
+
+    def _heal_in_slices(self) -> Iterator[int]:
+        """Give children that waited their place behind what has come."""
+        while self._index.heal(self._rank):
+            yield HEAL_COST_BLOCKS
+
+    def _remove_in_slices(self, event: BlockRemoved) -> Iterator[int]:
+        assert event.tier is not None
+        for _, names in _slices_of(event.block_hashes):
+            self._index.remove(self._rank, event.tier, names, group=event.group)
+            self._tallies.blocks_removed += len(names)
+            yield len(names)
+
+    def _mark_in_slices(self, event: BlockStored) -> Iterator[int]:
+        assert event.tier is not None
+        for _, names in _slices_of(event.block_hashes):
+            self._index.mark_on_tier(self._rank, event.tier, names, group=event.group)
+            yield len(names)
+
+    def _store(self, event: BlockStored, form: str) -> str | None:
+        """Return what became of a store; None: that is told when it has been looked at."""
         refusal = self._why_elsewhere(event)
         if refusal is not None or event.tier is None:
             return refusal or "unknown_medium"
         if event.is_placeholder:
-            self._index.mark_on_tier(self._rank, event.tier, event.block_hashes, group=event.group)
+            self._slices = self._mark_in_slices(event)
             return "placeholder"
         refusal = self._why_not_whole(event)
         if refusal is not None:
             return refusal
         namespace = self._namespace(event)
+        blocks = len(event.block_hashes)
+        if blocks > SLICE_BLOCKS:
+            self._slices = self._store_in_slices(event, namespace, form)
+            return None
         try:
-            local_hashes = self._local_hashes(event, namespace)
+            local_hashes = self._local_hashes(event, namespace, 0, blocks)
         except ValueError:  # a token beyond 32 bits
             return "malformed"
-        if len(event.block_hashes) > SLICE_BLOCKS:
-            self._slice = self._write_slice(Slice(event, namespace, local_hashes))
-            return APPLIED
         accepted = self._index.store(
             self._rank,
             event.tier,
@@ -248,7 +293,10 @@ class IndexWriter:
             local_hashes,
             namespace=namespace,
             group=event.group,
+            heals=False,
         )
+        if self._index.heal(self._rank):
+            self._slices = self._heal_in_slices()
         self._tallies.blocks_stored += accepted
         return APPLIED if accepted else "duplicate_hash"
 
@@ -256,6 +304,9 @@ class IndexWriter:
         refusal = self._why_elsewhere(event)
         if refusal is not None or event.tier is None:
             return refusal or "unknown_medium"
+        if len(event.block_hashes) > SLICE_BLOCKS:
+            self._slices = self._remove_in_slices(event)
+            return APPLIED
         self._index.remove(self._rank, event.tier, event.block_hashes, group=event.group)
         self._tallies.blocks_removed += len(event.block_hashes)
         return APPLIED
@@ -293,10 +344,6 @@ class IndexWriter:
             return "other_block_size"
         if len(event.token_ids) != blocks * event.block_size:
             return "token_count"
-        # the index refuses names that repeat, but sees a long event in slices only
-        is_long = blocks > SLICE_BLOCKS
-        if is_long and _repeats(event):
-            return "duplicate_hash"
         if blocks <= self._index.room(self._rank):
             return None
         self._index.budget.refused += 1
@@ -315,22 +362,32 @@ class IndexWriter:
             event.lora_name or inherited.lora_name, event.cache_salt or inherited.cache_salt
         )
 
-    def _local_hashes(self, event: BlockStored, namespace: Namespace) -> PackedHashes:
+    def _local_hashes(
+        self, event: BlockStored, namespace: Namespace, start: int, end: int
+    ) -> PackedHashes:
+        """Hash some blocks of an event."""
         tokens, size = event.token_ids, event.block_size
+        mm_hashes, opaque = event.mm_hashes, event.opaque
+        if end - start < len(event.block_hashes):
+            tokens = tokens[start * size : end * size]
+            mm_hashes = mm_hashes and mm_hashes[start:end]
+            opaque = opaque and {at - start: opaque[at] for at in range(start, end) if at in opaque}
         if self._index.is_eagle:
             tokens, size = _windows_of_pairs(tokens, size), size + 1  # type: ignore[arg-type]
         local = block_hashes(
-            tokens,  # type: ignore[arg-type] # pairs only ever reach eagle scopes: `wire` sees to it
+            # packed already; pairs only ever reach eagle scopes: `wire` sees to it
+            tokens.tobytes() if isinstance(tokens, memoryview) else tokens,  # type: ignore[arg-type]
             size,
             namespace=namespace,
-            mm_hashes=event.mm_hashes,
+            mm_hashes=mm_hashes,
         )
-        return unmatchable(local, event.opaque) if event.opaque else local
+        return unmatchable(local, opaque) if opaque else local
 
 
-def _repeats(event: BlockStored) -> bool:
-    names = set(event.block_hashes)
-    return len(names) < len(event.block_hashes) or event.parent in names
+def _slices_of(names: Names) -> Iterator[tuple[int, list[int]]]:
+    """Yield the names of a long event in slices, and where each begins."""
+    for start in range(0, len(names), SLICE_BLOCKS):
+        yield start, list(names[start : start + SLICE_BLOCKS])
 
 
 def _windows_of_pairs(pairs: list[tuple[int, int]], block_size: int) -> list[int]:

@@ -104,6 +104,7 @@ class ReplicaKeys:
     Attributes:
         allowed: The keys of those who may listen.
         when_narrower: Called when some of them may no longer; must not fail.
+        when_changed: Called whenever another list is in force; must not fail.
     """
 
     def __init__(self, own: KeyPair, path: str | None) -> None:
@@ -116,6 +117,7 @@ class ReplicaKeys:
         self._path = path
         self.allowed: frozenset[bytes] = frozenset()
         self.when_narrower: list[Callable[[], None]] = []
+        self.when_changed: list[Callable[[], None]] = []
         self._by_endpoint: Mapping[str, str] = {}
         self.adopt(self.prepare())
 
@@ -145,6 +147,8 @@ class ReplicaKeys:
         if not before <= self.allowed:
             for tell in self.when_narrower:
                 tell()
+        for tell in self.when_changed:
+            tell()
 
     def key_of(self, endpoint: str) -> str:
         """Return the key that a replica must have."""

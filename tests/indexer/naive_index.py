@@ -55,6 +55,10 @@ class NaiveIndex:
     def credit(self, rank: WorkerRank) -> None:
         self.unproven.discard(rank)
 
+    def heal(self, rank: WorkerRank) -> bool:
+        """Nothing waits here: who is whose child is looked up when it is asked."""
+        return False
+
     def namespace_of(self, rank: WorkerRank, engine_hash: int) -> Namespace | None:
         return self.namespaces[rank].get(engine_hash)
 
@@ -68,6 +72,7 @@ class NaiveIndex:
         *,
         namespace: Namespace = BASE_NAMESPACE,
         group: int = 0,
+        heals: bool = True,
     ) -> int:
         names = set(engine_hashes)
         if len(names) < len(engine_hashes) or parent in names:
