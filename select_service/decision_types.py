@@ -33,8 +33,10 @@ Excluded = Literal[
     "refused",
     "role",
     "taint",
+    "wave",
 ]
-"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before."""
+"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before; `wave`:
+the rank was chosen for all of a wave together (POST /select_batch)."""
 
 
 class DecisionPrompt(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-__all__ = ["DrainRequest", "DrainStatus"]
+__all__ = ["DrainRequest", "DrainStatus", "ScaleDownCandidate", "ScaleDownCandidates"]
 
 
 class DrainRequest(Struct, kw_only=True):
@@ -29,3 +29,26 @@ class DrainStatus(Struct, frozen=True, kw_only=True):
     decode_blocks: int  # held by them
     safe_to_terminate: bool  # it drains, and nothing is in flight
     waiting_for: list[str] = []  # what is in the way of that, in words
+
+
+class ScaleDownCandidate(Struct, frozen=True, kw_only=True):
+    """A worker, and what its loss would cost."""
+
+    worker_id: int
+    model_name: str
+    tenant_id: str
+    drains: bool  # it is leaving already
+    cost_tokens: float  # lower is cheaper: work in flight, and hot blocks that nobody else has
+    sole_blocks: int  # that nobody else holds, on any tier
+    blocks: int  # it holds
+    reused_tokens: float  # found in its cache lately; half of it is forgotten every ten minutes
+    reservations: int
+    prefill_tokens: int
+    decode_blocks: int
+    pod_deletion_cost: int  # for controller.kubernetes.io/pod-deletion-cost
+
+
+class ScaleDownCandidates(Struct, frozen=True, kw_only=True):
+    """GET /scale_down_candidates, the cheapest first."""
+
+    candidates: list[ScaleDownCandidate]

@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from msgspec import UnsetType
+
 from select_service.types import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from select_service.wave_types import WaveResult
 
 
 _TRY_AGAIN: Final = frozenset({429, 503})
@@ -316,6 +320,39 @@ class QueueFull(ServiceError):
     code = "queue_full"
 
 
+class WouldWait(ServiceError):
+    """One of a wave would have to wait for a worker, which nobody does there."""
+
+    status = 503
+    code = "would_wait"
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("every worker that could take it is busy, and a wave does not wait")
+        self.retry_after_s = retry_after_s
+
+
+class BatchNotPlaced(ServiceError):
+    """All of a wave were to be placed, or none, and one cannot be."""
+
+    code = "batch_not_placed"
+
+    def __init__(self, result: WaveResult, sample: int) -> None:
+        placed = isinstance(result.error, UnsetType)
+        error = "nobody holds enough of it" if placed else result.error
+        super().__init__(
+            f"sample {sample} of the batch (requests[{result.request}]) cannot be placed: {error}",
+            field=None if isinstance(result.field, UnsetType) else result.field,
+            details={
+                "request": result.request,
+                "sample": sample,
+                "code": "cache_threshold" if placed else result.code,
+            },
+        )
+        self.status = 409 if placed else result.status
+        if not isinstance(result.retry_after_s, UnsetType):
+            self.retry_after_s = result.retry_after_s
+
+
 class AdmissionRefused(ServiceError):
     """The gate says no, why, and when to come again."""
 
@@ -487,6 +524,19 @@ class LeaseClosed(LeaseNotFound):
 
     code = "lease_closed"
     what = "is closed"
+
+
+class LeaseReopened(ServiceError):
+    """Its owner has closed it a moment ago: this is a request that came late, or again."""
+
+    status = 409
+    code = "lease_reopened"
+
+    def __init__(self, lease_id: str, wait_s: float) -> None:
+        super().__init__(
+            f"lease {lease_id} was closed just now; open another, or this one in {wait_s:.3g} s",
+            field="lease_id",
+        )
 
 
 class LeaseConflict(ServiceError):

@@ -749,7 +749,7 @@ class ReplicaStatus(Struct, frozen=True):
 
     router_id: int
     peer: str  # the endpoint it was last heard from
-    state: Literal["synced", "behind", "gone", "foreign"]
+    state: Literal["synced", "behind", "leaving", "gone", "foreign"]
     epoch: int
     seq: int  # the newest of its statements heard
     missing: int  # older ones not heard yet
@@ -798,11 +798,13 @@ class CoreLimits(Struct, kw_only=True):
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
     leases_max: int = 10_000  # one a client process; 1 KiB each
     ended_leases_max: int = 10_000  # remembered, for ten minutes
+    lease_reopen_s: float = 30.0  # after it was closed; longer than a request is under way
     lease_copies_max: int = 100_000  # known through replicas; beyond, their orphans age singly
     lease_ttl_min_s: float = 1.0  # housekeeping is no finer
     lease_ttl_max_s: float = 3600.0
     lease_name_length_max: int = 256  # characters of lease_id and of owner
     batch_operations_max: int = 1_000  # their member names are read in one go, 5 µs each
+    wave_samples_max: int = 1_024  # they are sorted in one go, half a µs each
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
     sources_weighed_per_turn_max: int = 256  # ranks; a µs each

@@ -9,14 +9,15 @@ bit.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -262,8 +263,42 @@ cdef enum:  # as in the twin, where they are explained
     GROUP_BYTES = 256
     ASKED_BYTES = 320
     HIT_BYTES = 64
-    SEEN = 5
-    SIZE = 17
+
+cdef enum:
+    CHUNK_BYTES = 65536
+    HASH_BYTES_MAX = 4096  # `decision_record.HASH_BYTES_KEPT`
+
+cdef enum:  # of one record to other objects, by place
+    LOOKOUT
+    ROWS
+    COLUMNS
+    MATCHED
+    SHARED
+    TRUST
+    WEIGHTS
+    SELECTION_ID
+    RESERVATION_ID
+    ODDS
+    ASK
+    SAID
+    CACHE_HIT
+    REFERENCES
+
+cdef struct Chunk:
+    Py_ssize_t records  # whose hashes are in it; the last of them goes with it
+    char data[CHUNK_BYTES]
+
+cdef struct Entry:
+    PyObject *of[REFERENCES]
+    double at
+    double since
+    Chunk *chunk
+    Py_ssize_t offset
+    Py_ssize_t hash_bytes
+    Py_ssize_t blocks
+    Py_ssize_t slot
+    Py_ssize_t size
+    uint64_t isl_tokens
 
 
 cdef inline Py_ssize_t text_bytes(str text) noexcept:
@@ -273,11 +308,18 @@ cdef inline Py_ssize_t text_bytes(str text) noexcept:
 
 @cython.final
 cdef class RecordRing:
-    """Makes records of decisions and keeps the last of them, bounded by count and by bytes."""
+    """Keeps the last records of decisions, bounded by count and by bytes.
 
-    cdef list _records  # a place for each
+    A record is a row of numbers and references to what lives anyway; the hashes of its prompt are
+    copied, one record's behind the other's. Objects of its own would be memory that comes cold to
+    every request, because those of a thousand requests before it are still in use.
+    """
+
+    cdef Entry *_entries  # a place for each
     cdef Py_ssize_t _oldest, _count, _count_max
-    cdef bytes _columns  # of the newest
+    cdef Chunk *_last  # that of the newest
+    cdef Chunk *_spare
+    cdef Py_ssize_t _filled  # bytes of the last chunk
     cdef long long _bytes_max
     cdef readonly long long bytes
     cdef readonly long long next
@@ -285,97 +327,171 @@ cdef class RecordRing:
     def __cinit__(self, Py_ssize_t count_max, long long bytes_max, long long first):
         self._count_max = count_max if bytes_max else 0
         self._bytes_max = bytes_max
-        self._records = [None] * self._count_max
-        self._columns = b""
         self.next = first
+        if self._count_max:
+            self._entries = <Entry *>calloc(self._count_max, sizeof(Entry))
+            if self._entries == NULL:
+                raise MemoryError
+
+    def __dealloc__(self):
+        while self._count:
+            self._drop_oldest()
+        free(self._entries)
+        free(self._last)
+        free(self._spare)
 
     def __len__(self):
         return self._count
 
     def keep(
-        self, at, since, lookout, rows, tuple seen not None, bytes block_hashes not None, blocks,
-        isl_tokens, weights, slot, str selection_id, str reservation_id, odds, ask, said,
-        cache_hit, Py_ssize_t more,
+        self, double at, double since, lookout, rows, tuple seen not None,
+        bytes block_hashes not None, Py_ssize_t blocks, uint64_t isl_tokens, weights,
+        Py_ssize_t slot, str selection_id, str reservation_id, odds, ask, said, cache_hit,
+        Py_ssize_t more, bint told,
     ):
-        """Make a record of these members, keep it, and let the oldest go for it."""
+        """Keep a record of these members and let the oldest go for it; return it if it is told."""
         cdef bytes columns = <bytes?>seen[0]
         cdef bytes trust = <bytes?>seen[3] if seen[3] is not None else None
-        cdef Py_ssize_t size = RECORD_BYTES + PyBytes_GET_SIZE(block_hashes) + more
         cdef Py_ssize_t width = PyBytes_GET_SIZE(columns)
-        cdef tuple record
-        if seen[1] is not None:
-            size += 2 * width + GROUP_BYTES * len(seen[1])
-        if seen[2] is not None:
-            size += width + GROUP_BYTES * len(seen[2])
+        cdef Entry entry
+        matched, shared = seen[1], seen[2]
+        entry.hash_bytes = min(<Py_ssize_t>HASH_BYTES_MAX, PyBytes_GET_SIZE(block_hashes))
+        entry.size = RECORD_BYTES + entry.hash_bytes + more
+        if matched is not None:
+            entry.size += 2 * width + GROUP_BYTES * len(matched)
+        if shared is not None:
+            entry.size += width + GROUP_BYTES * len(shared)
         if trust is not None:
-            size += PyBytes_GET_SIZE(trust)
+            entry.size += PyBytes_GET_SIZE(trust)
         if selection_id is not None:
-            size += text_bytes(selection_id)
+            entry.size += text_bytes(selection_id)
         if reservation_id is not None:
-            size += text_bytes(reservation_id)
+            entry.size += text_bytes(reservation_id)
         if ask is not None:
-            size += ASKED_BYTES + text_bytes(<str?>ask.tenant_id)
+            entry.size += ASKED_BYTES + text_bytes(<str?>ask.tenant_id)
         if cache_hit is not None:
-            size += HIT_BYTES
-        record = (
-            self.next, at, since, lookout, rows, seen, block_hashes, blocks, isl_tokens, weights,
-            slot, selection_id, reservation_id, odds, ask, said, cache_hit, size,
-        )
+            entry.size += HIT_BYTES
+        entry.of[LOOKOUT] = <PyObject *>lookout
+        entry.of[ROWS] = <PyObject *>rows
+        entry.of[COLUMNS] = <PyObject *>columns
+        entry.of[MATCHED] = <PyObject *>matched
+        entry.of[SHARED] = <PyObject *>shared
+        entry.of[TRUST] = <PyObject *>trust
+        entry.of[WEIGHTS] = <PyObject *>weights
+        entry.of[SELECTION_ID] = <PyObject *>selection_id
+        entry.of[RESERVATION_ID] = <PyObject *>reservation_id
+        entry.of[ODDS] = <PyObject *>odds
+        entry.of[ASK] = <PyObject *>ask
+        entry.of[SAID] = <PyObject *>said
+        entry.of[CACHE_HIT] = <PyObject *>cache_hit
+        entry.at, entry.since = at, since
+        entry.blocks, entry.isl_tokens, entry.slot = blocks, isl_tokens, slot
+        record = None
+        if told:
+            hashes = block_hashes[:HASH_BYTES_MAX]
+            record = _tuple_of(&entry, self.next, hashes)
         if self._count_max:
-            self._add(record, size, columns, width)
+            self._add(&entry, PyBytes_AS_STRING(block_hashes))
         return record
 
-    cdef int _add(self, tuple record, Py_ssize_t size, bytes columns, Py_ssize_t width) except -1:
-        cdef Py_ssize_t place
-        self.next += 1
+    cdef int _add(self, Entry *entry, const char *hashes) except -1:
+        cdef Py_ssize_t place, number
         if self._count == self._count_max:
             self._drop_oldest()
-        place = self._oldest + self._count
-        if place >= self._count_max:
-            place -= self._count_max
-        self._records[place] = record
+        self._write(entry, hashes)
+        place = self._place(self._count)
+        for number in range(REFERENCES):
+            Py_INCREF(<object>entry.of[number])
+        self.bytes += entry.size
+        self._entries[place] = entry[0]
+        # columns are charged once for a run of records with the same
+        if (
+            not self._count
+            or self._entries[self._place(self._count - 1)].of[COLUMNS] != entry.of[COLUMNS]
+        ):
+            self.bytes += PyBytes_GET_SIZE(<bytes>entry.of[COLUMNS])
         self._count += 1
-        self.bytes += size
-        if columns is not self._columns:  # charged once for a run of records with the same
-            self._columns = columns
-            self.bytes += width
+        self.next += 1
         while self._count and self.bytes > self._bytes_max:
             self._drop_oldest()
         return 0
 
-    cdef int _drop_oldest(self) except -1:
-        cdef tuple oldest = <tuple>self._records[self._oldest], following
-        cdef bytes columns = <bytes>(<tuple>oldest[SEEN])[0]
-        cdef Py_ssize_t width = PyBytes_GET_SIZE(columns)
-        self._records[self._oldest] = None
-        self._oldest += 1
-        if self._oldest == self._count_max:
-            self._oldest = 0
-        self._count -= 1
-        self.bytes -= <Py_ssize_t>oldest[SIZE]
-        if not self._count:
-            self._columns = b""
-            self.bytes -= width
-            return 0
-        following = <tuple>self._records[self._oldest]
-        if (<tuple>following[SEEN])[0] is not columns:
-            self.bytes -= width
+    cdef int _write(self, Entry *entry, const char *hashes) except -1:
+        """Copy the hashes behind those of the newest."""
+        cdef Chunk *chunk = self._last
+        if chunk == NULL or self._filled + entry.hash_bytes > CHUNK_BYTES:
+            chunk, self._spare = self._spare, NULL
+            if chunk == NULL:
+                chunk = <Chunk *>malloc(sizeof(Chunk))
+                if chunk == NULL:
+                    raise MemoryError
+            chunk.records = 0
+            self._last, self._filled = chunk, 0
+        entry.chunk, entry.offset = chunk, self._filled
+        memcpy(chunk.data + self._filled, hashes, entry.hash_bytes)
+        self._filled += entry.hash_bytes
+        chunk.records += 1
         return 0
 
-    def newest_first(self):
-        """Return the records there are."""
-        cdef Py_ssize_t at
-        return [
-            self._records[(self._oldest + at) % self._count_max]
-            for at in range(self._count - 1, -1, -1)
-        ]
+    cdef int _drop_oldest(self) except -1:
+        cdef Entry gone = self._entries[self._oldest]
+        cdef Py_ssize_t number
+        self._oldest = self._place(1)
+        self._count -= 1
+        self.bytes -= gone.size
+        if not self._count or self._entries[self._oldest].of[COLUMNS] != gone.of[COLUMNS]:
+            self.bytes -= PyBytes_GET_SIZE(<bytes>gone.of[COLUMNS])
+        gone.chunk.records -= 1
+        if not gone.chunk.records:
+            if gone.chunk == self._last:
+                self._filled = 0
+            elif self._spare == NULL:
+                self._spare = gone.chunk
+            else:
+                free(gone.chunk)
+        for number in range(REFERENCES):
+            Py_DECREF(<object>gone.of[number])
+        return 0
+
+    cdef inline Py_ssize_t _place(self, Py_ssize_t at) noexcept:
+        """Return where the record is that is so many after the oldest."""
+        cdef Py_ssize_t place = self._oldest + at
+        return place - self._count_max if place >= self._count_max else place
+
+    cdef tuple _told(self, Py_ssize_t at):
+        cdef Entry *entry = &self._entries[self._place(at)]
+        hashes = PyBytes_FromStringAndSize(entry.chunk.data + entry.offset, entry.hash_bytes)
+        return _tuple_of(entry, self.next - self._count + at, hashes)
 
     def numbered(self, long long number):
         """Return the record of a number, if it is there."""
         cdef long long at = number - (self.next - self._count)
-        if not 0 <= at < self._count:
-            return None
-        return self._records[(self._oldest + at) % self._count_max]
+        return self._told(at) if 0 <= at < self._count else None
+
+    def numbers_of(self, names):
+        """Return the numbers of the records under any of these ids, the newest first."""
+        cdef Py_ssize_t at
+        cdef Entry *entry
+        found = []
+        for at in range(self._count - 1, -1, -1):
+            entry = &self._entries[self._place(at)]
+            if <object>entry.of[SELECTION_ID] in names or <object>entry.of[RESERVATION_ID] in names:
+                found.append(self.next - self._count + at)
+        return found
+
+
+cdef tuple _tuple_of(const Entry *entry, long long number, bytes hashes):
+    """Return a `Record`'s members."""
+    seen = (
+        <object>entry.of[COLUMNS], <object>entry.of[MATCHED], <object>entry.of[SHARED],
+        <object>entry.of[TRUST],
+    )
+    return (
+        number, entry.at, entry.since, <object>entry.of[LOOKOUT], <object>entry.of[ROWS], seen,
+        hashes, entry.blocks, entry.isl_tokens, <object>entry.of[WEIGHTS], entry.slot,
+        <object>entry.of[SELECTION_ID], <object>entry.of[RESERVATION_ID], <object>entry.of[ODDS],
+        <object>entry.of[ASK], <object>entry.of[SAID], <object>entry.of[CACHE_HIT], entry.size,
+    )
 
 
 cdef struct Table:
@@ -543,11 +659,23 @@ cdef class ValueSet:
             self._move()
         if not self._take(&self._now, value):
             self._take(&self._old, value)
+        if not self._now.used and not self._old.used:
+            return self._give_back()
         if self._now.mask >= 2 * SLOTS_MIN and 16 * <uint64_t>self._now.used < self._now.mask:
             self._follow((self._now.mask + 1) // 4)
         return 0
 
     # -- another table -------------------------------------------------------------------------
+
+    cdef int _give_back(self) except -1:
+        """Nothing is in: no table need be as large as it was."""
+        free(self._old.places)
+        self._old.places = NULL
+        if self._now.mask >= 2 * SLOTS_MIN:
+            free(self._now.places)
+            if _allocate(&self._now, SLOTS_MIN):
+                raise MemoryError
+        return 0
 
     cdef int _follow(self, uint64_t places) except -1:
         """Begin to move to a table of another size, unless that is already going on."""

@@ -12,6 +12,7 @@ slot. What else a client may send is the matter of `block_places.py`.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ class ActiveBlocks:
     def __init__(self, weights: DecodeBlocks) -> None:
         self._weights = weights  # of the same slots; the ledger adds its output blocks there
         self.root = ChainNode(None, b"")  # the handle of the empty chain
-        self._places = BlockPlaces(self._walk)
+        self._places = BlockPlaces(partial(walk, self.root))  # not of us: a ring keeps both alive
         self.nodes = 0
         self.blocks = 0  # blocks in the trie, by position
 
@@ -234,21 +235,23 @@ class ActiveBlocks:
 
     # -- promises ------------------------------------------------------------------------------
 
-    def _walk(self) -> Iterator[ChainNode]:
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
     def check(self) -> None:
         """Assert every promise of the structure; O(everything)."""
-        nodes = list(self._walk())
+        nodes = list(walk(self.root))
         for node in nodes:
             _check_node(node)
         assert self.nodes == len(nodes), "nodes are counted"
         assert self.blocks == sum(len(node.edge) for node in nodes) // HASH_BYTES
         self._places.check(nodes)
+
+
+def walk(root: ChainNode) -> Iterator[ChainNode]:
+    """Yield all nodes below one. O(nodes)."""
+    stack = list(root.children.values())
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
 
 
 def _check_node(node: ChainNode) -> None:

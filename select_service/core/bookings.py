@@ -9,16 +9,19 @@ A rank that goes may take very many reservations with it. Their ids count as fre
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
+from select_service.core.memory import Memory
 from select_service.errors import ReservationConflict, ReservationNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
     from select_service.core.changes import Changes
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
@@ -63,7 +66,7 @@ class Bookings:
         self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it
         self._pairs: dict[str, list[Booking]] = {}  # the legs of each pair
         self._waiting: dict[str, Ticket] = {}
-        self._freed: OrderedDict[str, float] = OrderedDict()  # by `key_of` the id
+        self._freed: Memory[str] = Memory()  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
         self.own = 0  # of the live, those that were booked here
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
@@ -82,6 +85,11 @@ class Bookings:
     def freed_count(self) -> int:
         """How many freed ids are remembered."""
         return len(self._freed)
+
+    @property
+    def freed_bytes(self) -> int:
+        """What they take."""
+        return self._freed.nbytes
 
     def find(self, name: str) -> Booking | None:
         """Return the live booking of a reservation_id or, failing that, of a selection_id.
@@ -185,7 +193,7 @@ class Bookings:
     def _recall(self, name: str) -> None:
         """An id is in use again."""
         key = key_of(name)
-        if self._freed.pop(key, None) is not None:
+        if self._freed.discard(key):
             self._changed(key)
 
     def forget(self, reservation: Reservation, now: float) -> None:
@@ -238,13 +246,13 @@ class Bookings:
         if name in self._live or name in self._second_names or name in self._pairs:
             return  # somebody else's by now
         key = key_of(name)
-        self._freed[key] = now
-        self._freed.move_to_end(key)
+        self._freed.put(key, now)
         if self.changes is not None:
             self._changed(key)
         if len(self._freed) > self._freed_ids_max:
-            lost, _ = self._freed.popitem(last=False)
-            self._changed(lost)
+            lost = self._freed.pop_oldest(inf)
+            assert lost is not None, "there is one more than there may be"
+            self._changed(lost[0])
             self.freed_ids_lost += 1
 
     def _changed(self, name: str) -> None:
@@ -260,12 +268,11 @@ class Bookings:
     def purge_freed(self, now: float, limit: int) -> int:
         """Forget up to `limit` ids freed more than ten minutes ago; return how many went."""
         gone = 0
-        while gone < limit and self._freed:
-            key, at = next(iter(self._freed.items()))
-            if now - at < FREED_MEMORY_S:
+        while gone < limit:
+            entry = self._freed.pop_oldest(now - FREED_MEMORY_S)
+            if entry is None:
                 break
-            del self._freed[key]
-            self._changed(key)
+            self._changed(entry[0])
             gone += 1
         return gone
 
@@ -317,6 +324,10 @@ class Bookings:
         if ticket.reservation_id is not None:
             self._waiting.pop(ticket.reservation_id, None)
 
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with bookings; see `slimming.py`."""
+        yield from (self._live, self._second_names, self._pairs, self._waiting)
+
     def check(self) -> None:
         """State every promise: each live id is in exactly one ledger, and the other way round."""
         for name, booking in self._live.items():
@@ -348,7 +359,7 @@ class Bookings:
         paired = sum(booking.reservation.pair is not None for booking in self._live.values())
         assert paired == sum(map(len, self._pairs.values())), "every leg is found by its pair"
         taken = {key_of(name) for name in (*self._live, *self._second_names, *self._pairs)}
-        assert not self._freed.keys() & taken, "live and freed at once"
+        assert not any(name in self._freed for name in taken), "live and freed at once"
         assert len(self._freed) <= self._freed_ids_max
 
 

@@ -20,6 +20,7 @@ from indexer.types import Scope
 from select_service.core.counters import ReplicaCounters
 from select_service.core.ends import ANCESTORS_MAX, Ends, Key
 from select_service.core.lease_copies import LeaseCopies
+from select_service.core.memory import Memory
 from select_service.core.replica_events import Stamp
 from select_service.core.replica_messages import (
     ClaimRecord,
@@ -32,7 +33,7 @@ from select_service.core.replica_messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sized
 
     from select_service.core.lease_copies import LeaseCopy
     from select_service.core.replica_messages import Statement
@@ -134,8 +135,8 @@ class Claim:
         return news
 
 
-def _name_digest(name: str) -> int:
-    return xxhash.xxh3_128_intdigest(name.encode("utf-8", "surrogatepass"))
+def _name_digest(name: str) -> bytes:
+    return xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass"))
 
 
 def _digest(record: ClaimRecord, hashes_digest: int) -> int:
@@ -210,7 +211,7 @@ class Claims:
         self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
         self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
-        self._freed_here: OrderedDict[int, float] = OrderedDict()  # by `_name_digest`
+        self._freed_here: Memory[bytes] = Memory()  # by `_name_digest`
         self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
         self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
         self._lease_news: dict[str, Renewed | Closed] = {}  # one a lease; see `say_of_lease`
@@ -228,9 +229,9 @@ class Claims:
         return router_id in self.gone or router_id not in self.sets
 
     @property
-    def early_count(self) -> int:
-        """Growth of claims nobody told us of yet."""
-        return len(self._early)
+    def ended_bytes(self) -> int:
+        """What is remembered of ends takes so much."""
+        return self.ends.nbytes + self._freed_here.nbytes
 
     # -- what we say ---------------------------------------------------------------------------
 
@@ -369,11 +370,9 @@ class Claims:
         since = self.ends.since(ancestor)
         if since is None:
             return False
-        return any(
-            self._freed_here.get(_name_digest(name), -inf) >= since
-            for name in (claim.reservation_id, claim.record.selection_id)
-            if name is not None
-        )
+        names = claim.reservation_id, claim.record.selection_id
+        freed = [self._freed_here.at(_name_digest(name)) for name in names if name is not None]
+        return any(at is not None and at >= since for at in freed)
 
     def tie(self, claim: Claim, reservation: Reservation) -> None:
         """The ledger carries this claim's load from now on."""
@@ -505,11 +504,9 @@ class Claims:
         An adoption says that the old claim has ended, and who owns it now. We may have heard the
         first elsewhere, and not the second; then we know no claim that could be ended.
         """
-        what = _name_digest(name)
-        self._freed_here[what] = now
-        self._freed_here.move_to_end(what)
+        self._freed_here.put(_name_digest(name), now)
         if len(self._freed_here) > self._limits.replica_ended_max:
-            self._freed_here.popitem(last=False)
+            self._freed_here.pop_oldest(inf)
 
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """Our caller has ended an id, and that is being published."""
@@ -569,13 +566,17 @@ class Claims:
         horizon = now - self._limits.replica_ended_s
         self.ends.purge(horizon, limit)
         for _ in range(limit):
-            if not self._freed_here or next(iter(self._freed_here.values())) > horizon:
+            if self._freed_here.pop_oldest(horizon) is None:
                 break
-            self._freed_here.popitem(last=False)
         for _ in range(limit):
             if not self._early or next(iter(self._early.values()))[1] > horizon:
                 break
             self._early.popitem(last=False)
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with claims; see `slimming.py`."""
+        yield from (self._of_id, self._unsaid, self._outputs)
+        yield from [one.by_id for one in self.sets.values()]
 
     def check(self) -> None:
         """State every promise."""

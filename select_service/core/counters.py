@@ -13,6 +13,9 @@ class Counters(Struct):
     selected_prefill_tokens: int = 0  # of them, what the worker chosen has yet to compute
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
+    waves: int = 0  # begun
+    wave_samples: int = 0  # in them
+    waves_undone: int = 0  # all or none: none
     selections_failed: dict[str, int] = {}  # by error code
     pairs: dict[tuple[str, str], int] = {}  # asked for, by mode and reason
     advised: dict[tuple[str, str], int] = {}  # not asked for, likewise

@@ -101,6 +101,7 @@ class Odds(Struct, gc=False):
     refusal: DecisionRefusal | None = None
     is_threshold: bool = False  # nobody held enough
     is_pair: bool = False  # whether it might have been one
+    in_wave: bool = False  # its rank was chosen together with others'
     plan: Plan | None = None  # of a pair
     legs: Legs | None = None
     roles: Roles | None = None

@@ -1,8 +1,8 @@
 """The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
 
-A selection pays for one tuple of references and a copy of the load columns, no more;
-what an answer about it costs is paid by who asks (`explaining.py`). `placing.py` and `selecting.py`
-leave records here.
+A selection pays for a row of references, a copy of its prompt's hashes and one of the load columns,
+no more; what an answer about it costs is paid by who asks (`explaining.py`). `placing.py` and
+`selecting.py` leave records here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from msgspec import UNSET
 
 from indexer.compiled import usable
 from select_service.core.decision_record import (
-    HASH_BYTES_KEPT,
-    HASHES_KEPT,
-    RESERVATION_ID,
     SEEN,
-    SELECTION_ID,
     SIZE,
     Odds,
     Record,
@@ -27,7 +23,7 @@ from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 4):
+if not TYPE_CHECKING and usable("select_service.core._speed", 6):
     from select_service.core._speed import RecordRing
 else:
     from select_service.core.plain_record_ring import RecordRing
@@ -120,8 +116,8 @@ class Decisions:
         now: float,
         odds: Odds | None = None,
         cache_hit: CacheHit | None = None,
-    ) -> Record:
-        """A decision was made; half a µs, and what memory costs that is not hot.
+    ) -> Record | None:
+        """A decision was made; its record is returned to who is to have it explained.
 
         Args:
             ticket: the request.
@@ -140,18 +136,15 @@ class Decisions:
             odds = odds_of(ticket)
         if odds is not None:
             more = _size_of(odds, rows, len(seen[0]))
-        hashes = prompt.block_hashes
-        if prompt.blocks > HASHES_KEPT:
-            hashes = hashes[:HASH_BYTES_KEPT]
         lookout = partition.lookout
         if lookout is None or now >= lookout.until:
             lookout = self._look_at(partition, now)
             more += lookout.size
         # fmt: off
         return self._ring.keep(
-            now, ticket.since, lookout.told, rows, seen, hashes, prompt.blocks, prompt.isl_tokens,
-            ticket.weights, slot, request.selection_id, ticket.reservation_id, odds, ticket.asked,
-            ticket.said, cache_hit, more,
+            now, ticket.since, lookout.told, rows, seen, prompt.block_hashes, prompt.blocks,
+            prompt.isl_tokens, ticket.weights, slot, request.selection_id, ticket.reservation_id,
+            odds, ticket.asked, ticket.said, cache_hit, more, request.explain,
         )
         # fmt: on
 
@@ -168,7 +161,7 @@ class Decisions:
         while len(explained) > EXPLAINED_MAX or self._explained_bytes > EXPLAINED_BYTES_MAX:
             self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
 
-    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record:
+    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record | None:
         """Two ranks were chosen, or one that does better, and booked."""
         plan, odds = match.plan, odds_of(ticket)
         odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.roles
@@ -180,7 +173,7 @@ class Decisions:
         return self.keep(ticket, seen, plan.whole, slot, now, odds)
 
     def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> Record | None:
-        """It was turned away, before anybody was priced; None: that is no decision."""
+        """It was turned away, before anybody was priced; if that is a decision."""
         gate = refusal.gate if isinstance(refusal, AdmissionRefused) else None
         if gate is None and refusal.status not in _REFUSED:
             return None
@@ -219,7 +212,7 @@ class Decisions:
     ) -> Record | None:
         """Return the newest record under an id: a selection's, a reservation's, or one of ours.
 
-        O(records), some 60 ns each: no selection should pay for finding it.
+        O(records), some 40 ns each: no selection should pay for finding it.
 
         Args:
             name: the id.
@@ -227,11 +220,10 @@ class Decisions:
             aliases: names that mean the same.
         """
         names = aliases | {name}
-        for record in self._ring.newest_first():
-            if record[RESERVATION_ID] in names or record[SELECTION_ID] in names:
-                found = Record._make(record)
-                if is_of(found, tenants):
-                    return found
+        for number in self._ring.numbers_of(names):
+            kept = self._ring.numbered(number)
+            if kept is not None and is_of(found := Record._make(kept), tenants):
+                return found
         kept = next((self._explained[one] for one in names if one in self._explained), None)
         if kept is None:
             kept = self._numbered(name)
@@ -250,8 +242,12 @@ class Decisions:
         return self.find(name) if found is None else Record._make(found)
 
     def newest_first(self) -> Iterator[Record]:
-        """Yield the records there are now, whatever comes meanwhile."""
-        return map(Record._make, self._ring.newest_first())
+        """Yield the records there are now, whatever comes meanwhile; but not what goes for it."""
+        newest, count = self._ring.next - 1, len(self._ring)
+        for number in range(newest, newest - count, -1):
+            record = self._ring.numbered(number)
+            if record is not None:
+                yield Record._make(record)
 
     def check(self) -> None:
         """State every promise of the ring."""
@@ -287,6 +283,7 @@ def odds_of(ticket: Ticket) -> Odds:
         request.allowed_worker_ids,
         None if constraints is UNSET else constraints,
         is_pair=isinstance(request, SelectPairRequest),
+        in_wave=ticket.in_wave,
     )
     if keeper is not None and (keeper.busy.slots or keeper.caps.slots):
         odds.busy, odds.full = frozenset(keeper.busy.slots), frozenset(keeper.caps.slots)

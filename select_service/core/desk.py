@@ -310,7 +310,13 @@ class Desk:
             ReservationNotFound: nothing live has that id.
         """
         booking = self.bookings.get(name)
-        booking.partition.ledger.prefill_complete(booking.reservation, now)
+        reservation = booking.reservation
+        if not reservation.prefill_done:
+            demand = booking.partition.demand
+            demand.first_tokens += 1
+            demand.ttft_s += now - reservation.created
+            reservation.first_token_at = now
+        booking.partition.ledger.prefill_complete(reservation, now)
         self._cared_for(booking, now)
         if not self.announcer.speaks:
             return booking.partition, NOTHING
@@ -420,6 +426,13 @@ class Desk:
             raise ReservationNotFound(name)
         self._renew_lease(booking, now)
         effects = self._announce_end(booking, now)
+        reservation, demand = booking.reservation, booking.partition.demand
+        demand.ended += 1
+        demand.request_s += now - reservation.created
+        outputs = reservation.whole_outputs + reservation.faded_outputs
+        if outputs:
+            tokens = outputs * booking.partition.index.block_size
+            demand.tell_output(tokens, reservation.first_token_at, now)
         self.release(booking, now)
         self._counters.reservations_freed += 1
         return booking.partition, effects

@@ -200,6 +200,8 @@ def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
         return "busy"
     if odds.refusal is not None:
         return "refused"
+    if odds.in_wave and not holds_to_cache:
+        return "wave"
     return "role" if odds.is_pair else "cache_hit"
 
 

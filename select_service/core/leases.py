@@ -20,13 +20,14 @@ from select_service.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseNotFound,
+    LeaseReopened,
     NameRefused,
     TooManyLeases,
 )
 from select_service.types import LeaseList, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sized
 
     from select_service.core.changes import Changes
     from select_service.core.reservation import Reservation
@@ -68,6 +69,7 @@ class Leases:
         self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
         self.changes: Changes | None = None  # when the state is kept on disk
         self.opened = self.renewed = self.closed = self.expired = self.refused = 0  # since start
+        self.reopening = 0  # that came too late, and were refused
 
     def __len__(self) -> int:
         return len(self._open)
@@ -85,6 +87,7 @@ class Leases:
         Raises:
             InvalidField: a name too long or empty, or a time to live out of bounds.
             LeaseConflict: the id is another owner's.
+            LeaseReopened: it was closed a moment ago; what is booked under it would not be freed.
             TooManyLeases: as many are open as may be.
         """
         self._check_name("owner", owner)
@@ -96,12 +99,21 @@ class Leases:
                 raise LeaseConflict(lease_id)
             self.touch(known, now, ttl_s)
             return known
+        self._check_not_closed(lease_id, now)
         lease = self.admit(LeaseState(lease_id, owner, ttl_s), now)
         if lease is None:
             full = TooManyLeases(self._limits.leases_max)
             full.retry_after_s = max(0.0, self.next_expiry() - now)
             raise full
         return lease
+
+    def _check_not_closed(self, lease_id: str, now: float) -> None:
+        """Refuse what its owner has just closed. One that was missed may be taken up again."""
+        how, at = self._ended.get(lease_id, ("expired", now))
+        left = at + self._limits.lease_reopen_s - now
+        if how == "closed" and left > 0.0:
+            self.reopening += 1
+            raise LeaseReopened(lease_id, left)
 
     def admit(self, state: LeaseState, now: float) -> Lease | None:
         """Open one whose id is not open; None when as many are open as may be. O(1)."""
@@ -316,6 +328,10 @@ class Leases:
     def state(self, lease: Lease) -> LeaseState:
         """What must be kept of a lease to put it back."""
         return LeaseState(lease.lease_id, lease.owner, lease.ttl_s)
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with leases; see `slimming.py`."""
+        yield from (self._open, self._by_owner)
 
     def check(self) -> None:
         """State every promise; O(everything)."""

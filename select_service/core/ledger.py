@@ -25,7 +25,7 @@ from select_service.core.reservation import Lane, Reservation
 from select_service.core.work_done import WorkDone
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sized
 
     from numpy.typing import NDArray
 
@@ -377,14 +377,6 @@ class Ledger:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def shared_blocks(self, sequence_hashes: PackedHashes) -> Floats | None:
-        """The m of contract 3.2 as a column by slot; None when it is 0 everywhere.
-
-        The longest common prefix, in blocks, with the chain of any live reservation on the slot.
-        """
-        groups = self.shared_groups(sequence_hashes)
-        return None if groups is None else self.column_of(groups)
-
     def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
         """Return (blocks, slots) as a column by slot."""
         column = np.zeros(len(self._lanes))
@@ -393,7 +385,10 @@ class Ledger:
         return column
 
     def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
-        """The same as (blocks, slots), disjoint; None when there is none."""
+        """The m of contract 3.2 as (blocks, slots), disjoint; None when it is 0 everywhere.
+
+        The longest common prefix, in blocks, with the chain of any live reservation on the slot.
+        """
         groups = self.blocks.shared_prefix(sequence_hashes)
         by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
         if self._displaced or self._closed:  # a closed lane may have a number no slot has
@@ -476,6 +471,11 @@ class Ledger:
         self._check_lanes()
         booked = [r for lane in (*self._lanes, *self._closed) for r in lane.reservations.values()]
         self._deadlines.check(r for r in booked if r.ttl_s)
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with reservations; see `slimming.py`."""
+        yield self.blocks.root.children
+        yield from [lane.reservations for lane in self._lanes]
 
     def _check_lanes(self) -> None:
         used = [lane.number for lane in (*self._lanes, *self._closed)]

@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct
 from indexer.compiled import usable
 from select_service.core.cache_hits import HitTally
 from select_service.core.columns import grown
+from select_service.core.demand_tally import DemandTally
 from select_service.core.drainage import Drainage
 from select_service.core.eligibility import eligible_slots, wants_everyone
 from select_service.core.ledger import Ledger
@@ -34,7 +35,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 4):
+if not TYPE_CHECKING and usable("select_service.core._speed", 6):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -116,6 +117,7 @@ class Partition:
         self.admission: Gatekeeper | None = None
         """Only where something is to be judged; see `admitting.py`."""
         self.hit_tally = HitTally()
+        self.demand = DemandTally()
         self.is_watched = False
         """Whether decisions are kept; see `decisions.py`."""
         self.lookout: Lookout | None = None

@@ -116,7 +116,7 @@ class Placing:
             record = self.decisions.keep(
                 ticket, placement.seen, rows, placement.slot, now, None, hit
             )
-            if request.explain:
+            if record is not None:
                 _explain(answer, record)
                 self.decisions.note_explained(ticket, record)
         return answer, self._decided(ticket, placement, effects)
@@ -133,7 +133,7 @@ class Placing:
             odds.is_threshold = True
             seen = ticket.partition.see(ticket.prompt, matches)
             record = self.decisions.keep(ticket, seen, rows, -1, now, odds, found.facts)
-            if ticket.request.explain:
+            if record is not None:
                 _explain(refused, record)
         return refused
 
@@ -146,7 +146,7 @@ class Placing:
         seen = ticket.partition.see(ticket.prompt)  # before anything is booked
         answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
         record = self.decisions.paired(ticket, seen, match, now)
-        if request.explain:  # what was confirmed stays as it is, for who repeats it
+        if record is not None:  # what was confirmed stays as it is, for who repeats it
             answer = msgspec.structs.replace(answer)
             _explain(answer, record)
             self.decisions.note_explained(ticket, record)
@@ -190,6 +190,14 @@ class Placing:
         counters.selected_isl_tokens += ticket.prompt.isl_tokens
         counters.selected_prefill_tokens += placement.effective_prefill_tokens
         partition, request, worker = ticket.partition, ticket.request, placement.worker
+        demand, isl_tokens = partition.demand, ticket.prompt.isl_tokens
+        demand.isl_counts[isl_tokens.bit_length()] += 1
+        demand.isl_tokens += isl_tokens
+        demand.prefill_tokens += placement.effective_prefill_tokens
+        cached = isl_tokens - placement.effective_prefill_tokens
+        if cached > 0:
+            reused, worker_id = demand.reused, worker.worker_id
+            reused[worker_id] = reused.get(worker_id, 0.0) + cached
         return Selection(
             selection_id=UNSET if request.selection_id is None else request.selection_id,
             model_name=partition.scope.model_name,
@@ -213,9 +221,11 @@ class Placing:
         """Count a selection that was refused; without a ticket it did not come to a partition."""
         failed = self._counters.selections_failed
         failed[refusal.code] = failed.get(refusal.code, 0) + 1
+        if ticket is not None:
+            ticket.partition.demand.refused += 1
         if ticket is not None and (self.decisions.is_on or ticket.request.explain):
             record = self.decisions.refused(ticket, refusal, now)
-            if record is not None and ticket.request.explain:
+            if record is not None:
                 refusal.decision = Record._make(record)
 
     def repeated(self, request: SelectAndReserveRequest, known: Answer) -> Answer:

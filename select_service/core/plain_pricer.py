@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fill", "Pricer"]
 
+_DOUBLE = 8  # bytes
 _LANES = 8
 """Sums side by side that make up one."""
 
@@ -110,6 +111,12 @@ class Pricer:
         common = None if shared is None else self._by_row(shared)
         self._matched = [] if matched is None else self._by_row(matched)
         among = slice(0, rows) if isinstance(rows, int) else rows
+        if common is None and trust is None and isinstance(rows, int) and self._is_level(rows):
+            found = self._cheapest_of_equals(
+                *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, draw)
+            )
+            if found is not None:
+                return found
         if count > FEW or trust is not None:
             bare = self._decode[among] + blocks
             if common is not None:
@@ -118,14 +125,32 @@ class Pricer:
             prices = scale * raw + bare
             at = cheapest(prices, draw)
             return self._row(rows, at), float(prices[at]), int(bare[at])
-        # as numbers of Python: up to so many rows there is less to fetch than with columns
+        return self._cheapest_of_few(
+            *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, common, draw)
+        )
+
+    def _cheapest_of_few(  # noqa: PLR0913, PLR0917 - as `cheapest`
+        self,
+        rows: int | Slots,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        matched: list[tuple[int, Slots]] | None,
+        common: list[int] | None,
+        draw: Callable[[], float],
+    ) -> tuple[int, float, int]:
+        """Do it with numbers of Python: there is less to fetch than with columns."""
+        among = slice(0, rows) if isinstance(rows, int) else rows
         left = [held + blocks for held in self._decode[among].tolist()]
         if common is not None:
             here = _of(common, rows)
             left = [held - number for held, number in zip(left, here, strict=True)]
         active = self._prefill[among].tolist()
         if not track:
-            numbers = _of(self._matched, rows) if self._matched else [0] * count
+            numbers = _of(self._matched, rows) if self._matched else [0] * len(left)
             few = [max(0.0, -credit * number) for number in numbers]
         elif matched is None:
             few = [(booked + isl_tokens) / block_size for booked in active]
@@ -140,6 +165,48 @@ class Pricer:
         few = [scale * one + held for one, held in zip(few, left, strict=True)]
         at = cheapest_of_few(few, draw)
         return self._row(rows, at), few[at], int(left[at])
+
+    def _is_level(self, rows: int) -> bool:
+        """Tell whether the first rows carry the same, as all do where nobody books."""
+        prefill, decode = self._prefill[:rows].tobytes(), self._decode[:rows].tobytes()
+        return prefill[_DOUBLE:] == prefill[:-_DOUBLE] and decode[_DOUBLE:] == decode[:-_DOUBLE]
+
+    def _cheapest_of_equals(  # noqa: PLR0913, PLR0917 - as `cheapest`
+        self,
+        rows: int,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        matched: list[tuple[int, Slots]] | None,
+        draw: Callable[[], float],
+    ) -> tuple[int, float, int] | None:
+        """Do it with one price for each group of rows that carry the same; None: not that plain."""
+        booked, bare = float(self._prefill[0]), float(self._decode[0]) + blocks
+        best: list[int] | None = None
+        low, others = 0.0, rows
+        for number, slots in matched or ():
+            group = slots.tolist()
+            if not group or max(group) >= rows:  # among them is one that nobody may be sent to
+                return None
+            others -= len(group)
+            raw = (booked + max(number * block_size, isl_tokens)) / block_size if track else 0.0
+            price = scale * max(0.0, raw - credit * number) + bare
+            if best is not None and price == low:
+                return None
+            if best is None or price < low:
+                low, best = price, group
+        if others:
+            price = scale * ((booked + isl_tokens) / block_size if track else 0.0) + bare
+            if best is None:  # nothing is matched: whoever is drawn
+                return (int(draw() * rows) if rows > 1 else 0), price, int(bare)
+            if price <= low:
+                return None
+        assert best is not None
+        best.sort()
+        return best[int(draw() * len(best)) if len(best) > 1 else 0], low, int(bare)
 
     def _row(self, rows: int | Slots, at: int) -> int:
         return at if isinstance(rows, int) else int(rows[at])

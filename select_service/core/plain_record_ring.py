@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.decision_record import SEEN, SIZE
+from select_service.core.decision_record import (
+    HASH_BYTES_KEPT,
+    RESERVATION_ID,
+    SEEN,
+    SELECTION_ID,
+    SIZE,
+)
 
 if TYPE_CHECKING:
     from indexer.types import PackedHashes
@@ -77,8 +83,9 @@ class RecordRing:
         said: GateDecision | None,
         cache_hit: CacheHit | None,
         more: int,
-    ) -> Record:
-        """Make a record of these members, keep it, and let the oldest go for it.
+        told: object,
+    ) -> Record | None:
+        """Keep a record of these members and let the oldest go for it; return it if it is told.
 
         Args:
             at: this and the others: as in `Record`.
@@ -98,7 +105,10 @@ class RecordRing:
             said: likewise.
             cache_hit: likewise.
             more: bytes it takes beyond what its other members tell.
+            told: any true value: the caller wants it.
         """
+        if len(block_hashes) > HASH_BYTES_KEPT:
+            block_hashes = block_hashes[:HASH_BYTES_KEPT]
         columns, matched, shared, trust = seen
         size = _RECORD_BYTES + len(block_hashes) + more
         if matched is not None:
@@ -123,7 +133,7 @@ class RecordRing:
         # fmt: on
         if self._count_max:
             self._add(record, size, columns)
-        return record
+        return record if told else None
 
     def _add(self, record: Record, size: int, columns: bytes) -> None:
         ring = self._ring
@@ -146,14 +156,18 @@ class RecordRing:
         if not ring or ring[0][SEEN][0] is not columns:
             self.bytes -= len(columns)
 
-    def newest_first(self) -> list[Record]:
-        """Return the records there are."""
-        return list(reversed(self._ring))
-
     def numbered(self, number: int) -> Record | None:
         """Return the record of a number, if it is there."""
         at = number - (self.next - len(self._ring))
         return self._ring[at] if 0 <= at < len(self._ring) else None
+
+    def numbers_of(self, names: frozenset[str]) -> list[int]:
+        """Return the numbers of the records under any of these ids, the newest first."""
+        return [
+            one[0]
+            for one in reversed(self._ring)
+            if one[SELECTION_ID] in names or one[RESERVATION_ID] in names
+        ]
 
 
 def _text_bytes(text: str) -> int:

@@ -47,6 +47,7 @@ class Ticket(Struct, eq=False):
     said: Decision | None = None  # and what it said
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
+    in_wave: bool = False  # it goes where others of its wave are; see `waves.py`
 
     @property
     def deadline(self) -> float:

@@ -118,7 +118,11 @@ class Closed(Struct, frozen=True, tag="closed"):
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
-    """I live, have stated this much, and own so many claims with this digest."""
+    """I live, have stated this much, and own so many claims with this digest.
+
+    `leaving`: I shall go soon, and am asked by fewer and fewer. `left`: this is my last word: what
+    is mine is whose it is told of.
+    """
 
     router_id: U64
     epoch: EpochNumber
@@ -127,6 +131,8 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     digest: U64
     http_port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
     url: Text | None = None
+    leaving: bool = False
+    left: bool = False
 
 
 Statement: TypeAlias = ClaimRecord | Grown | Ended | Renewed | Closed

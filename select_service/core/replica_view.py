@@ -43,6 +43,7 @@ class View:
         self.url: str | None = None
         self.heard_at = now
         self.gone = False
+        self.leaving = False  # it has said that it will go
         self.buried = False  # being forgotten
         self.bury_at = 0.0  # not before
         self.greeted = False
@@ -156,8 +157,10 @@ class View:
         self.high = max(self.high, seq)
 
     @property
-    def state(self) -> Literal["synced", "behind", "gone"]:
+    def state(self) -> Literal["synced", "behind", "leaving", "gone"]:
         """In one word."""
         if self.gone:
             return "gone"
-        return "synced" if self.whole else "behind"
+        if not self.whole:
+            return "behind"
+        return "leaving" if self.leaving else "synced"

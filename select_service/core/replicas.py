@@ -61,6 +61,7 @@ class Replicas:
         self.views: dict[int, View] = {}
         self.http_port = 0
         self.url: str | None = None
+        self.is_leaving = False
         self.resolver = Resolver(claims, desk, membership, self.counters)
         self._limits = limits
         self._claims = claims
@@ -84,9 +85,13 @@ class Replicas:
             view = self._view(router_id, message.epoch, peer, now)
             if view is not None:
                 view.http_port, view.url = message.http_port, message.url
+                view.leaving = message.leaving
                 if not view.announced(message, now, self._limits):
                     self.counters.digests_differed += 1
-                view.greet(message, now, self._limits)
+                if message.left and message.seq >= view.high:  # of this life, and none before
+                    self._lose(view)
+                else:
+                    view.greet(message, now, self._limits)
         elif isinstance(message, Said):
             view = self._view(router_id, message.epoch, peer, now)
             if view is not None and self._is_news(view, message.seq, now):
@@ -314,6 +319,15 @@ class Replicas:
                 effects.pulls.append(Pull(view.peer, view.router_id, view.http_port, view.url))
         return more
 
+    def leave(self) -> None:
+        """Say with the next turn, and from then on, that we shall go."""
+        self.is_leaving = True
+        self._beat_at = None
+
+    def last_word(self) -> Heartbeat:
+        """Return what peers take for our end, behind all that `tick` had to say."""
+        return msgspec.structs.replace(self._heartbeat(), left=True)
+
     def _heartbeat(self) -> Heartbeat:
         claims = self._claims
         return Heartbeat(
@@ -324,21 +338,26 @@ class Replicas:
             claims.own.digest,
             self.http_port,
             self.url,
+            self.is_leaving,
         )
 
     def _look_around(self, now: float) -> None:
-        for router_id, view in list(self.views.items()):
+        for view in list(self.views.values()):
             silent_s = now - view.heard_at
             if not view.gone and silent_s > self._limits.replica_timeout_s:
-                view.gone = True
-                view.pulling_since = view.incoming = None
-                self._claims.gone.add(router_id)
-                self._chores.append(self._repeat_last_words())
+                self._lose(view)
             long_ago = silent_s > self._limits.replica_ended_s and now >= view.bury_at
             if view.gone and not view.buried and long_ago:
                 view.buried = True
                 view.bury_at = now + self._limits.replica_timeout_s
                 self._chores.append(self._bury(view))
+
+    def _lose(self, view: View) -> None:
+        """It is silent, or has said its last word: whoever is told of what it owns adopts that."""
+        view.gone = True
+        view.pulling_since = view.incoming = None
+        self._claims.gone.add(view.router_id)
+        self._chores.append(self._repeat_last_words())
 
     def _bury(self, view: View) -> Iterator[None]:
         """Forget one that has been gone for long, with all it owned that has no load any more."""

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.effects import Pull
-    from select_service.core.replica_messages import ReplicaMessage, SnapshotHead, SnapshotPart
+    from select_service.core.replica_messages import (
+        Heartbeat,
+        ReplicaMessage,
+        SnapshotHead,
+        SnapshotPart,
+    )
     from select_service.core.replicas import Replicas
     from select_service.core.waiting_room import WaitingRoom
     from select_service.types import ReplicaStatus
@@ -46,6 +51,14 @@ class Replicating:
         effects = Effects()
         more = self._replicas.tick(now, effects)
         return more, self._relieved(now, effects)
+
+    def leave(self) -> None:
+        """Tell, from the next turn on, that this process will end."""
+        self._replicas.leave()
+
+    def last_word(self) -> Heartbeat:
+        """Return what is to be published last of all, behind what `tick` still has to say."""
+        return self._replicas.last_word()
 
     def snapshot(self, now: float) -> Iterator[SnapshotPart]:
         """Yield what we know, from head to end; anything may happen between two parts."""

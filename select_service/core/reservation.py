@@ -42,6 +42,7 @@ class Reservation:
         "faded_outputs",
         "fairness_id",
         "fingerprint",
+        "first_token_at",
         "isl_tokens",
         "lane",
         "lease",
@@ -79,6 +80,7 @@ class Reservation:
         self.faded_outputs = 0  # output blocks of weight output_fraction
         self.output_fraction = 1.0
         self.created = now
+        self.first_token_at = 0.0  # when this process was told of it; 0: it was not
         self.touched = now  # last lifecycle call
         self.ttl_s = 0.0  # 0: never expires by itself
         self.deadline = 0.0  # when it expires, if it can

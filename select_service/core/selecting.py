@@ -202,7 +202,7 @@ class Selecting:
             return self._room.waits_in_file(ticket, now), NOTHING
         answer, effects = self._placing.place(ticket, rows, now, gone, matches)
         if type(answer) is CacheThreshold:
-            gate.settle(_cache_refusal(gate.admitted), ask, now)
+            gate.too_few_hits(ask, now)
         else:
             gate.admit(ask, now)
         return answer, effects
@@ -247,7 +247,3 @@ def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
     """Say what the best candidate would still have to compute."""
     cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
     return replace(ask, prefill_tokens=max(0, ask.tokens - cached))
-
-
-def _cache_refusal(decision: Decision) -> Decision:
-    return decision._replace(outcome="refuse", code="cache_threshold", gate="cache_hit")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.admission_types import AdmissionSettings
 from select_service.core.admitting import Admitting
+from select_service.core.advising import Advising
 from select_service.core.cache_hits import CacheHits
 from select_service.core.catalog import Catalog
 from select_service.core.changes import (
@@ -42,6 +43,7 @@ from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
 from select_service.core.selecting import Selecting
+from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
     LeaseRoom,
@@ -53,7 +55,9 @@ from select_service.core.state import (
     Workers,
 )
 from select_service.core.trusting import Trusting
+from select_service.core.ushering import Usher
 from select_service.core.waiting_room import WaitingRoom
+from select_service.core.waves import Waves
 from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
@@ -158,6 +162,8 @@ class SelectionCore:
         self.selecting = kind_of_selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
         )
+        self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
+        self._rng = rng
         self._open_rooms()
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.overrides = Overrides(NOTHING)
@@ -203,6 +209,7 @@ class SelectionCore:
         self.drain = draining.drain
         self.undrain = draining.undrain
         self.drain_status = draining.status
+        self.scale_down_candidates = Advising(self.partitions).candidates
         reserving = Reserving(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
@@ -218,6 +225,11 @@ class SelectionCore:
         self.close_lease = reserving.close_lease
         self.clear_lease = reserving.clear_lease
         self.leases = reserving.leases
+        waves = Waves(
+            *(self.reader, self.desk, self.placing, self._usher, self.counters, self._rng),
+            *(self.limits, reserving.free),
+        )
+        self.select_batch = waves.begin
         operating = Operating(self.admitting, self.membership, self.room, self.limits)
         self.reconfigure = operating.reconfigure
         self.admission = operating.admission
@@ -226,6 +238,7 @@ class SelectionCore:
         self.change_threshold = operating.change_threshold
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
+        self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
         inspecting = Inspecting(self.reader, self.partitions)
         self.loads = inspecting.loads
         self.potential_loads = inspecting.potential_loads
@@ -235,6 +248,8 @@ class SelectionCore:
         self.replica_announce = replicating.announce
         self.replica_heard = replicating.heard
         self.replica_tick = replicating.tick
+        self.replica_leave = replicating.leave
+        self.replica_last_word = replicating.last_word
         self.replica_snapshot = replicating.snapshot
         self.replica_snapshot_begin = replicating.snapshot_begin
         self.replica_snapshot_part = replicating.snapshot_part
@@ -278,6 +293,7 @@ class SelectionCore:
         recheck = self._recheck_due(now)
         for partition in self.partitions.values():
             partition.drainage.follow()
+            partition.demand.fade(now)
             may_drop -= self.desk.sweep(partition, may_drop, now)
             expired = self.desk.expire(partition, may_expire, now, effects)
             may_expire -= expired
@@ -292,6 +308,7 @@ class SelectionCore:
         effects.trusted += self.trusting.take_news()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
+        self.slimming.go_on()
         return more, effects
 
     def _close_scopes(self, now: float) -> None:

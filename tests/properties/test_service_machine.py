@@ -39,6 +39,7 @@ from select_service.drain_types import DrainRequest
 from select_service.errors import (
     LeaseConflict,
     LeaseNotFound,
+    LeaseReopened,
     NoEligibleWorker,
     NoSchedulableWorker,
     ReservationConflict,
@@ -101,6 +102,7 @@ wishes = st.builds(
         st.sampled_from(TAINTS), st.sampled_from([-1.0, 0.5, 5.0]), max_size=2
     ).map(lambda chosen: tuple(chosen.items())),
 )
+REOPEN_S = CoreLimits().lease_reopen_s
 lease_ids = st.sampled_from("kl")
 lease_ttls = st.sampled_from([80.0, 160.0, 500.0])
 terms = st.sampled_from(  # how long a booking is to live
@@ -182,6 +184,7 @@ class ServiceMachine(RuleBasedStateMachine):
         )
         self.twin.now = self.now
         self.core.tick(self.now)
+        self.closed: dict[str, float] = {}
         self.open_lease("k", "x", 80.0)
         self.open_lease("l", "x", 160.0)
         for worker_id in range(1, workers + 1):
@@ -634,7 +637,13 @@ class ServiceMachine(RuleBasedStateMachine):
             with pytest.raises(LeaseConflict):
                 self.core.open_lease(request, self.later())
             return
-        self.core.open_lease(request, self.later())
+        now = self.later()
+        if now - self.closed.get(lease_id, -REOPEN_S) < REOPEN_S:
+            with pytest.raises(LeaseReopened):
+                self.core.open_lease(request, now)
+            return
+        self.closed.pop(lease_id, None)
+        self.core.open_lease(request, now)
         self.twin.leases[lease_id] = TwinLease(owner, ttl_s, self.now)
 
     @rule(lease_id=lease_ids, ttl_s=st.none() | lease_ttls)
@@ -658,6 +667,7 @@ class ServiceMachine(RuleBasedStateMachine):
         assert lease is not None
         assert not lease.reservations, "few enough for one turn"
         self.twin.end_lease(lease_id)
+        self.closed[lease_id] = self.now
         lighter = len(self.twin.live) < loads
         self.follow(effects)
         assert not self.twin.head_may_go() or (unseen and not lighter)

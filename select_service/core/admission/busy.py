@@ -16,8 +16,6 @@ import numpy as np
 from select_service.core.admission.thresholds import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
     from select_service.core.admission.thresholds import Thresholds
@@ -44,12 +42,6 @@ def rank_busy(thresholds: Thresholds, load: RankReport) -> bool:
     limit = thresholds.decode_limit(load.kv_total_blocks)
     used = UNREPORTED if load.kv_used_blocks is None else load.kv_used_blocks
     return load.active_decode_blocks > limit or used > limit
-
-
-def worker_busy(thresholds: Thresholds, loads: Iterable[RankReport]) -> bool:
-    """Tell whether there is at least one rank and every one is busy."""
-    busy = [rank_busy(thresholds, load) for load in loads]
-    return bool(busy) and all(busy)
 
 
 class BusyRanks:

@@ -20,8 +20,6 @@ Scope = Literal["gpu", "cpu", "disk", "any"]
 Basis = Literal["prompt", "cacheable"]
 Source = Literal["request", "global", "loop_guard"]
 
-SCOPES: Final[tuple[Scope, ...]] = ("gpu", "cpu", "disk", "any")
-BASES: Final[tuple[Basis, ...]] = ("prompt", "cacheable")
 DEFAULT_ATTEMPTS_MAX: Final = 3
 """Refusals one request may get before it is placed regardless."""
 
@@ -76,11 +74,6 @@ def base_tokens(isl_tokens: int, block_size: int, basis: Basis) -> int:
     if basis == "prompt":
         return isl_tokens
     return max(0, isl_tokens - 1) // block_size * block_size
-
-
-def hit_rate(cached_tokens: float, base: int) -> float | None:
-    """Return cached by base tokens, at most 1 for the cacheable basis; None for an empty base."""
-    return cached_tokens / base if base else None
 
 
 def cached_blocks(device: Floats, host: Floats, disk: Floats, scope: Scope) -> Floats:

@@ -8,7 +8,7 @@ a clock nor a queue is kept here; columns by slot let routing skip full workers 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_QUEUED: Final = 16
 UNLIMITED: Final = 1 << 62
-
-Arrival = Literal["engine", "queued", "rejected"]
 
 
 class WorkerCap:
@@ -65,24 +63,6 @@ class WorkerCap:
     def room(self) -> int:
         """How many more may wait for it."""
         return self.max_queued - self.queued
-
-    def arrive(self) -> Arrival:
-        """Take one request in: onto the engine, into the queue, or not at all."""
-        if not self.full and not self.queued:
-            self.inflight += 1
-            return "engine"
-        if self.room > 0:
-            self.queued += 1
-            return "queued"
-        return "rejected"
-
-    def finish(self) -> None:
-        """One request on the engine ended; the first that waits takes its place."""
-        assert self.inflight > 0
-        self.inflight -= 1
-        if self.queued and not self.full:
-            self.queued -= 1
-            self.inflight += 1
 
 
 class WorkerCaps:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULT_QUEUE_DEPTH: Final = 5.0
 DEFAULT_KV_UTILIZATION: Final = 0.8
-CONCURRENCY_PER_INSTANCE: Final = 64
 _SURELY_BELOW: Final = 1.0 - 1e-6
 """A bound below that leaves no doubt, in whatever order the sum is taken."""
 
@@ -35,13 +34,6 @@ def utilization(
     # cumsum adds one after another, as the genuine loop does; sum() adds in pairs and may land on
     # the other side of 1.
     return float(worse.cumsum()[-1]) / pool.instances
-
-
-def concurrency(pool: Pool, per_instance: int = CONCURRENCY_PER_INSTANCE) -> float:
-    """Return requests in flight by room for them; 1 for an empty pool."""
-    if not pool.instances:
-        return 1.0
-    return float(pool.in_flight.sum()) / (pool.instances * per_instance)
 
 
 class GaieLegacy:

@@ -6,8 +6,9 @@
     4 policy       budgets, then the policy   O(1), or one vector expression
     5 cache_hit    no candidate holds enough  needs what the index matched, so it comes last
 
-Cheap and certain first. Nothing is charged before everything has passed: `judge` and `judge_hits`
-only look, `settle` charges and counts. A request that was told to come about now is not refused
+Cheap and certain first. 1 to 4 are judged here, 5 by who holds what the index matched
+(`cache_hits.py`). Nothing is charged before everything has passed: `judge` only looks, `admit` and
+`settle` charge and count. A request that was told to come about now is not refused
 for load (2 to 4): what it may not have at once, it waits for.
 """
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.asks import Ask, Facts, Policy, QueueingPolicy
     from select_service.core.admission.busy import BusyRanks
-    from select_service.core.admission.cache_hit import Hits, Threshold
     from select_service.core.admission.capacity import WorkerCaps
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.fair_queue import Waiting
@@ -176,20 +176,6 @@ class Gate(Generic[T]):
             return self.admitted
         return Decision("wait", "", PROMISED, self.policy.name, gate)
 
-    def judge_hits(self, hits: Hits, threshold: Threshold) -> Decision:
-        """Say whether any candidate holds enough of the prompt; time does not help, so no time."""
-        if not hits.refused:
-            return self.admitted
-        details: Facts = {
-            "threshold": threshold.value,
-            "source": threshold.source,
-            "best_hit_rate": hits.best_rate or 0.0,
-        }
-        reason = "no candidate reaches the cache hit threshold"
-        return Decision(
-            "refuse", reason, "cache_threshold", self.policy.name, "cache_hit", details=details
-        )
-
     # -- refusing ------------------------------------------------------------------------------
 
     def _refusal(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
@@ -286,6 +272,14 @@ class Gate(Generic[T]):
         else:
             tally.refused += 1
             self.tallies.refused_by_tenant.add(ask.tenant_id)
+
+    def too_few_hits(self, ask: Ask, now: float) -> None:
+        """No candidate holds as much of the prompt as was asked for: one is turned away.
+
+        It is told no time to return, for time does not help.
+        """
+        code, name = "cache_threshold", self.policy.name
+        self.settle(Decision("refuse", code, code, name, "cache_hit"), ask, now)
 
     def _admit(self, ask: Ask, tally: ClassTally, band: int, now: float) -> None:
         tally.admitted += 1

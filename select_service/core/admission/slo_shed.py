@@ -27,7 +27,6 @@ from msgspec import Struct
 from select_service.core.admission.asks import ADMIT, Verdict
 from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
-from select_service.core.admission.flow_queue import ceilings
 from select_service.core.admission.token_bucket import TenantBuckets
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 
@@ -54,6 +53,13 @@ DEFAULT_TARGETS_S: Final[Mapping[str, float]] = MappingProxyType(
 DEFAULT_QUOTAS: Final[Mapping[str, int]] = MappingProxyType(
     {"critical": 1024, "standard": 1024, "batch": 512, "sheddable": 256, "background": 256}
 )
+
+
+def ceilings(bands: int, usage_limit: float) -> tuple[float, ...]:
+    """Return the saturation at which each band is closed, from 1 down to the usage limit."""
+    if bands <= 1:
+        return (1.0,) * bands
+    return tuple(1.0 - band * (1.0 - usage_limit) / (bands - 1) for band in range(bands))
 
 
 class SloShedSettings(Struct, frozen=True):

@@ -45,7 +45,8 @@ EVENTS_UNREACHABLE: Final = Cause(
     "error",
     "Nothing that publishes listens at the KV-event endpoint: the engine is down, was started "
     "without KV events, binds 127.0.0.1 or another port (base port + rank), or a network policy "
-    "is in the way.",
+    "is in the way. Or the port can be reached and the handshake fails: one side encrypts (CURVE) "
+    "and the other does not, or the worker's curve_public_key is another's.",
     "Start the engine with KV events on (vLLM and SGLang: --kv-events-config with publisher zmq "
     "and endpoint tcp://*:PORT) and register that port; `select-service doctor --probe` tells "
     "whether the port can be reached from where you are.",
@@ -235,9 +236,11 @@ REPLICA_UNREACHABLE: Final = Cause(
     "replica-unreachable",
     "error",
     "A configured replica cannot be connected to: it is gone, its --replica-sync-port is another "
-    "one, or a network policy is in the way. Load booked there is not seen here.",
-    "Correct --replica-sync-peers, or deregister what is gone "
-    "(POST /replica_sync/deregister_peer).",
+    "one, or a network policy is in the way. Or the handshake fails: only one side has a "
+    "--curve-key, or a list of --curve-replica-keys has another key than theirs or lacks ours. "
+    "Load booked there is not seen here.",
+    "Correct --replica-sync-peers and --curve-replica-keys (read again on SIGHUP), or deregister "
+    "what is gone (POST /replica_sync/deregister_peer).",
     30.0,
 )
 REPLICA_SILENT: Final = Cause(
@@ -253,7 +256,7 @@ REPLICA_BEHIND: Final = Cause(
     "warning",
     "Something a replica said was missed, and its snapshot cannot be fetched to make up for it: "
     "its HTTP port is not reachable from here.",
-    "Set --advertise-url on the replica to where its HTTP port can be reached.",
+    "Give the replica a --side-port, or set its --advertise-url to where it can be reached.",
     60.0,
 )
 REPLICA_WORKERS: Final = Cause(

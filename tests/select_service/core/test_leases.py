@@ -16,6 +16,7 @@ from select_service.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseNotFound,
+    LeaseReopened,
     ReservationNotFound,
     ServiceError,
     TooManyLeases,
@@ -151,6 +152,7 @@ def test_closing_frees_all_at_once_and_again_is_no_error(fleet: Fleet) -> None:
         fleet.book("x", 1, lease_id="l")
     with pytest.raises(LeaseNotFound):
         close(fleet, "never")
+    fleet.now += 30.0
     opened(fleet)
     assert listed(fleet) == [("l", 0)], "the id may be had anew"
 
@@ -283,6 +285,30 @@ def test_an_id_is_one_owners_and_may_be_left_to_us(fleet: Fleet) -> None:
     made, _ = fleet.core.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
     other, _ = fleet.core.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
     assert made.lease_id != other.lease_id
+
+
+def test_a_closed_lease_is_not_opened_by_a_request_that_comes_late(fleet: Fleet) -> None:
+    opened(fleet)
+    close(fleet)
+    fleet.now += 29.9
+    with pytest.raises(LeaseReopened, match=r"closed just now.* in 0\.1 s") as caught:
+        opened(fleet)
+    assert (caught.value.status, caught.value.field) == (409, "lease_id")
+    assert listed(fleet) == []
+    leases = fleet.core.desk.leases
+    assert (leases.opened, leases.reopening) == (1, 1)
+    fleet.now += 0.1
+    opened(fleet)
+    fleet.tick(10.0)
+    opened(fleet)  # it was missed, not closed: its owner is alive after all
+    assert (leases.opened, leases.expired) == (3, 1)
+
+
+def test_a_closed_lease_may_be_opened_at_once_where_that_is_wanted() -> None:
+    fleet = Fleet(limits=CoreLimits(lease_reopen_s=0.0))
+    opened(fleet)
+    close(fleet)
+    opened(fleet)
 
 
 def test_limits() -> None:

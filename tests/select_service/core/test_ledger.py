@@ -47,8 +47,8 @@ def book(ledger: Ledger, name: str, *hashes: int, slot: int = 0, prefill: int = 
 
 
 def shared(ledger: Ledger, *hashes: int) -> list[float] | None:
-    column = ledger.shared_blocks(pack(*hashes))
-    return None if column is None else column.tolist()
+    groups = ledger.shared_groups(pack(*hashes))
+    return None if groups is None else ledger.column_of(groups).tolist()
 
 
 def row(ledger: Ledger, slot: int = 0) -> tuple[float, float, int]:

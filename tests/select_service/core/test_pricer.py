@@ -22,7 +22,7 @@ ROWS = 12
 MANY = 72  # more than the plain twin takes one by one
 counts = st.integers(0, 5) | st.integers(0, 2**40)
 blocks = st.integers(0, 6)
-columns = st.lists(counts, min_size=ROWS, max_size=ROWS)
+columns = st.lists(counts, min_size=ROWS, max_size=ROWS) | counts.map(lambda one: [one] * ROWS)
 weights = st.floats(-2.0, 3.0) | st.just(1.0)
 factors = st.sampled_from([1.0, 0.0, 0.3]) | st.floats(0.0, 1.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -25,12 +26,13 @@ members = st.fixed_dictionaries(
         "matched": groups,
         "shared": groups,
         "trust": st.none() | st.binary(max_size=32),
-        "hashes": st.binary(max_size=64),
+        "hashes": st.binary(max_size=64) | st.binary(min_size=4_000, max_size=4_200),
         "selection_id": names,
         "reservation_id": names,
         "ask": st.none() | st.text(max_size=9).map(lambda tenant: Ask(1, tenant_id=tenant)),
         "cache_hit": st.none() | st.just("how it stood"),
         "more": st.integers(0, 900),
+        "is_told": st.booleans(),
     }
 )
 
@@ -40,7 +42,7 @@ def text_bytes(text: str | None) -> int:
 
 
 def size_of(one: dict[str, Any]) -> int:
-    size: int = 640 + len(one["hashes"]) + one["more"] + len(one["trust"] or b"")
+    size: int = 640 + min(4_096, len(one["hashes"])) + one["more"] + len(one["trust"] or b"")
     for times, some in ((2, one["matched"]), (1, one["shared"])):
         if some is not None:
             size += times * len(one["columns"]) + 256 * len(some)
@@ -74,13 +76,16 @@ def test_the_last_are_kept_as_far_as_they_fit(
     is_on = count_max > 0 and bytes_max > 0
     for at, one in enumerate(steps):
         seen = one["columns"], one["matched"], one["shared"], one["trust"]
-        record = Record._make(
-            ring.keep(
-                *(float(at), -1.0, "told", None, seen, one["hashes"], 3, 48, "weights", at),
-                *(one["selection_id"], one["reservation_id"], None, one["ask"], "said"),
-                *(one["cache_hit"], one["more"]),
-            )
+        told = (
+            *(float(at), -1.0, "told", None, seen, one["hashes"], 3, 48, "weights", at),
+            *(one["selection_id"], one["reservation_id"], None, one["ask"], "said"),
+            *(one["cache_hit"], one["more"]),
         )
+        record = Record._make(twin.RecordRing(0, 0, ring.next).keep(*told, True))
+        if one["is_told"] or not is_on:
+            assert ring.keep(*told, True) == record
+        else:
+            assert ring.keep(*told, False) is None
         assert record.number == 7 + (at if is_on else 0)
         assert (record.at, record.slot, record.seen) == (float(at), at, seen)
         assert record.size == size_of(one)
@@ -88,10 +93,67 @@ def test_the_last_are_kept_as_far_as_they_fit(
             kept.append(record)
         while len(kept) > count_max or charged(kept) > bytes_max:
             kept.pop(0)
-        assert ring.newest_first() == kept[::-1]
+        assert [ring.numbered(one.number) for one in kept] == kept
         assert len(ring) == len(kept)
         assert ring.bytes == charged(kept)
     assert ring.next == 7 + (len(steps) if is_on else 0)
     for number in range(5, 9 + len(steps)):
         expected = [one for one in kept if one.number == number]
         assert ring.numbered(number) == (expected[0] if expected else None)
+    for name in {one["selection_id"] or one["reservation_id"] for one in steps} - {None}:
+        found = [one.number for one in kept[::-1] if name in {one.selection_id, one.reservation_id}]
+        assert ring.numbers_of(frozenset({name, "nobody's name that is so long"})) == found
+
+
+def keep(ring: Any, hashes: bytes, more: int = 0) -> None:
+    seen = COLUMNS[0], None, None, None
+    ring.keep(
+        *(0.0, -1.0, "told", None, seen, hashes, 3, 48, "weights", 0),
+        *(None, None, None, None, None, None, more, False),
+    )
+
+
+@EITHER
+@given(
+    st.lists(st.tuples(st.integers(0, 600), st.integers(0, 90_000)), max_size=150),
+    st.integers(1, 60),
+)
+@settings(max_examples=40)
+def test_hashes_are_those_of_the_prompt_however_many_come_and_go(
+    twin: ModuleType, steps: list[tuple[int, int]], count_max: int
+) -> None:
+    ring = twin.RecordRing(count_max, 100_000, 0)
+    for number, (blocks, more) in enumerate(steps):
+        keep(ring, number.to_bytes(8, "little") * blocks, more)
+        for at in range(ring.next - len(ring), ring.next):
+            record = Record._make(ring.numbered(at))
+            expected = at.to_bytes(8, "little") * min(512, steps[at][0])
+            assert record.block_hashes == expected
+
+
+@EITHER
+def test_what_a_record_refers_to_ends_with_it(twin: ModuleType) -> None:
+    ring = twin.RecordRing(2, 1 << 20, 0)
+    columns, told = bytes(64), object()
+    before = sys.getrefcount(columns), sys.getrefcount(told), sys.getrefcount(None)
+    for _ in range(1000):
+        ring.keep(
+            *(
+                0.0,
+                -1.0,
+                told,
+                told,
+                (columns, None, [(1, told)], None),
+                b"12345678",
+                1,
+                16,
+                told,
+                0,
+            ),
+            *("a", "b", told, None, told, told, 0, False),
+        )
+    assert ring.numbered(999) is not None
+    assert sys.getrefcount(told) > before[1]
+    ring = None
+    assert (sys.getrefcount(columns), sys.getrefcount(told)) == before[:2]
+    assert sys.getrefcount(None) < before[2] + 100

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from select_service.core.claims import SEQ_BITS
 from select_service.core.effects import Pull
 from select_service.core.replica_events import TOPIC, ReplicaEnvelope
 from select_service.core.replica_messages import Ended, Heartbeat, Said, SnapshotHead
@@ -440,6 +441,57 @@ def test_a_call_for_an_orphan_adopts_it() -> None:
     assert here.core.desk.announcer.claims.adopted == 1
     here.tick(301.0)  # it is ours now, and nobody called
     assert endings(here.effects.published) == ["Free"]
+
+
+def test_a_replica_that_leaves_says_so_and_what_it_owned_moves_with_the_next_call() -> None:
+    here, there = acquainted()
+    for name in ("a", "b"):
+        there.book(name, 1, 1)
+        here.hears(there.effects.published[0])
+    there.core.replica_leave()
+    for said in there.turn():
+        here.hears(said)
+    (status,) = here.core.replica_status(here.now)
+    assert status.state == "leaving"
+    here.done("a")
+    assert here.core.desk.announcer.claims.adopted == 0, "it is still there to end its own"
+
+    here.hears(there.core.replica_last_word())
+    (status,) = here.core.replica_status(here.now)
+    assert status.state == "gone", "and nobody waits until the silence is long enough"
+    here.done("b")
+    assert here.core.desk.announcer.claims.adopted == 1
+    here.hears(there.turn(there.core.limits.replica_heartbeat_s)[-1])
+    (status,) = here.core.replica_status(here.now)
+    assert status.state != "gone", "it has come back after all"
+
+
+def test_the_last_word_of_somebody_else_is_none() -> None:
+    here, there = Replica(), Replica(2000)
+    for said in there.turn():
+        here.hears(said, "tcp://peer:1")
+    here.hears(there.core.replica_last_word(), "tcp://stranger:1")
+    (status,) = here.core.replica_status(here.now)
+    assert status.state != "gone"
+    assert here.core.replicas.counters.impostors == 1
+
+
+def test_the_last_word_of_an_earlier_life_is_none() -> None:
+    """It may stand in the old connection's queue while the new one has begun to speak."""
+    here, there = acquainted()
+    last = there.core.replica_last_word()
+    again = Replica(2000)
+    claims = again.core.desk.announcer.claims
+    claims.epoch, claims.seq = 2, 1 << SEQ_BITS
+    for said in again.turn():
+        here.hears(said)
+    again.book("a", 1, 1)
+    here.hears(again.effects.published[0])
+    here.hears(last)
+    (status,) = here.core.replica_status(here.now)
+    assert status.state != "gone"
+    here.done("a")
+    assert here.core.desk.announcer.claims.adopted == 0, "it lives"
 
 
 def adopted(here: Replica, there: Replica, *others: Replica, **more: Any) -> Said:

@@ -546,7 +546,8 @@ def test_a_freed_id_takes_little_memory_however_long_it_is(fleet: Fleet) -> None
         fleet.free(long + "b")
     remembered = fleet.core.desk.bookings._freed
     assert len(remembered) == 2
-    assert sum(map(sys.getsizeof, remembered)) < 250
+    assert sum(sys.getsizeof(key) for key, _, _ in remembered.items()) < 250
+    assert fleet.core.desk.bookings.freed_bytes < 1000
 
 
 def test_a_fraction_outside_the_unit_is_refused_before_the_id(fleet: Fleet) -> None:

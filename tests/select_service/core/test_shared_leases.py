@@ -15,6 +15,7 @@ from select_service.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseNotFound,
+    LeaseReopened,
 )
 from select_service.types import LeaseRequest
 from tests.models.replica_net import LIMITS, Net
@@ -315,7 +316,8 @@ def test_closing_frees_what_is_nobodys(three: Net) -> None:
             renew(node)
 
 
-def test_what_was_closed_stays_closed_when_its_id_is_opened_again_at_once(three: Net) -> None:
+def test_what_was_closed_stays_closed_when_its_id_is_opened_again_at_once() -> None:
+    three = leased(3, msgspec.structs.replace(LIMITS, lease_reopen_s=0.0))
     three.kill(three.nodes[0])
     three.run(5.0)
     close(three.nodes[1])
@@ -324,6 +326,17 @@ def test_what_was_closed_stays_closed_when_its_id_is_opened_again_at_once(three:
     three.run(2.0)
     assert [node.ledger().keys() for node in three.nodes[1:]] == [{"anew"}, {"anew"}]
     assert open_here(three.nodes[1]) == [("l", "o", 20.0, 1)]
+
+
+def test_an_opening_that_comes_late_opens_nothing(three: Net) -> None:
+    close(three.nodes[1])  # whoever was asked remembers
+    with pytest.raises(LeaseReopened):
+        opened(three.nodes[1])
+    three.run(2.0)
+    with pytest.raises(LeaseReopened):
+        opened(three.nodes[0])  # and its owner, who was told
+    three.run(5.0)
+    assert sizes(three) == [0, 0, 0]
 
 
 def test_who_returns_hears_that_its_lease_was_closed(three: Net) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.busy import BusyRanks, RankReport, rank_busy, worker_busy
+from select_service.core.admission.busy import BusyRanks, RankReport, rank_busy
 from select_service.core.admission.thresholds import FIELDS, NOTHING, ThresholdBook, Thresholds
 from select_service.core.admission.thresholds import read_thresholds as read
 from tests.select_service.core.admission.golden import BUSY
@@ -21,7 +21,6 @@ def test_recorded_cases(case: dict[str, Any]) -> None:
     thresholds = read(case["thresholds"])
     reports = [RankReport(**rank) for rank in case["ranks"]]
     assert [rank_busy(thresholds, one) for one in reports] == case["rank_busy"]
-    assert worker_busy(thresholds, reports) == case["worker_busy"]
     board = BusyRanks()
     for slot, one in enumerate(reports):
         board.seat(slot, one.max_num_batched_tokens, one.kv_total_blocks)
@@ -64,7 +63,9 @@ def test_edges(thresholds: dict[str, Any], report: dict[str, Any], busy: bool) -
 
 
 def test_a_worker_without_ranks_is_not_busy() -> None:
-    assert not worker_busy(read({FIELD_TOKENS: 0}), [])
+    board = BusyRanks()
+    board.set_thresholds(read({FIELD_TOKENS: 0}))
+    assert not board.all_busy(slice(0, 0))
 
 
 def test_only_declared_ranks_count() -> None:

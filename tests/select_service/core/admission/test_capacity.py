@@ -8,35 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission.capacity import WorkerCap, WorkerCaps
-from tests.select_service.core.admission.golden import CASES
-
-
-@pytest.mark.parametrize("case", CASES["worker_admission"], ids=lambda case: f"N{case['N']}")
-def test_recorded_cases(case: dict[str, Any]) -> None:
-    cap = WorkerCap(case["N"], case["Q"])
-    rejected = 0
-    for event, outcome, engine, queued, refused in case["log_event_outcome_engine_queue_rejected"]:
-        if event == "+":
-            got = cap.arrive()
-            assert got == outcome
-            rejected += got == "rejected"
-        else:
-            cap.finish()
-        assert (cap.inflight, cap.queued, rejected) == (engine, queued, refused)
-
-
-@given(st.integers(1, 4), st.integers(0, 4), st.lists(st.booleans(), max_size=60))
-def test_the_cap_is_exact(most: int, queue: int, arrivals: list[bool]) -> None:
-    cap = WorkerCap(most, queue)
-    for arrives in arrivals:
-        total = cap.inflight + cap.queued
-        if arrives:
-            assert (cap.arrive() == "rejected") == (total == most + queue)
-        elif cap.inflight:
-            cap.finish()
-        assert cap.inflight <= most
-        assert cap.queued <= queue
-        assert not cap.queued or cap.inflight == most, "nobody waits beside a free place"
 
 
 @pytest.mark.parametrize(("most", "queue"), [(0, 1), (-1, 1), (1, -1)])

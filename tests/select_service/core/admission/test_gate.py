@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.busy import BusyRanks
-from select_service.core.admission.cache_hit import Threshold, filter_rows
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.fair_queue import Waiting
 from select_service.core.admission.gate import RETURN_SHARE, Gate
@@ -114,15 +113,10 @@ def test_looking_charges_nothing() -> None:
     assert gate.policy.bucket_of("", 0).tokens == 50
 
 
-def test_cache_hits_are_judged_last_and_cost_nothing() -> None:
+def test_who_finds_too_little_in_the_caches_is_charged_nothing() -> None:
     gate = gate_of("token-bucket", capacity=150, refill_rate=1)
-    threshold = Threshold(0.5, "request")
-    assert gate.judge_hits(filter_rows(np.array([4.0, 0.0]), 16, 100, 0.5), threshold).admitted
-    decision = gate.judge_hits(filter_rows(np.array([1.0, 0.0]), 16, 100, 0.5), threshold)
-    assert (decision.outcome, decision.code) == ("refuse", "cache_threshold")
-    assert decision.details == {"threshold": 0.5, "source": "request", "best_hit_rate": 0.16}
-    assert decision.retry_after_s == 0.0
-    gate.settle(decision, ask_of(), 0.0)
+    gate.too_few_hits(ask_of(), 0.0)
+    assert gate.tallies.of["standard"].refused == 1
     assert gate.judge(ask_of(), RANKS, 0.0).admitted
     gate.check()
 

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission.asks import Ask
+from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.classes import SloClasses
-from select_service.core.admission.slo_shed import SloShed, SloShedSettings
+from select_service.core.admission.slo_shed import SloShed, SloShedSettings, ceilings
+from tests.select_service.core.admission.golden import SIMULATOR
 from tests.select_service.core.admission.pools import FixedPool
 
 if TYPE_CHECKING:
@@ -31,6 +33,52 @@ def next_of(policy: SloShed[str], pool: FixedPool) -> Waiting[str] | None:
 
 def outcomes(policy: SloShed[str], pool: FixedPool, names: Iterable[str]) -> list[str]:
     return [policy.judge(Ask(100, name), pool, 0.0).outcome for name in names]
+
+
+QUEUES = {case["name"]: case for case in SIMULATOR["gateway_queue"]}
+
+
+@pytest.mark.parametrize("name", [name for name, case in QUEUES.items() if not case["max_depth"]])
+def test_the_recorded_queue_of_a_gateway(name: str) -> None:
+    """Bands, their room and ceilings are the field's; of its tenants the oldest goes first: one."""
+    case = QUEUES[name]
+    assert (case["fairness"], case["queue_shedding"]) == ("global-strict", False)
+    room = case["per_band_capacity"] or 100
+    policy = policy_of(
+        usage_limit=case["usage_limit_threshold"],
+        hysteresis=0.0,
+        targets_s={},
+        quotas=dict.fromkeys(CLASSES.names, room),
+    )
+    for number, step in enumerate(case["log"]):
+        if step["op"] == "enqueue":
+            ask = Ask(100, step["class"])
+            verdict = policy.judge(ask, FixedPool(1.0), 0.0)
+            assert verdict.outcome == ("wait" if step["outcome"] == "Enqueued" else "refuse"), step
+            if verdict.outcome == "wait":
+                policy.enqueue(ask, step["id"], number * 1e-6)
+        else:
+            one = next_of(policy, FixedPool(step["saturation"]))
+            assert (one.item if one else "") == step["id"], step
+            if one is not None:
+                policy.serve(one, 0.0)
+        policy.check()
+
+
+def test_the_recorded_queue_that_all_share() -> None:
+    """Ours has room of its own for each band; what all share are the places Q of the workers."""
+    (case,) = (case for case in QUEUES.values() if case["max_depth"])
+    caps = WorkerCaps()
+    caps.seat(1, [0], 1, case["max_depth"])
+    caps.note(1, 1)
+    for step in case["log"]:
+        taken = caps.take_place(slice(0, 1))
+        assert (taken is not None) == (step["outcome"] == "Enqueued"), step
+
+
+def test_ceilings_go_down_in_equal_steps() -> None:
+    assert ceilings(3, 0.5) == (1.0, 0.75, 0.5)
+    assert ceilings(1, 0.5) == (1.0,)
 
 
 @pytest.mark.parametrize(
