@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer, WaveItem
 
 __all__ = [
     "AdmissionRefused",
@@ -82,12 +83,15 @@ __all__ = [
     "RouterConfigOverride",
     "RoutingConstraints",
     "SelectAndReserveRequest",
+    "SelectBatchRequest",
     "SelectPairRequest",
     "SelectRequest",
     "Selection",
     "SelectionService",
     "ServiceError",
     "TrustSettings",
+    "WaveAnswer",
+    "WaveItem",
     "WorkerNotFound",
     "WorkerPatch",
     "WorkerRecord",
@@ -99,6 +103,7 @@ _ROOMS: Final = (
     "select_service.types",
     "select_service.errors",
     "select_service.admission_types",
+    "select_service.wave_types",
     "select_service.edge.embedded",
 )
 
@@ -106,7 +111,11 @@ _ROOMS: Final = (
 def __getattr__(name: str) -> object:
     if name in __all__:
         for room in _ROOMS:
-            found = getattr(import_module(room), name, None)
+            try:
+                found = getattr(import_module(room), name, None)
+            except ModuleNotFoundError as error:
+                text = f"{name} needs {error.name}: pip install select-service"
+                raise ImportError(text, name=error.name) from error
             if found is not None:
                 globals()[name] = found
                 return found

@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -35,28 +36,43 @@ _NEEDS = {
     "tls_key": "tls_cert",
     "tls_client_ca": "tls_cert",
     "curve_replica_keys": "curve_key",
+    "side_host": "side_port",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand, or the service until it is told to stop; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        run = _chosen(arguments)
+    except ModuleNotFoundError as error:
+        needed = error.name or ""
+        if needed.partition(".")[0] in {"select_service", "indexer"}:
+            raise
+        text = f"select-service: this needs {needed}: pip install select-service"
+        print(text, file=sys.stderr)
+        return 1
+    return run()
+
+
+def _chosen(arguments: list[str]) -> Callable[[], int]:
+    """Load what is asked for, and return what runs it."""
     if arguments[:1] == ["demo"]:
         from select_service.demo import cli as demo  # noqa: PLC0415 - the service needs none of it
 
-        return demo.main(arguments[1:])
+        return partial(demo.main, arguments[1:])
     if arguments[:1] in (["token"], ["keys"]):
         from select_service.edge import credentials_cli  # noqa: PLC0415 - as above
 
-        return credentials_cli.main(arguments)
+        return partial(credentials_cli.main, arguments)
     if arguments[:1] == ["doctor"]:
         from select_service.doctor import cli as doctor  # noqa: PLC0415 - as above
 
-        return doctor.main(arguments[1:])
+        return partial(doctor.main, arguments[1:])
     if arguments[:1] and arguments[0] in _CLIENT_COMMANDS:
         from select_service.client import cli as client  # noqa: PLC0415 - as above
 
-        return client.main(arguments)
+        return partial(client.main, arguments)
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
@@ -64,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings, layers = read(arguments, os.environ)
     from select_service.edge.app import serve  # noqa: PLC0415 - --help need not load a server
 
-    return serve(settings, layers)
+    return partial(serve, settings, layers)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -113,6 +129,8 @@ def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, objec
 
 def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: Settings) -> None:
     """With a Unix socket there is TCP only if it is asked for; what needs TCP asks for it."""
+    if settings.side_port is not None and settings.side_port == settings.port != 0:
+        parser.error("--side-port must not be --port: they lead to different things")
     if settings.replica_sync_peers and settings.replica_sync_port is None:
         parser.error("--replica-sync-peers needs --replica-sync-port")
     for field, needed in _NEEDS.items():
@@ -122,8 +140,11 @@ def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: 
         return
     if layers.source_of("host") != "default":
         parser.error("--host with --uds needs --port")
-    if settings.replica_sync_port is not None and settings.advertise_url is None:
-        parser.error("--replica-sync-port with --uds needs --port: replicas fetch over TCP")
+    is_reached = settings.side_port is not None or settings.advertise_url is not None
+    if settings.replica_sync_port is not None and not is_reached:
+        parser.error(
+            "--replica-sync-port with --uds needs --side-port or --port: replicas fetch over TCP"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -244,6 +244,20 @@ FLAGS: Final = (
         env="SELECT_SERVICE_UDS_MODE",
     ),
     Flag(
+        "--side-port",
+        _whole(0, PORT_MAX),
+        "N",
+        "a second TCP port, with GET /health, /ready, /metrics and /replica_sync/snapshot alone:"
+        " for probes, Prometheus and replicas where the API is on loopback or a Unix socket",
+        watch="http_connections",
+    ),
+    Flag(
+        "--side-host",
+        str,
+        "ADDRESS",
+        "address of that; off: the one of --host, or every address where that is loopback",
+    ),
+    Flag(
         "--token-file",
         _path,
         "FILE",
@@ -333,7 +347,8 @@ FLAGS: Final = (
         "--advertise-url",
         _http_url,
         "URL",
-        "where replicas reach this HTTP port; without it they take the host they listen to",
+        "where replicas fetch from us; without it that is --side-port, else --port, on the host"
+        " they listen to",
     ),
     Flag(
         "--replica-heartbeat-s",
@@ -744,6 +759,14 @@ FLAGS: Final = (
         watch="ended_leases",
     ),
     Flag(
+        "--lease-reopen-s",
+        _seconds(zero=True),
+        "S",
+        "a lease closed so lately is not opened again, 409; 0 = at once, at most ten minutes",
+        watch='lease_events_total{event="reopening"}',
+        reloads=True,
+    ),
+    Flag(
         "--lease-ttl-min-s",
         _seconds(zero=False),
         "S",
@@ -773,6 +796,14 @@ FLAGS: Final = (
         "N",
         "operations of one batch, 422 beyond",
         watch='http_requests_total{route="/reservations/batch",status="422"}',
+        reloads=True,
+    ),
+    Flag(
+        "--wave-samples-max",
+        _whole(1, 1 << 16),  # they are sorted in one go
+        "N",
+        "samples of one POST /select_batch, 422 beyond",
+        watch='http_requests_total{route="/select_batch",status="422"}',
         reloads=True,
     ),
     Flag(
@@ -1234,7 +1265,7 @@ FLAGS: Final = (
         "--connections-max",
         _whole(1, _COUNT),
         "N",
-        "open connections, 503 beyond; with TLS as many may be shaking hands besides",
+        "open connections, 503 beyond, but for 16 that ask for /config, /health or /metrics once",
         watch="http_connections",
         reloads=True,
     ),
@@ -1244,6 +1275,14 @@ FLAGS: Final = (
         "N",
         "of them, those from one address; 503 beyond",
         watch='limit_hits_total{name="connections_per_address_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--tls-handshakes-max",
+        _whole(1, _COUNT),
+        "N",
+        "TLS handshakes at one time, each no longer than --header-timeout-s; closed beyond",
+        watch="tls_handshakes",
         reloads=True,
     ),
     Flag(
@@ -1259,6 +1298,20 @@ FLAGS: Final = (
         "N",
         "connections the system holds until they are accepted",
         watch="http_connections_accepted_total",
+    ),
+    Flag(
+        "--leave-notice-s",
+        _seconds(zero=True),
+        "S",
+        "after SIGTERM /ready is 503, but for so long all is served: news of that must travel",
+        watch='waiting_for{name="leaving"}',
+    ),
+    Flag(
+        "--leave-grace-s",
+        _seconds(zero=True),
+        "S",
+        "and for so long at most, while what was booked here is in flight; SIGINT waits for nobody",
+        watch='waiting_for{name="leaving"}',
     ),
     Flag(
         "--shutdown-timeout-s",

@@ -81,6 +81,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     port: int | None = 8092  # None: no TCP
     uds: str | None = None
     uds_mode: str = "0660"  # who may connect: those who may write the file
+    side_port: int | None = None  # of an entrance for replicas, probes and Prometheus alone
+    side_host: str | None = None  # None: that of `host`, or every address where that is loopback
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -152,10 +154,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     leases_max: int = _CORE.leases_max
     lease_copies_max: int = _CORE.lease_copies_max
     ended_leases_max: int = _CORE.ended_leases_max
+    lease_reopen_s: float = _CORE.lease_reopen_s
     lease_ttl_min_s: float = _CORE.lease_ttl_min_s
     lease_ttl_max_s: float = _CORE.lease_ttl_max_s
     lease_name_length_max: int = _CORE.lease_name_length_max
     batch_operations_max: int = _CORE.batch_operations_max
+    wave_samples_max: int = _CORE.wave_samples_max
     data_parallel_size_max: int = _CORE.data_parallel_size_max
     workers_max: int = _CORE.workers_max
     worker_bytes_max: int = _CORE.worker_bytes_max
@@ -227,8 +231,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     keep_alive_timeout_s: int = 75
     connections_max: int = 8192
     connections_per_address_max: int = 4096  # half: a gateway is one address
+    tls_handshakes_max: int = 8192  # 60 KB each
     json_depth_max: int = 128
     listen_backlog: int = 2048
+    leave_notice_s: float = 0.0
+    leave_grace_s: float = 0.0
     shutdown_timeout_s: int = 5
     metrics_rank_series_max: int = 512  # some 16 ms of event loop per scrape
     metrics_scope_series_max: int = 64  # of some 30 series each
@@ -281,10 +288,12 @@ class Settings(Struct, frozen=True, kw_only=True):
             leases_max=self.leases_max,
             lease_copies_max=self.lease_copies_max,
             ended_leases_max=self.ended_leases_max,
+            lease_reopen_s=self.lease_reopen_s,
             lease_ttl_min_s=self.lease_ttl_min_s,
             lease_ttl_max_s=self.lease_ttl_max_s,
             lease_name_length_max=self.lease_name_length_max,
             batch_operations_max=self.batch_operations_max,
+            wave_samples_max=self.wave_samples_max,
             data_parallel_size_max=self.data_parallel_size_max,
             workers_max=self.workers_max,
             worker_bytes_max=self.worker_bytes_max,

@@ -33,8 +33,14 @@ from select_service.edge.fast_lane import FastLane, fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http import Api
 from select_service.edge.late import load, load_in_turns
-from select_service.edge.listening import CannotListenError, Entrances
-from select_service.edge.openness import open_doors
+from select_service.edge.leaving import CLOSE, Leaving
+from select_service.edge.listening import (
+    NOT_AT_THE_SIDE,
+    SIDE_PATHS,
+    CannotListenError,
+    Entrances,
+)
+from select_service.edge.openness import open_doors, side_address
 from select_service.edge.protocol import ConnectionLimits
 from select_service.edge.reloading import Reloading
 from select_service.edge.traffic import Traffic
@@ -77,8 +83,6 @@ _SHARE_OF_DEADLINE: Final = 0.25
 TRACED_SWITCH_S: Final = 0.0005
 """How long the thread that exports spans may keep the loop waiting; Python's default is ten times
 that."""
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def create_driver(settings: Settings) -> Driver:
@@ -273,7 +277,9 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
     raise_limit()
     address = None if settings.port is None else (settings.host, settings.port)
     try:
-        entrances = Entrances.bound(address, settings.uds, int(settings.uds_mode, 8))
+        entrances = Entrances.bound(
+            address, settings.uds, int(settings.uds_mode, 8), side_address(settings)
+        )
     except CannotListenError as error:
         _log.error("cannot listen on %s", error)
         return 1
@@ -302,11 +308,20 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances
     server = Server(settings, door, traffic, entrances, service.security)
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, server.handle_exit, number, None)
+    leaving = Leaving(
+        *(service, settings.leave_notice_s, settings.leave_grace_s),
+        *(server.close_answers, server.go),
+    )
+
+    def leave() -> None:
+        """Go with notice, if there is anybody to give notice to."""
+        (leaving.begin if server.started else server.go)()
+
+    loop.add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
+    loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGHUP, door.reloading.hang_up)
     try:
-        await service.start(entrances.port, settings.advertise_url)
+        await service.start(entrances.replica_port, settings.advertise_url)
         door.reloading.restore()
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
@@ -368,6 +383,7 @@ class Server(uvicorn.Server):
             connections_max=settings.connections_max,
             head_bytes_max=settings.head_bytes_max,
             connections_per_address_max=settings.connections_per_address_max,
+            tls_handshakes_max=settings.tls_handshakes_max,
         )
         overload = settings.overload_status_code  # may be one that uvicorn has no line for
         STATUS_LINE.setdefault(overload, status_line(overload))
@@ -390,9 +406,12 @@ class Server(uvicorn.Server):
         self._limits = limits
         self._door = door
         self._security = security
-        self._header_timeout_s = settings.header_timeout_s
         self._entrances = entrances
         self._counts = traffic.connections
+        self._side: type[FastLane] | None = None
+        if entrances.side is not None:
+            aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
+            self._side = fast_lane(aside, limits, traffic.connections, _lane(aside))
 
     def _follow(self, settings: Settings) -> None:
         """Hold connections to other limits, those that are open too."""
@@ -405,27 +424,44 @@ class Server(uvicorn.Server):
         security = self._security
         if security is None or security.certificates is None:
             await super().startup(sockets)
+            await self._start_side()
         else:
             await self._start_with_tls(security.certificates.context)
         self._entrances.appear()
         self._door.enter(asyncio.get_running_loop())
         self._loading = asyncio.get_running_loop().create_task(load_in_turns())
 
+    async def _start_side(self) -> None:
+        side = self._entrances.side
+        if side is not None:
+            loop, backlog = asyncio.get_running_loop(), self.config.backlog
+            server = await loop.create_server(self._aside, sock=side, backlog=backlog)
+            self.servers.append(server)
+
     async def _start_with_tls(self, context: ssl.SSLContext) -> None:
         """Speak TLS to whoever comes by TCP; a Unix socket's file says who may come."""
         unix = self._entrances.unix
         await super().startup([] if unix is None else [unix.socket])
-        if self._entrances.tcp is not None:
+        makers = {self._entrances.tcp: self._connection, self._entrances.side: self._aside}
+        by_tcp = {one: make for one, make in makers.items() if one is not None}
+        if by_tcp:
             from select_service.edge.handshakes import Handshakes  # noqa: PLC0415 - for who has TLS
 
-            server = Handshakes(self._entrances.tcp, self._connection, self._limits, self._counts)
-            server.start(context, self._header_timeout_s, self.config.backlog)
+            server = Handshakes(by_tcp, self._limits, self._counts)
+            server.start(context, self.config.backlog)
             self.servers.append(cast("asyncio.Server", server))
 
     def _connection(self) -> asyncio.Protocol:
         """Make a protocol, as uvicorn does."""
         make = cast("type[HttpToolsProtocol]", self.config.http_protocol_class)
         return make(self.config, self.server_state, self.lifespan.state)
+
+    def _aside(self) -> asyncio.Protocol:
+        """Make one for who has come by the side entrance."""
+        assert self._side is not None
+        lane = self._side(self.config, self.server_state, self.lifespan.state)
+        lane.app = lane.door  # uvicorn has set the main one
+        return lane
 
     @property
     def should_exit(self) -> bool:
@@ -459,6 +495,18 @@ class Server(uvicorn.Server):
         if self._security is not None:
             self._security.tick(now)
         return await super().on_tick(counter)
+
+    def close_answers(self) -> None:
+        """Have every answer end its connection."""
+        self.config.encoded_headers.append(CLOSE)  # what uvicorn begins all of its answers with
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        for lane in (self.config.http_protocol_class, self._side):
+            if lane is not None:
+                cast("type[FastLane]", lane).part_with_answers()
+
+    def go(self) -> None:
+        """End; heard at once."""
+        self.should_exit = True
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import re
 from collections.abc import AsyncGenerator
@@ -121,16 +122,32 @@ class Door:
         if authority is not None:
             authority.on_change(self._apis.clear)
         routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
-        self._router: Router[Handler] = Router(routes)
         self._traffic = traffic
         self._stats = {id(route): _stats_of(traffic, route) for route in routes}
         self._max_body_bytes = max_body_bytes
         self._access_log = access_log
-        self._plain_lines = {} if access_log else _plain_lines(routes)
-        self._open_lines = {} if access_log else _open_lines(routes)
+        self.lead_to(routes)
         self._leaving = asyncio.Event()
         self.reloading: Reloading
         """Set by who makes the door."""
+
+    def narrowed(self, paths: Sequence[str], missing: str) -> Door:
+        """Return a door to a few of the same answers, with the same counts, tokens and leaving.
+
+        Args:
+            paths: of the routes it has; they take no bodies.
+            missing: what is said to who asks for another.
+        """
+        routes = [route for route in ROUTES if route.pattern in paths]
+        narrow = copy.copy(self)
+        narrow.lead_to(routes, missing)
+        return narrow
+
+    def lead_to(self, routes: Sequence[Route[Handler]], missing: str = "route not found") -> None:
+        """Have these routes and no others, of which `missing` is said."""
+        self._router: Router[Handler] = Router(routes, missing)
+        self._plain_lines = {} if self._access_log else _plain_lines(routes)
+        self._open_lines = {} if self._access_log else _open_lines(routes)
 
     def follow(self, settings: Settings) -> None:
         """Take bodies as long as the settings say from now on."""

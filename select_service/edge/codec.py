@@ -23,7 +23,9 @@ from select_service.edge.members import (
     DuplicateMemberError,
     flat_names,
     is_deeper,
+    parts_of,
     top_level_names,
+    without_items,
 )
 from select_service.errors import (
     InvalidField,
@@ -100,6 +102,11 @@ encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
 DEPTH_MAX: Final = 128
 """How deep a body may be unless told otherwise; the reference's parser stops there as well."""
+
+PARTS_MAX: Final = 16_384
+"""Strings, objects and arrays in a body that is not just a few names and numbers: each is looked at
+for a microsecond or two, all of them in one go. Of items that are read one by one each has as many.
+"""
 
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -178,6 +185,10 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
+        for name in _read_later(self._type):
+            body = without_items(body, getattr(request, name))
+        if parts_of(body) > PARTS_MAX:
+            raise InvalidField(f"more than {PARTS_MAX} strings, objects and arrays")
         if is_deeper(body, self._depth_max):  # only what no type describes can be
             raise InvalidJson(f"not JSON that can be read: more than {self._depth_max} deep")
         try:
@@ -237,17 +248,20 @@ def pack(request: PromptFields) -> None:
     Raises:
         InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
     """
-    for name in HASHES:
-        hashes = getattr(request, name)
-        if hashes is not None and not isinstance(hashes, bytes):
-            try:
-                packed = pack_u64(hashes)
-            except ValueError:
-                _check_u64(name, hashes)
-                raise
-            setattr(request, name, packed)
-    if request.token_ids is not None and not isinstance(request.token_ids, bytes):
+    if type(request.block_hashes) is list:
+        request.block_hashes = _packed("block_hashes", request.block_hashes)
+    if type(request.sequence_hashes) is list:
+        request.sequence_hashes = _packed("sequence_hashes", request.sequence_hashes)
+    if type(request.token_ids) is list:
         request.token_ids = pack_tokens(request.token_ids)
+
+
+def _packed(name: str, hashes: list[int]) -> PackedHashes:
+    try:
+        return pack_u64(hashes)
+    except ValueError:
+        _check_u64(name, hashes)
+        raise
 
 
 def _check_u64(name: str, values: Sequence[int]) -> None:
@@ -354,6 +368,19 @@ def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
 
     visit(msgspec.inspect.type_info(kind))
     return frozenset(names)
+
+
+@functools.cache
+def _read_later(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the names of members whose items are read one by one later."""
+    node = msgspec.inspect.type_info(kind)
+    assert isinstance(node, msgspec.inspect.StructType)
+    return tuple(
+        field.name
+        for field in node.fields
+        if isinstance(field.type, msgspec.inspect.ListType)
+        and isinstance(field.type.item_type, msgspec.inspect.RawType)
+    )
 
 
 # -- answers -------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.doctor_types import DoctorLimits
 from select_service.edge.batches import Batches
+from select_service.edge.clocks import forwards_only
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import (
     INDEX_RECOVERY,
@@ -39,6 +40,7 @@ from select_service.edge.readiness import (
     Readiness,
 )
 from select_service.edge.telling import Teller
+from select_service.edge.waves import WaveRunner
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
@@ -71,7 +73,8 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.core.trusting import TrustSeat
-    from select_service.drain_types import DrainRequest, DrainStatus
+    from select_service.core.waves import Item
+    from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
@@ -108,6 +111,7 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer
 
 S = TypeVar("S", bound="SelectRequest")
 
@@ -183,11 +187,12 @@ class Driver:
             doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
             seed: for ties and temperatures; None: from the system.
-            clock: monotonic seconds.
+            clock: seconds; when it goes back, time stands still.
 
         Raises:
             ValueError: the settings of admission, trust, or of where to connect, make no sense.
         """
+        clock = forwards_only(clock)
         self.addresses = Addresses(reach, clock=clock)
         rng = random.Random(seed)  # noqa: S311  # nosec B311 - ties, not secrets
         registry = (
@@ -257,6 +262,7 @@ class Driver:
         self.housekeeping_faults = 0
         """Turns of housekeeping that raised, which is a bug."""
         self._batches = Batches(self._operate, clock)
+        self._waves = WaveRunner(self._carry_out, clock)
         self._closing = False
 
     # -- life ----------------------------------------------------------------------------------
@@ -311,6 +317,17 @@ class Driver:
         if self.discovery is not None:
             self.discovery.start()
 
+    def announce_leaving(self) -> None:
+        """Not ready any more; replicas hear it at once, so that ours is theirs when we are gone."""
+        self.readiness.is_leaving = True
+        if self.replicas is not None:
+            self.replicas.leave()
+
+    @property
+    def awaited(self) -> int:
+        """What was booked here and is in flight, and requests that wait for a worker."""
+        return self.core.desk.bookings.expected
+
     async def close(self) -> None:
         """Send waiting requests away, stop timers, close sockets. Idempotent."""
         self._closing = True
@@ -320,6 +337,7 @@ class Driver:
         self._wake_at(math.inf)
         self.load_topic.close()
         await self._batches.close()
+        await self._waves.close()
         for task in (self._recovering, self._housekeeper, self._examining):
             if task is not None:
                 task.cancel()
@@ -488,6 +506,22 @@ class Driver:
         """GET /workers/{id}/drain."""
         return self.core.drain_status(worker_id)
 
+    async def scale_down_candidates(
+        self, count: int, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[ScaleDownCandidate]:
+        """GET /scale_down_candidates; the loop is let go every few hundred microseconds."""
+        asked = self.core.scale_down_candidates(count, model_name, tenant_id)
+        until = self._clock() + DUMP_SLICE_S
+        while True:
+            try:
+                next(asked)
+            except StopIteration as told:
+                found: list[ScaleDownCandidate] = told.value
+                return found
+            if self._clock() >= until:
+                await asyncio.sleep(0)
+                until = self._clock() + DUMP_SLICE_S
+
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
@@ -570,6 +604,19 @@ class Driver:
         answer, effects = self.core.select_pair(request, self._clock(), unknown=unknown)
         self._carry_out(effects)
         return answer
+
+    async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
+        """POST /select_batch; if the caller is cancelled, nothing stays booked.
+
+        Args:
+            request: what is wanted of the wave; its `requests` are not looked at.
+            items: what is, each with the canonical bytes of members nobody knows; or why it cannot
+                be read.
+
+        Raises:
+            ServiceError: as `Waves.begin`, and where all or none was asked for.
+        """
+        return await self._waves.run(self.core.select_batch(request, items))
 
     @cached_property
     def teller(self) -> Teller:

@@ -14,6 +14,7 @@ from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.drain_types import DrainRequest
 from select_service.edge.driver import Driver
 from select_service.edge.keeper import Keeper
+from select_service.edge.waves import explained
 from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer
 
 
 R = TypeVar("R")
@@ -172,6 +174,13 @@ class SelectionService:
         answer = await self.driver.select_pair(request)
         assert isinstance(answer, PairSelection), "no threshold refuses what may take a pair"
         return await self._settled(answer)
+
+    async def select_batch(self, request: SelectBatchRequest) -> WaveAnswer:
+        """Place a wave of prompts together; POST /select_batch."""
+        self._check_writable()
+        items = [(one, b"") for one in request.requests]
+        answer = await self.driver.select_batch(request, items)
+        return await self._settled(await explained(answer, self.driver.teller))
 
     async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
         """Book a rank of the caller's choice; POST /reservations."""

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from select_service.edge.asgi import Call, Door, Head
     from select_service.edge.protocol import ConnectionLimits
     from select_service.edge.traffic import Connections
+    from select_service.errors import ServiceError
 
-__all__ = ["FastLane", "Heads", "Peers", "fast_lane"]
+__all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
 
 _UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 _DIGITS_MAX: Final = 12
+_CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
 _FORMS_MAX: Final = 8
 _REST: Final = Phase.REST
@@ -50,6 +52,10 @@ PEERS_MAX: Final = 64
 
 HEAD_BYTES_MAX: Final = 1024
 """The longest that is remembered."""
+
+ANSWERS_MAX: Final = 16
+"""So many are sent at the latest, that the first of them does not wait long: 16 take half a
+millisecond to make."""
 
 READ_BYTES_MAX: Final = 8192
 """The longest that is searched for lines for tracing, to see whether the rest is remembered."""
@@ -123,6 +129,37 @@ class Peers:
             heads.forget()
 
 
+class Outbox:
+    """Answers to what one turn of the loop has read, of all connections; sent when all are made.
+
+    A client that is woken by the first of them runs while the others are made, on the same
+    processor if it has to: a lifecycle costs a tenth less than with each answer sent at once.
+    """
+
+    __slots__ = ("_answers",)
+
+    def __init__(self) -> None:
+        self._answers: list[tuple[asyncio.Transport, bytes]] = []
+
+    def put(
+        self, transport: asyncio.Transport, data: bytes, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Take an answer; before anything else is written to that transport comes a `flush`."""
+        answers = self._answers
+        if not answers:
+            loop.call_soon(self.flush)
+        answers.append((transport, data))
+        if len(answers) >= ANSWERS_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all there are."""
+        answers, self._answers = self._answers, []
+        for transport, data in answers:
+            if not transport.is_closing():
+                transport.write(data)
+
+
 class _Preamble:
     """The beginning of every answer; uvicorn makes a new list of its own lines every second."""
 
@@ -176,6 +213,7 @@ class FastLane(GuardedProtocol):
     door: Door
     heads: Heads
     peers: Peers
+    outbox: Outbox
 
     _certificate: tuple[str, ...] = ()  # names in the client's, where they may count
     _is_between = True  # requests: nothing has come of the next one, nothing is owed
@@ -186,7 +224,7 @@ class FastLane(GuardedProtocol):
     _head: Head  # of that
     _body: bytes | bytearray = b""
     _turn_used = False  # one request per read: a client that pipelines must not own the loop
-    _is_last = False  # the server is leaving
+    _is_last = False  # the server is leaving; said of one connection or of the whole class
     _debt: _Debt | None = None  # an answer that waits for the disk
     _idle_since: float | None = None  # loop time of our last answer; None on the ASGI way
 
@@ -201,6 +239,8 @@ class FastLane(GuardedProtocol):
                 # what its header lines mean is not what they mean from others
                 self._certificate, self.heads = names, self.peers.heads_of(names)
         super().connection_made(transport)
+        if self._is_reserved:
+            self._is_between = False
         if self.door.is_leaving:  # accepted as the port was closed: nobody would end it
             transport.close()
 
@@ -298,7 +338,7 @@ class FastLane(GuardedProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        self._call = self._plain_call()
+        self._call = None if self._is_reserved else self._plain_call()
         if self._call is None:
             self._take_asgi_way()
             if self._handed is not None:
@@ -376,13 +416,29 @@ class FastLane(GuardedProtocol):
             self._since = now  # what comes behind is not late
 
     @override
+    def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
+        self.outbox.flush()  # may have the answer to what came before
+        super()._turn_away(error, linger=linger)
+
+    @override
+    def eof_received(self) -> None:
+        self.outbox.flush()  # who has said all it wants to say is waiting for it
+        super().eof_received()
+
+    @override
     def shutdown(self) -> None:
+        self.outbox.flush()
         if self._debt is not None:
             self._is_last = True
         elif self._call is None:
             super().shutdown()
         else:
             self._is_last = True
+
+    @classmethod
+    def part_with_answers(cls) -> None:
+        """Close each connection, those to come, too, behind its next answer."""
+        cls._is_last = True
 
     @override
     def sweep(self, now: float) -> None:
@@ -443,18 +499,18 @@ class FastLane(GuardedProtocol):
         if answer.status == _OK and not self._is_last:
             headers = answer.headers
             ok = preamble.ok if headers is ONLY_JSON else preamble.of(headers)
-            self.transport.write(b"%b%d\r\n\r\n%b" % (ok, len(body), body))
+            data = b"%b%d\r\n\r\n%b" % (ok, len(body), body)
         else:
             lines = _lines(answer.headers)
-            if self._is_last:
-                lines += b"connection: close\r\n"
-            self.transport.write(
-                b"%b%b%bcontent-length: %d\r\n\r\n%b"
-                % (status_line(answer.status), preamble.lines, lines, len(body), body)
-            )
+            if self._is_last and _CLOSE_LINE not in preamble.lines:
+                lines += _CLOSE_LINE
+            lines = status_line(answer.status) + preamble.lines + lines
+            data = b"%bcontent-length: %d\r\n\r\n%b" % (lines, len(body), body)
+        self.outbox.put(self.transport, data, self.loop)
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
         if self._is_last:
+            self.outbox.flush()
             self.transport.close()
 
 
@@ -464,7 +520,7 @@ def fast_lane(
     """Return the protocol class for one server: uvicorn makes the instances itself."""
     lane: type[FastLane] = type("Lane", (kind,), {})
     lane.door, lane.limits, lane.counts = door, limits, counts
-    lane.heads, lane.peers = Heads(), Peers()
+    lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox()
     if door.authority is not None:
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)

@@ -1,4 +1,4 @@
-"""Lets clients in over TLS, no more at a time than may be connected.
+"""Lets clients in over TLS, so many at a time.
 
 Whoever has connected and not yet shaken hands is no connection to the server: it would be counted
 by no limit, and hold a descriptor and some 60 KB until it has taken too long. So connections are
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from select_service.edge.protocol import ConnectionLimits
     from select_service.edge.traffic import Connections
@@ -31,25 +31,23 @@ WAIT_S: Final = 1.0
 
 
 class Handshakes:
-    """A listening socket; `uvicorn.Server` treats it like a server of asyncio."""
+    """Listening sockets; `uvicorn.Server` treats them like one server of asyncio."""
 
     def __init__(
         self,
-        listener: socket.socket,
-        make: Callable[[], asyncio.Protocol],
+        listeners: Mapping[socket.socket, Callable[[], asyncio.Protocol]],
         limits: ConnectionLimits,
         counts: Connections,
     ) -> None:
         """Let nobody in yet.
 
         Args:
-            listener: bound; it stays its owner's to close.
-            make: makes the protocol of who has shaken hands.
-            limits: how many may be about it, in all and from one address.
+            listeners: bound, and what makes the protocol of who has shaken hands there; they stay
+                their owner's to close.
+            limits: how many may be about it, in all and from one address, and for how long.
             counts: told of those that were refused.
         """
-        self._listener = listener
-        self._make = make
+        self._listeners = listeners
         self._limits = limits
         self._counts = counts
         self._by_address: Counter[str] = Counter()
@@ -57,12 +55,12 @@ class Handshakes:
         self._again: asyncio.TimerHandle | None = None
         self._is_open = False
         self._context: ssl.SSLContext
-        self._timeout_s = 0.0
 
-    def start(self, context: ssl.SSLContext, timeout_s: float, backlog: int) -> None:
-        """Let clients in, who have so many seconds for their handshakes."""
-        self._context, self._timeout_s = context, timeout_s
-        self._listener.listen(backlog)
+    def start(self, context: ssl.SSLContext, backlog: int) -> None:
+        """Let clients in, who have as long for a handshake as for the head of a request."""
+        self._context = context
+        for listener in self._listeners:
+            listener.listen(backlog)
         self._is_open = True
         self._listen()
 
@@ -70,7 +68,7 @@ class Handshakes:
         """Let nobody in any more. Idempotent."""
         if self._is_open:
             self._is_open = False
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._pause()
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -83,25 +81,33 @@ class Handshakes:
 
     def _listen(self) -> None:
         self._again = None
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        loop = asyncio.get_running_loop()
+        for listener, make in self._listeners.items():
+            loop.add_reader(listener.fileno(), self._accept, listener, make)
 
-    def _accept(self) -> None:
+    def _pause(self) -> None:
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+
+    def _accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
         for _ in range(ACCEPTED_PER_TURN):
             try:
-                client, (address, *_) = self._listener.accept()
+                client, (address, *_) = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 _log.error("nobody is let in for a second: %s", error)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._listener.fileno())
-                self._again = loop.call_later(WAIT_S, self._listen)
+                self._pause()
+                if self._again is None:
+                    self._again = asyncio.get_running_loop().call_later(WAIT_S, self._listen)
                 return
-            self._greet(client, address)
+            self._greet(client, address, make)
 
-    def _greet(self, client: socket.socket, address: str) -> None:
-        if len(self._tasks) >= self._limits.connections_max:
-            self._counts.refused += 1
+    def _greet(
+        self, client: socket.socket, address: str, make: Callable[[], asyncio.Protocol]
+    ) -> None:
+        if len(self._tasks) >= self._limits.tls_handshakes_max:
+            self._counts.refused_handshakes += 1
             client.close()
         elif self._by_address[address] >= self._limits.connections_per_address_max:
             self._counts.refused_by_address += 1
@@ -109,21 +115,23 @@ class Handshakes:
         else:
             client.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
             self._by_address[address] += 1
-            task = asyncio.get_running_loop().create_task(self._shake(client))
+            task = asyncio.get_running_loop().create_task(self._shake(client, make))
             self._tasks.add(task)
+            self._counts.handshakes = len(self._tasks)
             task.add_done_callback(lambda done: self._over(done, address))
 
-    async def _shake(self, client: socket.socket) -> None:
+    async def _shake(self, client: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
         with contextlib.suppress(OSError):  # also what is no TLS, and who has taken too long
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._make,
+                make,
                 client,
                 ssl=self._context,
-                ssl_handshake_timeout=self._timeout_s,
+                ssl_handshake_timeout=self._limits.header_timeout_s,
             )
 
     def _over(self, task: asyncio.Task[None], address: str) -> None:
         self._tasks.discard(task)
+        self._counts.handshakes = len(self._tasks)
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]

@@ -72,6 +72,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
         "connections_max": cut.refused,
         "connections_per_address_max": cut.refused_by_address,
+        "tls_handshakes_max": cut.refused_handshakes,
         "console_clients_max": traffic.console.refused,
         "replica_send_messages_max": plane.publisher.dropped if plane else 0,
         "replica_pull_timeout_s": plane.pulls.outcomes["timeout"] if plane else 0,

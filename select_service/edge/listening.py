@@ -1,4 +1,7 @@
-"""Where clients come in: a TCP port, a Unix domain socket, or both.
+"""Where clients come in: a TCP port, a Unix domain socket, or both; and a side entrance.
+
+The side entrance is a TCP port for those who have to come over the network where the API does not
+stand there: replicas, probes and Prometheus find `SIDE_PATHS` at it, and nothing else.
 
 Everything is bound before the service starts, so that what cannot be had is known at once, and
 nobody is let in before it has. `app.py` says when; what arrives is `fast_lane.py`'s business.
@@ -17,7 +20,19 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["CannotListenError", "Entrances", "UnixSocket", "bind"]
+__all__ = [
+    "NOT_AT_THE_SIDE",
+    "SIDE_PATHS",
+    "CannotListenError",
+    "Entrances",
+    "UnixSocket",
+    "bind",
+]
+
+SIDE_PATHS: Final = ("/health", "/ready", "/metrics", "/replica_sync/snapshot")
+"""What the side entrance leads to."""
+
+NOT_AT_THE_SIDE: Final = f"the side entrance (--side-port) has {', '.join(SIDE_PATHS)} alone"
 
 _PROBE_S: Final = 1.0
 """How long a process that holds a socket file may take to show that it is alive."""
@@ -105,35 +120,41 @@ class UnixSocket:
 class Entrances:
     """All a process listens on. Use as a context manager; leaving it closes them."""
 
-    def __init__(self, tcp: socket.socket | None, unix: UnixSocket | None) -> None:
+    def __init__(
+        self,
+        tcp: socket.socket | None,
+        unix: UnixSocket | None,
+        side: socket.socket | None = None,
+    ) -> None:
         self.tcp = tcp
         self.unix = unix
+        self.side = side
 
     @classmethod
-    def bound(cls, address: tuple[str, int] | None, path: str | None, mode: int) -> Entrances:
-        """Bind what is asked for: TCP at an address, a Unix socket at a path, or both.
+    def bound(
+        cls,
+        address: tuple[str, int] | None,
+        path: str | None,
+        mode: int,
+        side: tuple[str, int] | None = None,
+    ) -> Entrances:
+        """Bind what is asked for: TCP at an address, a Unix socket at a path, a side entrance.
 
         Raises:
             CannotListenError: one of them cannot be had; then none is kept.
         """
-        tcp = None
-        if address is not None:
-            try:
-                tcp = bind(*address)
-            except OSError as error:
-                host, port = address
-                raise CannotListenError(f"{host} port {port}: {error}") from None
-        try:
-            unix = None if path is None else UnixSocket(path, mode)
-        except CannotListenError:
-            if tcp is not None:
-                tcp.close()
-            raise
-        return cls(tcp, unix)
+        with contextlib.ExitStack() as undo:
+            found = cls(None, None)
+            undo.push(found)
+            found.tcp = None if address is None else _bind(*address)
+            found.unix = None if path is None else UnixSocket(path, mode)
+            found.side = None if side is None else _bind(*side)
+            undo.pop_all()
+        return found
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """To listen on."""
+        """To listen on for the API."""
         unix = None if self.unix is None else self.unix.socket
         return [one for one in (self.tcp, unix) if one is not None]
 
@@ -142,6 +163,11 @@ class Entrances:
         """Of TCP; 0: there is none."""
         return 0 if self.tcp is None else int(self.tcp.getsockname()[1])
 
+    @property
+    def replica_port(self) -> int:
+        """Where replicas come in; 0: nowhere."""
+        return self.port if self.side is None else int(self.side.getsockname()[1])
+
     def describe(self) -> dict[str, object]:
         """Return the addresses, for the log."""
         told: dict[str, object] = {}
@@ -149,6 +175,8 @@ class Entrances:
             told["host"], told["port"] = self.tcp.getsockname()[:2]
         if self.unix is not None:
             told["uds"] = self.unix.path
+        if self.side is not None:
+            told["side_host"], told["side_port"] = self.side.getsockname()[:2]
         return told
 
     def appear(self) -> None:
@@ -176,8 +204,16 @@ class Entrances:
     ) -> None:
         if self.unix is not None:
             self.unix.close()
-        if self.tcp is not None:
-            self.tcp.close()
+        for one in (self.tcp, self.side):
+            if one is not None:
+                one.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return bind(host, port)
+    except OSError as error:
+        raise CannotListenError(f"{host} port {port}: {error}") from None
 
 
 def _check_free(path: str) -> None:

@@ -27,6 +27,7 @@ from indexer.types import Tier
 from select_service.edge.admission_metrics import AdmissionMetrics
 from select_service.edge.bounds_metrics import BoundsMetrics
 from select_service.edge.decision_metrics import DecisionMetrics
+from select_service.edge.demand_metrics import DemandMetrics
 from select_service.edge.doctor_metrics import DoctorMetrics
 from select_service.edge.limits import limit_hits, limit_values
 from select_service.edge.recovery_metrics import RecoveryMetrics
@@ -91,6 +92,7 @@ class Metrics:
         self._registry.register(_Service(service, settings))
         self._registry.register(AdmissionMetrics(service, PREFIX, settings))
         self._registry.register(DecisionMetrics(service, PREFIX))
+        self._registry.register(DemandMetrics(service, PREFIX, settings))
         self._registry.register(TrustMetrics(service, PREFIX, settings))
         self._registry.register(ReplicaMetrics(service, PREFIX))
         self._registry.register(RecoveryMetrics(service, PREFIX))
@@ -161,6 +163,9 @@ class _Http(Collector):
         connections = _gauge("http_connections", "Open connections.")
         connections.add_metric((), counts.open)
         yield connections
+        shaking = _gauge("tls_handshakes", "TLS handshakes under way.")
+        shaking.add_metric((), counts.handshakes)
+        yield shaking
         accepted = _counter("http_connections_accepted", "Connections accepted.")
         accepted.add_metric((), counts.accepted)
         yield accepted
@@ -273,6 +278,14 @@ class _Service(Collector):
             family = _counter(name, what)
             family.add_metric((), count)
             yield family
+        for name, what, count in (
+            ("waves", "Waves of prompts, POST /select_batch.", counters.waves),
+            ("wave_samples", "Samples in them.", counters.wave_samples),
+            ("waves_undone", "Of all or none: none.", counters.waves_undone),
+        ):
+            family = _counter(name, what)
+            family.add_metric((), count)
+            yield family
         waited = _counter("selections_queued", "Selections that had to wait for capacity.")
         waited.add_metric((), counters.selections_waited)
         yield waited
@@ -311,6 +324,10 @@ class _Service(Collector):
         freed = _gauge("freed_reservation_ids", "Ids of ended reservations still remembered.")
         freed.add_metric((), core.desk.bookings.freed_count)
         yield freed
+        remembered = _gauge("remembered_bytes", "Memory of what has ended and is remembered.")
+        bookings, claims = core.desk.bookings, core.desk.announcer.claims
+        remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes)
+        yield remembered
         counters = core.counters
         ends = _counter("reservation_events", "What happened to reservations.", ("event",))
         for event in (
@@ -329,7 +346,7 @@ class _Service(Collector):
         ended.add_metric((), leases.ended_count)
         yield ended
         events = _counter("lease_events", "What happened to leases.", ("event",))
-        for event in ("opened", "renewed", "closed", "expired", "refused"):
+        for event in ("opened", "renewed", "closed", "expired", "refused", "reopening"):
             events.add_metric([event], getattr(leases, event))
         yield events
 

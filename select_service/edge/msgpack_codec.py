@@ -20,6 +20,7 @@ from indexer.core.hashing import TOKEN_BYTES
 from indexer.types import HASH_BYTES
 from select_service.edge.codec import (
     HASHES,
+    PARTS_MAX,
     TOKENS,
     Decoded,
     check_values,
@@ -51,11 +52,16 @@ _PACKED_TYPES: Final = {TOKENS: bytes | list[U32] | None} | dict.fromkeys(
 _members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _items_of: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _decode_any: Final = msgspec.msgpack.Decoder().decode
+LOOSE_BYTES_MAX: Final = 1 << 18
+"""Of what no type describes, unless it is one text or binary: making Python's objects of it takes
+half a second a megabyte, all in one go."""
+
 _FIXMAP: Final = 0x80  # and up to 15 members; other heads give more than any type has
 _NIL: Final = 0xC0
 _MAP_16: Final = 0xDE
 _MAP_32: Final = 0xDF
 _ARRAY_32: Final = b"\xdd"
+_ONE_PIECE: Final = frozenset((0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))  # binaries and long texts
 
 
 class MsgpackDecoder(Generic[T]):
@@ -84,6 +90,7 @@ class MsgpackDecoder(Generic[T]):
         try:
             request = tools.decode(body)
             check_values(request)
+            _check_head(body)
             members = _members_of(body)
             plain = len(members) == body[0] ^ _FIXMAP and tools.flat.issuperset(members)
             unknown = [] if plain else _look_into(_unique_members(body, ""), tools.shape, "")
@@ -202,7 +209,7 @@ def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str) -> list[str
     for name, value in members.items():
         inner = shape.members.get(name, shape.others)
         if isinstance(inner, _Unknown):
-            _decode_any(value)
+            _loose(value, f"{path}.{name}".removeprefix("."))
             unknown.append(name)
         elif inner is not None:
             _look_at(value, inner, f"{path}.{name}".removeprefix("."))
@@ -215,10 +222,21 @@ def _look_at(value: Raw, shape: Shape, path: str) -> None:
     if isinstance(shape, _MapOf):
         _look_into(_unique_members(value, path), shape, path)
     elif isinstance(shape, _ListOf):
-        for index, item in enumerate(_items_of(value)):
+        items = _items_of(value)
+        if len(items) > PARTS_MAX:
+            raise InvalidField(f"{path}: more than {PARTS_MAX} items", field=path)
+        for index, item in enumerate(items):
             _look_at(item, shape.items, f"{path}[{index}]")
-    elif shape is _LOOSE and not _is_in_json(_decode_any(value)):
+    elif shape is _LOOSE and not _is_in_json(_loose(value, path)):
         raise InvalidField(f"{path}: not a value that JSON has", field=path)
+
+
+def _loose(value: Raw, path: str) -> object:
+    """Return what no type describes, if there is not too much of it."""
+    view = memoryview(value)
+    if len(view) > LOOSE_BYTES_MAX and view[0] not in _ONE_PIECE:
+        raise InvalidField(f"{path}: more than {LOOSE_BYTES_MAX} bytes", field=path or None)
+    return _decode_any(value)
 
 
 def _is_in_json(value: object) -> bool:
@@ -232,9 +250,9 @@ def _is_in_json(value: object) -> bool:
 
 
 def _unique_members(text: bytes | Raw, path: str) -> dict[str, Raw]:
+    announced, head_bytes = _check_head(text)
     members = _members_of(text)
     view = memoryview(text)
-    announced, head_bytes = _map_head(view)
     if len(members) == announced:
         return members
     # as an array of twice the length it can be read with what comes twice
@@ -246,6 +264,14 @@ def _unique_members(text: bytes | Raw, path: str) -> dict[str, Raw]:
             raise DuplicateMemberError(f"{path}.{name}".removeprefix("."))
         seen.add(name)
     raise AssertionError("fewer members than announced, and none of them twice")
+
+
+def _check_head(text: bytes | Raw) -> tuple[int, int]:
+    """Return the head of a map that has not too many members."""
+    head = _map_head(memoryview(text))
+    if head[0] > PARTS_MAX:
+        raise InvalidField(f"more than {PARTS_MAX} members in one object")
+    return head
 
 
 def _map_head(view: memoryview) -> tuple[int, int]:

@@ -68,7 +68,8 @@ _WITH_TOKENS: Final = {
 }
 _TEXTS: Final = {
     404: "No such worker, rank, reservation, lease, decision or tenant.",
-    409: "The id is live with another body or in another scope; or replica sync is off.",
+    409: "The id is live with another body, in another scope or for another owner, or a lease's "
+    "that was closed just now; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
 

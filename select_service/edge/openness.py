@@ -8,22 +8,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from select_service.config import Settings
 
-__all__ = ["open_doors"]
+__all__ = ["open_doors", "side_address"]
 
 
 def open_doors(settings: Settings) -> dict[str, str]:
     """Return what anybody on the network may do, by what is missing."""
     found: dict[str, str] = {}
-    if settings.port is not None and not _is_loopback(settings.host):
+    side = side_address(settings)
+    is_open = settings.port is not None and not _is_loopback(settings.host)
+    is_ajar = side is not None and not _is_loopback(side[0])
+    if is_open or is_ajar:
         if settings.token_file is None and settings.tls_client_ca is None:
-            found["tokens"] = (
-                "register workers, book, and read everything: there are no tokens (--token-file)"
+            may = (
+                "register workers, book, and read everything" if is_open else "read what is booked"
             )
+            found["tokens"] = f"{may}: there are no tokens (--token-file)"
         if settings.tls_cert is None:
             found["tls"] = "listen in on HTTP: there is no TLS (--tls-cert)"
     if settings.replica_sync_port is not None and settings.curve_key is None:
         found["replicas"] = "listen in on the replica plane: there is no key (--curve-key)"
     return found
+
+
+def side_address(settings: Settings) -> tuple[str, int] | None:
+    """Return where the side entrance is, if there is one.
+
+    It is for others: where the API is on loopback it is on every address, of either family.
+    """
+    if settings.side_port is None:
+        return None
+    host = settings.side_host
+    if host is None:
+        everywhere = "::" if ":" in settings.host else "0.0.0.0"  # noqa: S104  # nosec B104
+        host = everywhere if _is_loopback(settings.host) else settings.host
+    return host, settings.side_port
 
 
 def _is_loopback(host: str) -> bool:

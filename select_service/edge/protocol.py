@@ -43,6 +43,13 @@ LINGER_S: Final = 5.0
 """What is read and thrown away, and for how long, of a client that was answered while it was still
 sending: a socket closed with unread bytes takes the answer back before the client has read it."""
 
+RESERVED_MAX: Final = 16
+"""Connections beyond `--connections-max` and `--connections-per-address-max`, one request each, for
+what must work when these are reached, or were set too low: `RESERVED_PATHS` and nothing else. Who
+comes when all are taken has the place of the first whose request has not arrived yet."""
+
+RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
+
 PIPELINED_MAX: Final = 16
 """Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
 
@@ -68,6 +75,11 @@ class ConnectionLimits(Struct):
     connections_max: int
     head_bytes_max: int
     connections_per_address_max: int
+    tls_handshakes_max: int
+
+
+class _TurnedAway(Exception):
+    """A request was refused at its head; the parser need not go on."""
 
 
 class Phase(Enum):
@@ -95,6 +107,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _address = ""  # where it comes from; "" of a Unix socket
     _discarded: int | None = None  # bytes; None: not about to close
     _upgrading = False
+    _is_reserved = False  # let in beyond the limit, for one request of RESERVED_PATHS
+    _is_over_address = False
     _at_work: RequestResponseCycle | None = None  # the request whose answer is next
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
@@ -105,23 +119,52 @@ class GuardedProtocol(HttpToolsProtocol):
         self.counts.accepted += 1
         self._stamp()
         _probe_when_silent(transport)
-        if len(self.connections) > self.limits.connections_max:
-            self.counts.refused += 1
-            self._turn_away(TooManyConnections("too many open connections"), linger=False)
-            return
+        if len(self.connections) - self.counts.reserved > self.limits.connections_max:
+            self._reserve_or(TooManyConnections("too many open connections"))
+            if not self._is_reserved:
+                self.counts.refused += 1
+                return
         if self.client is None:
             return
         self._address = address = self.client[0]
         by_address = self.counts.by_address
         by_address[address] = among = by_address.get(address, 0) + 1
-        if among > self.limits.connections_per_address_max:
-            self.counts.refused_by_address += 1
-            text = "too many open connections from this address"
-            self._turn_away(TooManyConnections(text), linger=False)
+        if among > self.limits.connections_per_address_max and not self._is_reserved:
+            self._is_over_address = True
+            self._reserve_or(TooManyConnections("too many open connections from this address"))
+            self.counts.refused_by_address += not self._is_reserved
+
+    def _reserve_or(self, refusal: TooManyConnections) -> None:
+        """Take one of the reserve; where none is left, that of who has not asked anything yet."""
+        reserve = self.counts.reserve
+        if len(reserve) >= RESERVED_MAX:
+            for one in reserve:
+                assert isinstance(one, GuardedProtocol)
+                if one.is_asking:
+                    one.give_up_reserve()
+                    break
+            else:
+                self._turn_away(refusal, linger=False)
+                return
+        reserve[self] = None
+        self._is_reserved = True
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether its request has not arrived yet, and nobody has refused it."""
+        return self._phase is not Phase.REST and not self._refused
+
+    def give_up_reserve(self) -> None:
+        """Leave to somebody else; strangers who sit and say nothing must not keep others out."""
+        del self.counts.reserve[self]
+        self.counts.refused += not self._is_over_address
+        self.counts.refused_by_address += self._is_over_address
+        self._turn_away(TooManyConnections("too many open connections"), linger=False)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.counts.reserve.pop(self, None)
         if self._address:
             left = self.counts.by_address[self._address] - 1
             if left:
@@ -146,11 +189,10 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._start_over(data[upgrade.args[0] :])
-            return
+            self._feed(data)
         except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _TurnedAway):
+                return
             self.counts.malformed += 1
             self._turn_away(MalformedHttp(f"invalid HTTP request: {error}"))
             return
@@ -161,6 +203,18 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._head_bytes > self.limits.head_bytes_max:
                 self.counts.malformed += 1
                 self._turn_away(HeadTooLarge("the request head is too long"))
+
+    def _feed(self, data: bytes) -> None:
+        """Parse; what offers another protocol is read as if it did not."""
+        for _ in range(PIPELINED_MAX):
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._as_plain(data[upgrade.args[0] :])
+                self.parser = httptools.HttpRequestParser(self)
+            else:
+                return
+        raise httptools.HttpParserError("one offer of another protocol behind the other")
 
     @override
     def pause_writing(self) -> None:
@@ -184,7 +238,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return
+        if self._is_reserved and self.url.partition(b"?")[0] not in RESERVED_PATHS:
+            self.counts.refused += not self._is_over_address
+            self.counts.refused_by_address += self._is_over_address
+            self._turn_away(TooManyConnections("too many open connections"))
+            raise _TurnedAway
         super().on_headers_complete()  # may raise: then the head is still what is wrong
+        if self._is_reserved:
+            self.cycle.keep_alive = False
         if not self.pipeline:
             self._at_work = self.cycle
         elif len(self.pipeline) < PIPELINED_MAX:
@@ -215,25 +276,22 @@ class GuardedProtocol(HttpToolsProtocol):
     def _enter_rest(self) -> None:
         self._phase = Phase.REST
 
-    def _start_over(self, rest: bytes) -> None:
-        """Read a request that offers another protocol as plain HTTP/1.1, which is what it gets.
+    def _as_plain(self, rest: bytes) -> bytes:
+        """Return a request that offers another protocol as plain HTTP/1.1, which is what it gets.
 
         The parser would take the body for that other protocol. Java's client offers h2c with
         every first request.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self.counts.malformed += 1
-            self._turn_away(MalformedHttp("this is no proxy"))
-            return
+            raise httptools.HttpParserError("this is no proxy")
         lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
         lines += [
             b"%s: %s" % (name, value)
             for name, value in self.headers
             if name not in (b"upgrade", b"connection", b"http2-settings")
         ]
-        self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join([*lines, b"", rest]))
+        return b"\r\n".join([*lines, b"", rest])
 
     # -- deadlines -----------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ REPLICA_LEDGERS: Final = "replica_ledgers"
 INDEX_SNAPSHOT: Final = "index_snapshot"
 STATE: Final = "state"
 DISCOVERY: Final = "discovery"
+LEAVING: Final = "leaving"
 
 HEARTBEATS_AWAITED: Final = 3
 """Of a replica that has not been heard yet: time to connect, and for one that gets lost."""
@@ -32,11 +33,13 @@ class Readiness:
 
     Attributes:
         given_up: what was still missing when the time was up.
+        is_leaving: the process goes, and will not be ready again.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
         """Wait for nothing yet; the time runs from the first look or `start`."""
         self.given_up: list[str] = []
+        self.is_leaving = False
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadline: float | None = None
@@ -58,7 +61,7 @@ class Readiness:
             self.given_up += self._gates
             _log.warning("ready without %s: not there in time", ", ".join(self._gates))
             self._gates.clear()
-        return list(self._gates)
+        return [LEAVING, *self._gates] if self.is_leaving else list(self._gates)
 
 
 class LedgersApplied:

@@ -74,6 +74,7 @@ class RecoveryMetrics(Collector):
         for name in _GATES:
             waiting.add_metric([name], name in missing)
             given_up.add_metric([name], name in readiness.given_up)
+        waiting.add_metric(["leaving"], "leaving" in missing)
         yield from (waiting, given_up)
 
     def _discovery(self) -> Iterator[Metric]:

@@ -45,6 +45,11 @@ _IN_ORDER: Final = (
 )
 """Of these the first must not be more than the second."""
 
+_IDS: Final = ("id_length_max", "lease_name_length_max")
+BOUND_ID_LENGTH_MIN: Final = 72
+"""Of these, where there are tokens: ids that come with one bound to a tenant are kept behind up to
+35 characters of that (see `tenancy.py`), and a UUID has 36."""
+
 Outcome = Literal["applied", "unchanged", "refused"]
 
 
@@ -260,6 +265,10 @@ def check_settings(settings: Settings) -> list[str]:
     for low, high in _IN_ORDER:
         if getattr(settings, low) > getattr(settings, high):
             raise ConfigError(f"{low} must not be more than {high}", low)
+    for name in _IDS if settings.token_file is not None else ():
+        if getattr(settings, name) < BOUND_ID_LENGTH_MIN:
+            least = f"where there are tokens {name} must be {BOUND_ID_LENGTH_MIN} at least"
+            raise ConfigError(f"{least}: a tenant's ids are kept behind its name", name)
     try:
         has_idle_thresholds = check_admission(settings.admission)
         settings.trust.check()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.edge.replicas import Replicas
     from select_service.types import ReplicaStatus
 
-_PUBLISHER_STATES: Final = ("synced", "behind", "gone", "foreign")
+_PUBLISHER_STATES: Final = ("synced", "behind", "leaving", "gone", "foreign")
 
 
 class ReplicaMetrics(Collector):
@@ -92,7 +92,7 @@ class ReplicaMetrics(Collector):
         yield from (publishers, claims, unbooked, missing)
 
     def _reservations(self) -> Iterator[Metric]:
-        replicas = self._service.core.replicas
+        replicas, told = self._service.core.replicas, self._service.core.desk.announcer.claims
         counts = replicas.counters
         yield self._counts(
             *("replica_reservations", "Reservations of replicas, here.", "event"),
@@ -119,17 +119,18 @@ class ReplicaMetrics(Collector):
                 "ignored": counts.ignored,
                 "claims": counts.claims_refused,
                 "publishers": counts.publishers_refused,
-                "leases": self._service.core.desk.announcer.claims.copies.refused,
+                "leases": told.copies.refused,
+                "early": told.early_lost,
                 "our_name": counts.namesakes,
                 "impostor": counts.impostors,
                 "foreign": self._service.replicas.foreign_refused if self._service.replicas else 0,
             },
         )
         copies = self._gauge("lease_copies", "Leases known through replicas.")
-        copies.add_metric((), len(self._service.core.desk.announcer.claims.copies))
+        copies.add_metric((), len(told.copies))
         yield copies
         ended = self._gauge("replica_ended", "Ends of reservations remembered.")
-        ended.add_metric((), len(self._service.core.desk.announcer.claims.ends))
+        ended.add_metric((), len(told.ends))
         yield ended
         gaps = sum(view.gaps for view in replicas.views.values())
         for name, text, count in (

@@ -130,14 +130,16 @@ class _Peer:
         "guide",
         "heard_at",
         "is_queued",
+        "key",
         "reconnect",
         "reconnect_after_s",
         "state",
         "subscriber",
     )
 
-    def __init__(self, endpoint: str, subscriber: Subscriber, now: float) -> None:
+    def __init__(self, endpoint: str, subscriber: Subscriber, key: str | None, now: float) -> None:
         self.endpoint = endpoint
+        self.key = key  # that it must have
         self.heard_at = now
         self.subscriber = subscriber
         self.guide: Guide | None = None  # where the endpoint has a name in it
@@ -186,6 +188,8 @@ class Subscriptions:
             ),
             None if keys is None else keys.own,
         )
+        if keys is not None:
+            keys.when_changed.append(self._follow_keys)
         self._peers: dict[str, _Peer] = {}
         self._ready: deque[_Peer] = deque()
         self._turn_handle: asyncio.Handle | None = None
@@ -231,7 +235,7 @@ class Subscriptions:
             place, is_led = None, False
         key = None if self._keys is None else self._keys.key_of(endpoint)
         subscriber = self._sockets.subscribe(place, self._topics, key)
-        peer = _Peer(endpoint, subscriber, self._clock())
+        peer = _Peer(endpoint, subscriber, key, self._clock())
         self._peers[endpoint] = peer
         if is_led and self._addresses.is_named(endpoint):
             peer.guide = Guide(
@@ -263,6 +267,18 @@ class Subscriptions:
             peer.guide = None  # no ring
         peer.subscriber.close()
         return True
+
+    def _follow_keys(self) -> None:
+        """Listen anew to whoever must have another key now: the old one may be a thief's."""
+        assert self._keys is not None
+        for endpoint, peer in list(self._peers.items()):
+            if peer.key == self._keys.key_of(endpoint):
+                continue
+            self.remove(endpoint)
+            try:
+                self.add(endpoint)
+            except EndpointRefused as error:
+                _log.error("replica peer is not listened to any more: %s", error)
 
     def close(self) -> None:
         """Close everything. Idempotent."""

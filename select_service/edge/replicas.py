@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from indexer.edge.addresses import Addresses
     from indexer.edge.curve import ReplicaKeys
     from select_service.core.effects import Effects
-    from select_service.core.replica_messages import ReplicaMessage, SnapshotPart
+    from select_service.core.replica_messages import Heartbeat, ReplicaMessage, SnapshotPart
     from select_service.edge.passport import Passport
     from select_service.types import ReplicaLimits
 
@@ -40,6 +40,11 @@ _log = logging.getLogger("select_service")
 
 TICK_S: Final = 0.1
 """How late the core may look whether something is due."""
+
+LAST_TURNS_MAX: Final = 1000
+LAST_WORD_S: Final = 0.1
+"""How much is still said before the end, and the time it has to leave this machine; who misses it
+notices the silence."""
 
 PIECE_BYTES: Final = 64 * 1024
 """Bytes of a snapshot handed on at once."""
@@ -58,6 +63,12 @@ class ReplicaCore(PullReader, Protocol):
 
     def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
         """What others have to know of this process."""
+
+    def replica_leave(self) -> None:
+        """This process will end."""
+
+    def replica_last_word(self) -> Heartbeat:
+        """What is said last."""
 
 
 class Replicas:
@@ -112,6 +123,7 @@ class Replicas:
             *(core, carry_out, limits, clock, _log.warning, addresses), passport=passport
         )
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        self._is_leaving = False
         self._snapshots_running = 0
         self.peers_refused = 0
         self.heard = 0
@@ -124,9 +136,26 @@ class Replicas:
         """Stop timers, close sockets."""
         self._ticker.cancel()
         await asyncio.gather(self._ticker, return_exceptions=True)
+        if self._is_leaving:
+            await self._say_the_last()
         await self.pulls.close()
         self.subscriptions.close()
         self.publisher.close()
+
+    def leave(self) -> None:
+        """Tell replicas that we shall go, at once; `close` will say that we have."""
+        self._is_leaving = True
+        self._core.replica_leave()
+        self._turn()
+
+    async def _say_the_last(self) -> None:
+        """Say what has not been said, and that it was the last of it."""
+        for _ in range(LAST_TURNS_MAX):
+            if not self._turn():
+                break
+            await asyncio.sleep(0)
+        self.publisher.publish(*encode_message(self._core.replica_last_word()))
+        await asyncio.sleep(LAST_WORD_S)
 
     # -- peers -------------------------------------------------------------------------------------
 
@@ -191,14 +220,19 @@ class Replicas:
 
     async def _tick(self) -> None:
         while True:
-            more = False
-            try:
-                more, effects = self._core.replica_tick(self._clock())
-                self._carry_out(effects)
-            except Exception:  # noqa: BLE001 - a bug must not end the heartbeats
-                self.faults += 1
-                _log.exception("replica housekeeping failed")
+            more = self._turn()
             await asyncio.sleep(0 if more else TICK_S)
+
+    def _turn(self) -> bool:
+        """Let the core look whether something is due; True if more is."""
+        more = False
+        try:
+            more, effects = self._core.replica_tick(self._clock())
+            self._carry_out(effects)
+        except Exception:  # noqa: BLE001 - a bug must not end the heartbeats
+            self.faults += 1
+            _log.exception("replica housekeeping failed")
+        return more
 
     # -- snapshots ---------------------------------------------------------------------------------
 

@@ -68,7 +68,14 @@ class Match(NamedTuple, Generic[H]):
 class Router(Generic[H]):
     """Finds routes by a dict lookup; those with braces in their pattern by first segment."""
 
-    def __init__(self, routes: Sequence[Route[H]]) -> None:
+    def __init__(self, routes: Sequence[Route[H]], missing: str = "route not found") -> None:
+        """Take the table.
+
+        Args:
+            routes: every line of it.
+            missing: what is said to who asks for another.
+        """
+        self._missing = missing
         self._static: dict[bytes, dict[str, Route[H]]] = {}
         self._shaped: dict[tuple[bytes, int], list[tuple[_Shape, dict[str, Route[H]]]]] = {}
         shapes: dict[_Shape, dict[str, Route[H]]] = {}
@@ -94,7 +101,7 @@ class Router(Generic[H]):
         """
         methods, segments = self._find(method, raw_path)
         if not methods:
-            raise RouteNotFound("route not found")
+            raise RouteNotFound(self._missing)
         route = methods.get(method)
         if route is None:
             raise MethodNotAllowed("method not allowed")

@@ -41,12 +41,13 @@ from select_service.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from select_service.admission_types import WorkerMetrics, WorkerMetricsAnswer
     from select_service.core.leases import Lease
     from select_service.core.trusting import TrustSeat
-    from select_service.drain_types import DrainRequest, DrainStatus
+    from select_service.core.waves import Item
+    from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
     from select_service.types import (
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer, WaveResult
 
 __all__ = ["Outside", "TenantView"]
 
@@ -180,6 +182,17 @@ class TenantView:
         self._check_worker(worker_id)
         return self._service.drain_status(worker_id)
 
+    async def scale_down_candidates(
+        self, count: int, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[ScaleDownCandidate]:
+        """GET /scale_down_candidates, of tenants the token may see."""
+        found = [
+            one
+            for tenant in self._asked(tenant_id)
+            for one in await self._service.scale_down_candidates(count, model_name, tenant)
+        ]
+        return sorted(found, key=lambda one: (not one.drains, one.cost_tokens))[:count]
+
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
         """POST /workers/{id}/metrics."""
         self._check_worker(worker_id)
@@ -240,6 +253,37 @@ class TenantView:
         """POST /select_pair."""
         return self._book(request, unknown, self._service.select_pair_now)
 
+    async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
+        """POST /select_batch: what is for other tenants finds no worker."""
+        own = [self._own_item(item) for item in items]
+        try:
+            answer = await self._service.select_batch(request, own)
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+        return msgspec.structs.replace(
+            answer, results=[self._own_result(one) for one in answer.results]
+        )
+
+    def _own_item(self, item: Item) -> Item:
+        if isinstance(item, ServiceError):
+            return item
+        request, unknown = item
+        try:
+            self._check_scope(request)
+            self._rename(request)
+        except ServiceError as error:
+            return error
+        return request, unknown
+
+    def _own_result(self, one: WaveResult) -> WaveResult:
+        for name in ("selection", "cache_threshold"):
+            said = getattr(one, name)
+            if said is not UNSET:
+                return msgspec.structs.replace(one, **{name: self._named_by_client(said)})
+        if one.error is UNSET:
+            return one
+        return msgspec.structs.replace(one, error=self._without_prefix(one.error))
+
     def reserve(self, request: ReservationRequest, unknown: bytes = b"") -> ReservationAnswer:
         """POST /reservations."""
         return self._book(request, unknown, self._service.reserve)
@@ -247,16 +291,7 @@ class TenantView:
     def _book(self, request: B, unknown: bytes, verb: Callable[[B, bytes], A]) -> A:
         """Book under the tenant's names, and answer under the client's."""
         self._check_scope(request)
-        prefix = _prefix(request.scope.tenant_id)
-        name = request.reservation_id
-        lease_id = request.lease_id
-        if name is None:
-            name = self._service.core.selecting.new_id()
-        request.reservation_id = prefix + name
-        if request.selection_id is not None:
-            request.selection_id = prefix + request.selection_id
-        if lease_id is not None:
-            request.lease_id = self._lease(lease_id)
+        self._rename(request)
         try:
             answer = verb(request, unknown)
         except NoSchedulableWorker:
@@ -264,6 +299,18 @@ class TenantView:
         except ServiceError as error:
             raise self._in_words_of_client(error) from None
         return self._named_by_client(answer)
+
+    def _rename(self, request: SelectAndReserveRequest | ReservationRequest) -> None:
+        """Put the names of things in place of the client's."""
+        prefix = _prefix(request.scope.tenant_id)
+        name = request.reservation_id
+        if name is None:
+            name = self._service.core.selecting.new_id()
+        request.reservation_id = prefix + name
+        if request.selection_id is not None:
+            request.selection_id = prefix + request.selection_id
+        if request.lease_id is not None:
+            request.lease_id = self._lease(request.lease_id)
 
     async def wait(self, ticket: Ticket) -> Answer:
         """Wait for an answer that could not be given at once."""

@@ -112,11 +112,6 @@ class TokenBook:
         yield from self._by_digest.values()
         yield from self._by_certificate.values()
 
-    @property
-    def knows_certificates(self) -> bool:
-        """Whether anybody is known by a certificate."""
-        return bool(self._by_certificate)
-
     def by_token(self, token: bytes) -> Entry | None:
         """Return whose token this is.
 

@@ -53,11 +53,14 @@ class Connections:
         "accepted",
         "body_timeouts",
         "by_address",
+        "handshakes",
         "header_timeouts",
         "malformed",
         "open",
         "refused",
         "refused_by_address",
+        "refused_handshakes",
+        "reserve",
         "write_timeouts",
     )
 
@@ -66,11 +69,20 @@ class Connections:
         self.accepted = 0
         self.refused = 0  # over --connections-max
         self.refused_by_address = 0  # over --connections-per-address-max
+        self.reserve: dict[object, None] = {}
+        """Of those open, the ones beyond the limits, oldest first; see `protocol.RESERVED_MAX`."""
+        self.handshakes = 0  # TLS, under way
+        self.refused_handshakes = 0  # over --tls-handshakes-max
         self.by_address: dict[str, int] = {}  # open, of those that come by TCP
         self.header_timeouts = 0
         self.body_timeouts = 0
         self.write_timeouts = 0  # the client did not read its answer
         self.malformed = 0  # not HTTP, or a head beyond the limit
+
+    @property
+    def reserved(self) -> int:
+        """How many are open beyond the limits."""
+        return len(self.reserve)
 
 
 class ConsoleTraffic:

@@ -215,6 +215,7 @@ def test_trust_from_flags(capsys: pytest.CaptureFixture[str]) -> None:
         ([], {"SELECT_SERVICE_UDS": "s"}, None),
         (["--port", "1"], {"SELECT_SERVICE_UDS": "s"}, 1),
         (["--uds", "s", "--replica-sync-port", "7", "--port", "1"], {}, 1),
+        (["--uds", "s", "--replica-sync-port", "7", "--side-port", "1"], {}, None),
     ],
 )
 def test_with_a_unix_socket_there_is_tcp_when_it_is_asked_for(
@@ -233,6 +234,8 @@ def test_with_a_unix_socket_there_is_tcp_when_it_is_asked_for(
         ["--uds", "s", "--uds-mode", "0o660"],
         ["--uds", "s", "--host", "::1"],
         ["--uds", "s", "--replica-sync-port", "7"],
+        ["--port", "1", "--side-port", "1"],
+        ["--side-host", "h"],
     ],
 )
 def test_what_a_unix_socket_cannot_be(args: list[str]) -> None:

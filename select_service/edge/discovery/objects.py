@@ -151,11 +151,12 @@ def workers_of_slice(piece: EndpointSlice) -> Iterator[WorkerSpec]:
 
 
 def replicas_of_slice(piece: EndpointSlice, own_addresses: Collection[str]) -> Iterator[str]:
-    """Yield the endpoints of replicas, ready or not: one that is booting must reach the others."""
+    """Yield the endpoints of replicas, ready or not: one that is booting must reach the others.
+
+    One that is terminating, too: it takes calls until it has left, and tells of them.
+    """
     ports = [port.port for port in piece.ports or () if port.name == REPLICA_SYNC and port.port]
     for endpoint in piece.endpoints or ():
-        if endpoint.conditions.terminating:
-            continue
         for address in endpoint.addresses[:1]:
             if address not in own_addresses:
                 yield from (endpoint_of(address, port) for port in ports)

@@ -17,6 +17,7 @@ from select_service.config import Settings
 from select_service.edge.app import Server, create_app, create_door, create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.listening import Entrances
+from select_service.edge.openness import side_address
 from select_service.types import WorkerSpec
 
 HOST = "127.0.0.1"
@@ -67,8 +68,9 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
     service = create_driver(chosen)
     await service.start()
     assert chosen.port is not None
-    mode = int(chosen.uds_mode, 8)
-    with Entrances.bound((chosen.host, chosen.port), chosen.uds, mode) as entrances:
+    mode, address = int(chosen.uds_mode, 8), (chosen.host, chosen.port)
+    side = side_address(chosen)
+    with Entrances.bound(address, chosen.uds, mode, side) as entrances:
         server = Server(chosen, *create_door(service, chosen), entrances, service.security)
         serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
         try:

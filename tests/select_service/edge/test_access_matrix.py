@@ -39,6 +39,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
+from select_service.wave_types import SelectBatchRequest
 from tests.select_service.edge.credentials import Authority, TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until, worker
 
@@ -51,6 +52,7 @@ BODIES: Final[dict[type, dict[str, Any]]] = {
     SelectRequest: {"tenant_id": OURS, **PROMPT},
     SelectAndReserveRequest: {"tenant_id": OURS, **PROMPT},
     SelectPairRequest: {"tenant_id": OURS, **PROMPT},
+    SelectBatchRequest: {"requests": [{"tenant_id": OURS, **PROMPT}]},
     ReservationRequest: {
         "reservation_id": "booked",
         "worker_id": 1,
@@ -288,7 +290,7 @@ def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
                 real = await ask(
                     wire, route, None, file.line("ours"), path=f"{route.pattern}?tenant_id={THEIRS}"
                 )
-                empty = (b"[]", b'{"ranks":[]}', b'{"decisions":[]}')
+                empty = (b"[]", b'{"ranks":[]}', b'{"decisions":[]}', b'{"candidates":[]}')
                 assert real[0] == 200, route.pattern
                 assert real[2] in empty, route.pattern
                 whole = await ask(wire, route, None, file.line("ours"))

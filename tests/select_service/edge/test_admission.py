@@ -115,6 +115,7 @@ def test_too_many_connections_are_told_when_to_come_again() -> None:
         first.ask("GET", "/health")
         await first.answer()
         second = await Wire.to(port)
+        second.ask("POST", "/select", PROMPT)
         status, headers, _body = await second.answer()
         assert (status, int(headers["retry-after"])) == (503, 1)
 

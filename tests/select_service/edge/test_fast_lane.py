@@ -14,7 +14,7 @@ from select_service.edge.answers import Response, Settling
 from select_service.edge.app import Server, create_door, create_driver
 from select_service.edge.asgi import Door
 from select_service.edge.driver import Driver
-from select_service.edge.fast_lane import PEERS_MAX, FastLane, Peers
+from select_service.edge.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Outbox, Peers
 from select_service.edge.http import ROUTES
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 
@@ -476,3 +476,64 @@ def test_what_is_remembered_of_a_certificates_bearer_can_always_be_forgotten() -
     assert not any(heads.known or heads.calls for heads in kept)
     del kept[:], heads
     assert peers.heads_of(("one more",)) is not beyond, "there is room again"
+
+
+class _Sent(asyncio.Transport):
+    """Notes what is written, and whether it is closing."""
+
+    def __init__(self, said: list[tuple[str, bytes]], name: str) -> None:
+        super().__init__()
+        self.said, self.name, self.closing = said, name, False
+
+    def write(self, data: Any) -> None:
+        self.said.append((self.name, data))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        said: list[tuple[str, bytes]] = []
+        one, other, gone = (_Sent(said, name) for name in ("one", "other", "gone"))
+        box = Outbox()
+        box.put(one, b"1", loop)
+        box.put(other, b"2", loop)
+        box.put(gone, b"3", loop)
+        box.put(one, b"4", loop)
+        gone.closing = True
+        assert said == []
+        await asyncio.sleep(0)
+        assert said == [("one", b"1"), ("other", b"2"), ("one", b"4")]
+        await asyncio.sleep(0)
+        assert len(said) == 3, "nothing twice"
+
+    asyncio.run(use())
+
+
+def test_not_many_answers_wait_for_the_others() -> None:
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        said: list[tuple[str, bytes]] = []
+        box, transport = Outbox(), _Sent(said, "one")
+        for _ in range(ANSWERS_MAX + 1):
+            box.put(transport, b"x", loop)
+        assert len(said) == ANSWERS_MAX
+        await asyncio.sleep(0)
+        assert len(said) == ANSWERS_MAX + 1
+
+    asyncio.run(use())
+
+
+def test_a_refusal_comes_behind_the_answer_before_it() -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        for _ in range(2):  # the second time its lines are known
+            await _exchange(wire, ("GET", "/health", None))
+        wire.ask("GET", "/health", None)
+        wire.writer.write(b"no HTTP\r\n\r\n")
+        assert (await wire.answer())[0] == 200
+        assert (await wire.answer())[0] == 400
+
+    on_a_port(use)

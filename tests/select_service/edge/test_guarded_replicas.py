@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from indexer.edge.curve import KeyPair, new_key_file
+from indexer.edge.sockets import Link
 from select_service.core.replica_events import TOPIC
 from select_service.edge.driver import Driver
 from select_service.edge.passport import Passport
@@ -124,6 +125,57 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
             await until(lambda: two.core.desk.bookings.live("unheard") is not None)
             assert publisher.key_check.accepted == 2
             await relay.stop()
+
+    run(use)
+
+
+def test_a_replica_whose_key_is_taken_out_is_listened_to_no_longer(tmp_path: Path) -> None:
+    """And one that has another is, once that stands in the list: no restart on either side."""
+    own, other = new_key_file(str(tmp_path / "one")), new_key_file(str(tmp_path / "two"))
+    (tmp_path / "one.public").write_text(own.public + "\n")
+    stranger = KeyPair.new()
+    port = free_port()
+    endpoint = f"tcp://127.0.0.1:{port}"
+
+    async def use() -> None:
+        (tmp_path / "replicas").write_text(f"{stranger.public} {endpoint}\n")
+        async with (
+            listening(
+                replica_sync_port=free_port(),
+                curve_key=str(tmp_path / "one"),
+                curve_replica_keys=str(tmp_path / "replicas"),
+            ) as (_, one, _),
+            listening(
+                replica_sync_port=port,
+                curve_key=str(tmp_path / "two"),
+                curve_replica_keys=str(tmp_path / "one.public"),
+            ) as (_, two, _),
+        ):
+            seat(one)
+            seat(two)
+            one.register_peer(endpoint)
+            assert one.security is not None
+            assert one.replicas is not None
+            heard = one.replicas.subscriptions
+            # its key was another than we had been told
+            (tmp_path / "replicas").write_text(f"{other.public} {endpoint}\n")
+            one.security.prepare()()
+            await until(lambda: dict(heard.states())[endpoint] is Link.CONNECTED)
+            assert one.replicas.peers() == [endpoint]
+            book(two, "heard")
+            await until(lambda: one.core.desk.bookings.live("heard") is not None)
+            # what is in the list as it was, stays connected
+            one.security.prepare()()
+            assert dict(heard.states())[endpoint] is Link.CONNECTED
+            # a thief has it: whatever comes from there is not believed any more
+            (tmp_path / "replicas").write_text("")
+            one.security.prepare()()
+            publisher: Any = two.replicas.publisher if two.replicas else None
+            await until(lambda: dict(heard.states())[endpoint] is Link.BROKEN)
+            book(two, "forged")
+            sent = publisher.sent
+            await until(lambda: publisher.sent > sent)
+            assert one.core.desk.bookings.live("forged") is None
 
     run(use)
 

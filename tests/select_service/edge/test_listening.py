@@ -129,7 +129,17 @@ def test_both_or_none(path: str) -> None:
         Entrances.bound(("127.0.0.1", port), path, MODE)
     os.unlink(path)
     with Entrances.bound(("127.0.0.1", port), None, MODE) as free_again:
-        assert free_again.port == port
+        assert (free_again.port, free_again.replica_port) == (port, port)
+        assert free_again.tcp is not None
+        free_again.tcp.listen()
+        other = free_port()
+        with pytest.raises(CannotListenError, match=f"127.0.0.1 port {port}: "):
+            Entrances.bound(("127.0.0.1", other), path, MODE, ("127.0.0.1", port))
+        with Entrances.bound(("127.0.0.1", other), path, MODE, ("127.0.0.1", 0)) as all_three:
+            assert all_three.port == other
+            assert all_three.replica_port not in {0, other}
+            told = all_three.describe()
+            assert (told["side_host"], told["side_port"]) == ("127.0.0.1", all_three.replica_port)
 
 
 # -- served ------------------------------------------------------------------------------------
@@ -162,7 +172,7 @@ def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPat
         assert len(taken) == 4, "by the fast lane"
         await until(lambda: server._counts.open == 2)
         third = await Wire.to(path)
-        third.ask("GET", "/health")
+        third.ask("GET", "/loads")
         assert (await third.answer())[0] == 503
         assert server._counts.refused == 1
         tcp.ask("GET", "/metrics")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from uvicorn.server import ServerState
 from select_service.edge import protocol
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
-from select_service.edge.protocol import ConnectionLimits, GuardedProtocol
+from select_service.edge.protocol import RESERVED_MAX, ConnectionLimits, GuardedProtocol
 from select_service.edge.traffic import Connections
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
@@ -208,6 +209,48 @@ def test_an_upgrade_is_answered_as_plain_http(cut: int) -> None:
     on_a_port(use)
 
 
+def test_one_offer_of_another_protocol_behind_the_other() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        faults: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: faults.append(what))
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 2000)
+        with contextlib.suppress(ConnectionError):
+            await wire.rest()
+        assert not faults
+        assert _counts(server).malformed == 1
+
+    on_a_port(use)
+
+
+def test_a_reserve_of_those_who_are_served() -> None:
+    """Nobody is sent away to whom an answer is owed."""
+
+    async def use() -> None:
+        protocols = [_alone(_Transport()) for _ in range(RESERVED_MAX + 2)]
+        counts, first = protocols[0].counts, _Transport()
+        for one in protocols:
+            type(one).counts = counts
+            one.server_state = protocols[0].server_state
+            one.connections = protocols[0].connections
+        protocols[0].connection_made(first)
+        transports = [_Transport() for _ in protocols[1:]]
+        for one, transport in zip(protocols[1:-1], transports, strict=False):
+            one.connection_made(transport)
+            one.on_message_begin()
+            one._enter_rest()
+        assert counts.reserved == RESERVED_MAX
+        protocols[-1].connection_made(transports[-1])
+        assert transports[-1].closed
+        assert counts.refused == 1
+        assert not any(one.closed for one in transports[:-1])
+        for one in protocols[1:-1]:
+            one.connection_lost(None)
+        assert not counts.reserved
+
+    asyncio.run(use())
+
+
 def test_this_is_no_proxy() -> None:
     async def use(port: int, _: Driver, __: Server) -> None:
         wire = await Wire.to(port)
@@ -224,6 +267,7 @@ def test_too_many_connections() -> None:
             wire.ask("GET", "/health")
             assert (await wire.answer())[0] == 200
         third = await Wire.to(port)
+        third.ask("POST", "/select", {"token_ids": [1]})
         await _refused(third, 503, "too_many_connections")
         assert _counts(server).refused == 1
         first.close()
@@ -233,6 +277,42 @@ def test_too_many_connections() -> None:
         assert (await fourth.answer())[0] == 200
 
     on_a_port(use, connections_max=2)
+
+
+@pytest.mark.parametrize("limit", ["connections_max", "connections_per_address_max"])
+def test_a_limit_that_is_too_low_can_be_taken_back(limit: str) -> None:
+    """Who looks whether we are alive, and who may change that, find some connections more."""
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        others = [await Wire.to(port)]
+        others[0].ask("PUT", "/config", {"settings": {limit: 1}})
+        assert (await others[0].answer())[0] == 200
+        for method, path in (("GET", "/health"), ("GET", "/metrics"), ("GET", "/config?x=1")):
+            wire = await Wire.to(port)
+            wire.ask(method, path)
+            status, headers, _body = await wire.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await wire.rest() == b""
+        for path in ("/loads", "/configs", "/"):
+            wire = await Wire.to(port)
+            wire.ask("GET", path)
+            await _refused(wire, 503, "too_many_connections")
+        assert _counts(server).malformed == 0
+        await until(lambda: _counts(server).reserved == 0)
+        others += [await Wire.to(port) for _ in range(RESERVED_MAX)]
+        await until(lambda: _counts(server).reserved == RESERVED_MAX)
+        # strangers who sit there and ask nothing keep nobody out, the first goes first
+        turned_away = _counts(server).refused + _counts(server).refused_by_address
+        wire = await Wire.to(port)
+        await _refused(others[1], 503, "too_many_connections")
+        assert _counts(server).refused + _counts(server).refused_by_address == turned_away + 1
+        wire.ask("PUT", "/config", {"settings": {limit: None}})
+        assert (await wire.answer())[0] == 200
+        wire = await Wire.to(port)
+        wire.ask("GET", "/loads")
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
 
 
 def test_a_path_with_two_slashes_is_a_path() -> None:
@@ -279,6 +359,7 @@ def _alone(transport: _Transport) -> GuardedProtocol:
         connections_max=1,
         head_bytes_max=1 << 16,
         connections_per_address_max=1,
+        tls_handshakes_max=1,
     )
 
     class Alone(GuardedProtocol):

@@ -16,11 +16,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from select_service import cli
-from select_service.config import FLAGS, Settings
+from select_service.config import FLAGS, ConfigError, Settings
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.limits import limit_values
-from select_service.edge.reloading import ConfigChange, Reloading
+from select_service.edge.reloading import (
+    BOUND_ID_LENGTH_MIN,
+    ConfigChange,
+    Reloading,
+    check_settings,
+)
+from select_service.edge.tenancy import _prefix
 from select_service.errors import InvalidField, NeedsRestart
 from tests.select_service.edge.credentials import TokenFile
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker
@@ -407,3 +413,12 @@ def test_an_app_in_somebody_elses_process_has_it_too() -> None:
     seat(service, 1)
     seat(service, 2)
     assert worker(3)
+
+
+def test_ids_must_have_room_behind_the_name_of_their_tenant() -> None:
+    for name in ("id_length_max", "lease_name_length_max"):
+        settings = replace(Settings(), **{name: BOUND_ID_LENGTH_MIN - 1})
+        check_settings(settings)
+        with pytest.raises(ConfigError, match=f"{name} must be {BOUND_ID_LENGTH_MIN}"):
+            check_settings(replace(settings, token_file="tokens"))
+    assert max(len(_prefix(tenant)) for tenant in ("a", "\N{SNOWMAN}" * 99, "b" * 32)) <= 35

@@ -20,7 +20,7 @@ from indexer.errors import KeyFileUnusable
 from select_service import cli
 from select_service.config import Settings
 from select_service.edge.driver import Driver
-from select_service.edge.openness import open_doors
+from select_service.edge.openness import open_doors, side_address
 from select_service.edge.security import Security
 from select_service.edge.tokens import read_token_file
 from select_service.errors import CertificatesUnusable
@@ -41,6 +41,9 @@ from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_por
         ({"host": "::1"}, set()),
         ({"host": "localhost"}, set()),
         ({"port": None, "uds": "/s"}, set()),
+        ({"port": None, "uds": "/s", "side_port": 1}, {"tokens", "tls"}),
+        ({"host": "::1", "side_port": 1}, {"tokens", "tls"}),
+        ({"host": "::1", "side_port": 1, "side_host": "127.0.0.1"}, set()),
         ({"token_file": "t"}, {"tls"}),
         ({"tls_cert": "c"}, {"tokens"}),
         ({"tls_cert": "c", "tls_client_ca": "c"}, set()),
@@ -50,6 +53,24 @@ from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_por
 )
 def test_what_is_open(settings: dict[str, Any], missing: set[str]) -> None:
     assert open_doors(Settings(**settings)).keys() == missing
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ({"side_host": "h"}, None),
+        ({"side_port": 1}, ("0.0.0.0", 1)),
+        ({"side_port": 1, "host": "10.0.0.1"}, ("10.0.0.1", 1)),
+        ({"side_port": 1, "host": "127.0.0.1"}, ("0.0.0.0", 1)),
+        ({"side_port": 1, "host": "localhost"}, ("0.0.0.0", 1)),
+        ({"side_port": 1, "host": "::1"}, ("::", 1)),
+        ({"side_port": 1, "host": "::1", "side_host": "10.0.0.1"}, ("10.0.0.1", 1)),
+    ],
+)
+def test_where_the_side_entrance_is(
+    settings: dict[str, Any], address: tuple[str, int] | None
+) -> None:
+    assert side_address(Settings(**settings)) == address
 
 
 def test_metrics_say_what_is_open_and_who_was_refused(tmp_path: Path) -> None:

@@ -259,9 +259,10 @@ def test_those_who_do_not_shake_hands_are_limited_too(ca: Authority, tmp_path: P
         wire = await Wire.to(port, ca.client())
         assert await health(wire) == 200
         await Wire.to(port)  # who has shaken hands counts among connections, not here
-        server._limits.connections_max = 2
+        server._limits.tls_handshakes_max = 2
         assert await (await Wire.to(port)).rest() == b""
-        assert (server._counts.refused, server._counts.refused_by_address) == (1, 1)
+        assert (server._counts.refused_handshakes, server._counts.refused_by_address) == (1, 1)
+        assert server._counts.handshakes == 2
         assert await health(wire) == 200
 
     on_a_port(use, connections_per_address_max=2, **settings_of(ca, tmp_path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -28,14 +29,18 @@ class FakeKubernetes:
         self.token: str | None = None  # what clients must bear
         self.page_size = 2
         self.fail_with: int | None = None
+        self.pages_expired = 0  # so many times the rest of a list is not to be had any more
         self.url = ""
         self._watchers: set[asyncio.StreamWriter] = set()
         self._changed = asyncio.Condition()
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[FakeKubernetes]:
-        server = await asyncio.start_server(self._serve, HOST, 0)
-        self.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
+    async def serving(
+        self, tls: ssl.SSLContext | None = None, host: str = HOST
+    ) -> AsyncIterator[FakeKubernetes]:
+        server = await asyncio.start_server(self._serve, host, 0, ssl=tls)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://{host}:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:
@@ -133,6 +138,10 @@ class FakeKubernetes:
     def _list(self, kind: str, query: dict[str, str], writer: asyncio.StreamWriter) -> None:
         names = sorted(name for k, name in self.objects if k == kind)
         start = int(query.get("continue", "0"))
+        if start and self.pages_expired:
+            self.pages_expired -= 1
+            _reply(writer, 410, {"kind": "Status", "code": 410, "reason": "Expired"})
+            return
         page = names[start : start + self.page_size]
         meta = {"resourceVersion": str(self.version)}
         if start + self.page_size < len(names):

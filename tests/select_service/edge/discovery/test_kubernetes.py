@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from select_service.edge.discovery.kubernetes import KubernetesApi
 from select_service.edge.discovery.setup import watched_replicas, watched_workers
 from select_service.edge.discovery.source import Source
 from select_service.types import WorkerSpec
+from tests.select_service.edge.credentials import Authority
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.serving import until
 
@@ -24,9 +27,11 @@ def endpoints(source: Workers) -> set[str | None]:
     return {spec.endpoint for spec in (source.latest or {}).values()}
 
 
-def watching(use: Use, folder: Path, *, slices: bool = False) -> None:
+def watching(
+    use: Use, folder: Path, *, slices: bool = False, tls: ssl.SSLContext | None = None
+) -> None:
     async def run() -> None:
-        async with FakeKubernetes().serving() as api:
+        async with FakeKubernetes().serving(tls) as api:
             await api.put("pods", "w-0", **pod("10.0.0.1"))
             await api.put("pods", "w-1", **pod("10.0.0.2"))
             await api.put("pods", "w-2", **pod("10.0.0.3"))
@@ -109,6 +114,18 @@ def test_gone_means_to_list_anew(tmp_path: Path) -> None:
     watching(use, tmp_path)
 
 
+def test_the_rest_of_a_list_that_is_gone(tmp_path: Path) -> None:
+    """Who takes too long over the pages has to begin with the first."""
+
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        api.pages_expired = 1
+        await until(lambda: endpoints(source) == THREE)
+        assert [query.get("continue") for query in api.lists] == [None, "2", None, "2"]
+        assert source.failures["gone"] == 1
+
+    watching(use, tmp_path)
+
+
 def test_an_api_server_in_trouble_changes_nothing(tmp_path: Path) -> None:
     async def use(api: FakeKubernetes, source: Workers) -> None:
         await until(lambda: len(api.watches) == 1)
@@ -166,6 +183,48 @@ def test_the_token_is_read_again_when_it_rotates(tmp_path: Path) -> None:
     watching(use, tmp_path)
 
 
+def test_over_tls_with_a_mounted_ca_and_token_that_both_rotate(tmp_path: Path) -> None:
+    """As a kubelet mounts them: files behind a link that is changed for all of them at once."""
+    authorities = [Authority(tmp_path, name) for name in ("old", "new")]
+    chains = [one.issue(f"api-{one.cert.stem}") for one in authorities]
+    for one in authorities:
+        volume = tmp_path / f"..{one.cert.stem}"
+        volume.mkdir()
+        (volume / "ca.crt").write_bytes(one.cert.read_bytes())
+        (volume / "token").write_text(f"of-{one.cert.stem}")
+    mount(tmp_path, "..old")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*chains[0])
+
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        api.token = "of-old"
+        await until(lambda: len(api.watches) == 1)
+        assert endpoints(source) == THREE
+        context.load_cert_chain(*chains[1])  # for those who connect from now on
+        api.token = "of-new"
+        await api.break_watches()
+        await until(lambda: source.failures.get("connection", 0) >= 2)
+        assert len(api.watches) == 1, "whom it does not trust it shows no token"
+        assert endpoints(source) == THREE
+        mount(tmp_path, "..new")
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: len(endpoints(source)) == 4)
+        assert len(api.lists) == 2, "it goes on from where it was"
+        assert api.requests[-1][2]["authorization"] == "Bearer of-new"
+
+    watching(use, tmp_path, tls=context)
+
+
+def mount(folder: Path, volume: str) -> None:
+    """Have ca.crt and token be those of another volume."""
+    link = folder / "..data.tmp"
+    link.symlink_to(volume)
+    os.replace(link, folder / "..data")
+    for name in ("ca.crt", "token"):
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(f"..data/{name}")
+
+
 def test_what_makes_no_sense_is_set_aside(tmp_path: Path) -> None:
     async def use(api: FakeKubernetes, source: Workers) -> None:
         await until(lambda: len(api.watches) == 1)
@@ -213,11 +272,12 @@ def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:
                 KubernetesApi(api.url, str(tmp_path), "ns"), "app=s", ["10.2.0.1"], 0.01
             )
             looking = asyncio.ensure_future(source.run())
-            await until(lambda: source.latest == frozenset({"tcp://10.2.0.2:9092"}))
+            there = frozenset(("tcp://10.2.0.2:9092", "tcp://10.2.0.4:9092"))
+            await until(lambda: source.latest == there)
             await until(lambda: bool(api.watches))
             await api.put("endpointslices", "r-3", **slice_of("fd00::1"))
-            await until(lambda: source.latest is not None and len(source.latest) == 2)
-            assert source.latest == frozenset({"tcp://10.2.0.2:9092", "tcp://[fd00::1]:9092"})
+            await until(lambda: source.latest is not None and len(source.latest) == 3)
+            assert source.latest == there | {"tcp://[fd00::1]:9092"}
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
 

@@ -1,0 +1,112 @@
+"""Waves under way, a slice at a time, so that they do not hold the loop.
+
+`core/waves.py` says what each step is; here they are taken, until a slice of time is used up. Of
+one whose client went away nothing stays booked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from select_service.types import SelectRequest
+from select_service.wave_types import SelectBatchRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from select_service.core.effects import Effects
+    from select_service.core.waves import Wave
+    from select_service.types import Answer
+    from select_service.wave_types import WaveAnswer
+
+__all__ = ["WAVE_SLICE_S", "WaveBody", "WaveRunner", "explained"]
+
+T = TypeVar("T")
+
+ITEMS_MAX: Final = 1 << 16
+"""Of one body, before any of them is looked at; eight megabytes hold millions of empty ones."""
+
+WAVE_SLICE_S: Final = 0.0003
+"""How long a wave may hold the loop before it lets other requests through."""
+
+
+class _Tells(Protocol):
+    async def finish(self, answer: Answer, request: SelectRequest) -> Answer:
+        """Return an answer with its decision told."""
+
+
+class WaveBody(SelectBatchRequest, kw_only=True):
+    """The body of POST /select_batch, as far as it is read in one go."""
+
+    requests: Annotated[list[msgspec.Raw], Meta(max_length=ITEMS_MAX)]  # type: ignore[assignment]
+    """Each a `WaveItem`."""
+
+
+_WITH_DECISION: Final = SelectRequest(explain=True)
+
+
+async def explained(answer: WaveAnswer, teller: _Tells) -> WaveAnswer:
+    """Return an answer as it goes out: with the decisions told that were asked for."""
+    results = []
+    for one in answer.results:
+        for name in ("selection", "cache_threshold"):
+            said = getattr(one, name)
+            if said is not UNSET and said.decision is not UNSET:
+                told = await teller.finish(said, _WITH_DECISION)
+                one = msgspec.structs.replace(one, **{name: told})  # noqa: PLW2901 - as it goes out
+                await asyncio.sleep(0)
+        results.append(one)
+    return msgspec.structs.replace(answer, results=results)
+
+
+class WaveRunner:
+    """Takes the steps of waves.
+
+    Args:
+        carry_out: does what steps ask for.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, carry_out: Callable[[Effects], None], clock: Callable[[], float]) -> None:
+        self._carry_out = carry_out
+        self._clock = clock
+        self._undoing: set[asyncio.Task[None]] = set()
+
+    async def run(self, wave: Wave) -> WaveAnswer:
+        """Take all steps of a wave; if the caller is cancelled, end what was booked.
+
+        Raises:
+            ServiceError: as the wave.
+        """
+        try:
+            return await self._drive(wave.steps(self._clock()))
+        except asyncio.CancelledError:
+            task = asyncio.get_running_loop().create_task(self._drive(wave.undo(self._clock())))
+            self._undoing.add(task)
+            task.add_done_callback(self._undoing.discard)
+            raise
+
+    async def close(self) -> None:
+        """Finish what has to be undone."""
+        await asyncio.gather(*self._undoing, return_exceptions=True)
+
+    async def _drive(self, steps: Generator[Effects, float, T]) -> T:
+        until = self._clock() + WAVE_SLICE_S
+        try:
+            effects = next(steps)
+            while True:
+                if effects:
+                    self._carry_out(effects)
+                now = self._clock()
+                if now >= until:
+                    await asyncio.sleep(0)
+                    now = self._clock()
+                    until = now + WAVE_SLICE_S
+                effects = steps.send(now)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer

@@ -1,0 +1,131 @@
+"""How a process goes: announced, for a while, and not before those who need it are done."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from select_service.edge.leaving import Leaving
+from tests.live.ports import HOST
+from tests.live.replicas import Replica, eventually
+from tests.live.server import Server
+from tests.select_service.edge.serving import PROMPT, until, worker
+
+BOOKED = {**PROMPT, "reservation_id": "r"}
+
+
+class House:
+    """A service that is needed for as long as somebody says."""
+
+    def __init__(self) -> None:
+        self.awaited = 1
+        self.told: list[str] = []
+
+    def announce_leaving(self) -> None:
+        self.told.append("announced")
+
+    def note(self, what: str) -> Callable[[], None]:
+        return lambda: self.told.append(what)
+
+    def leaving(self, notice_s: float, grace_s: float) -> Leaving:
+        return Leaving(self, notice_s, grace_s, self.note("closing"), self.note("ended"))
+
+
+@pytest.mark.parametrize("awaited", [0, 1])
+def test_without_notice_and_grace_it_goes_at_once(awaited: int) -> None:
+    house = House()
+    house.awaited = awaited
+    house.leaving(0.0, 0.0).begin()
+    assert house.told == ["announced", "ended"]
+
+
+def test_it_goes_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        house = House()
+        leaving = house.leaving(0.0, 3600.0)
+        leaving.begin()
+        leaving.begin()  # a second signal
+        await asyncio.sleep(0.01)
+        assert house.told == ["announced", "closing"]
+        house.awaited = 0
+        await until(lambda: len(house.told) == 3)
+        assert house.told == ["announced", "closing", "ended"]
+
+    monkeypatch.setattr("select_service.edge.leaving.LOOK_S", 0.001)
+    asyncio.run(run())
+
+
+def test_it_goes_when_the_grace_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        house = House()
+        house.leaving(0.0, 0.01).begin()
+        await until(lambda: len(house.told) == 3)
+        assert house.told == ["announced", "closing", "ended"]
+
+    monkeypatch.setattr("select_service.edge.leaving.LOOK_S", 0.001)
+    asyncio.run(run())
+
+
+def test_all_is_served_until_the_end(tmp_path: Path) -> None:
+    args = ("--host", HOST, "--leave-grace-s", "60", "--log-format", "json")
+    with Server(tmp_path / "log", args=args) as server:
+        assert server.request("POST", "/workers", worker()).status == 201
+        assert server.request("POST", "/select_and_reserve", BOOKED).status == 200
+        url = f"http://{HOST}:{server.port}"
+        with httpx.Client(base_url=url) as before:
+            assert "connection" not in before.get("/ready").headers
+            assert server.process is not None
+            for _ in range(2):
+                server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: server.request("GET", "/ready").status, 503)
+            ready = server.request("GET", "/ready")
+            assert ready.json["waiting_for"] == ["leaving"]  # type: ignore[index]
+            assert server.request("GET", "/health").status == 200
+
+            answer = before.post("/select", json=PROMPT)
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        text = server.request("GET", "/metrics").raw.decode()
+        assert 'select_service_waiting_for{name="leaving"} 1.0' in text
+        answer = httpx.post(f"{url}/reservations/r/prefill_complete")
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        answer = httpx.request("HEAD", f"{url}/health")  # goes uvicorn's way
+        assert answer.headers["connection"] == "close"
+        assert server.process.poll() is None
+        assert server.request("DELETE", "/reservations/r").status == 200
+        assert server.process.wait(15) == 0
+        assert '"event":"left"' in server.log_tail().replace(": ", ":")
+
+
+def test_an_interrupt_waits_for_nobody(tmp_path: Path) -> None:
+    args = ("--host", HOST, "--leave-notice-s", "60", "--leave-grace-s", "60")
+    with Server(tmp_path / "log", args=args) as server:
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.request("GET", "/ready").json["waiting_for"][-1], "leaving")  # type: ignore[index]
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(15) == 0
+
+
+def test_bookings_move_to_those_who_stay(tmp_path: Path) -> None:
+    slow = ("--host", HOST, "--replica-timeout-s", "3600", "--replica-heartbeat-s", "0.2")
+    staying = Replica(tmp_path / "stays", args=slow)
+    with staying, Replica(tmp_path / "goes", args=(*slow, "--leave-grace-s", "0.2")) as going:
+        for one, other in ((staying, going), (going, staying)):
+            one.seat(1)
+            one.listen_to(other.replica_endpoint)
+        eventually(lambda: staying.metric("replica_publishers", state="synced"), 1.0)
+        going.reserve("r", 1, [1, 2])
+        eventually(lambda: staying.load(1)[2], 1)
+        assert going.process is not None
+        going.process.send_signal(signal.SIGTERM)
+        assert going.process.wait(15) == 0
+        eventually(lambda: staying.metric("replica_publishers", state="gone"), 1.0)
+        staying.ask("POST", "/reservations/r/prefill_complete")
+        assert staying.load(1) == (0, 2, 1)
+        staying.ask("DELETE", "/reservations/r")
+        assert staying.load(1) == (0, 0, 0)

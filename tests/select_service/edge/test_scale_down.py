@@ -1,0 +1,146 @@
+"""GET /scale_down_candidates: who is cheapest to lose, and what demand is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from indexer.core.hashing import pack_u64
+from indexer.types import Scope, Tier, WorkerRank
+from select_service.edge.driver import Driver
+from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.select_service.edge.test_metrics import SCOPE, scrape, value
+
+SHARED = [1, 2, 3, 4]
+
+
+def hold(service: Driver, worker_id: int, chain: list[int], tier: Tier = Tier.DEVICE) -> None:
+    index = service.core.partitions[Scope("default", "default")].index
+    names = [1000 * worker_id + one for one in chain]
+    index.store(WorkerRank(worker_id, 0), tier, None, names, pack_u64(chain))
+
+
+def prompt(chain: list[int], worker_id: int, name: str | None = None) -> dict[str, Any]:
+    body = {
+        "block_hashes": chain,
+        "sequence_hashes": chain,
+        "isl_tokens": 16 * len(chain),
+        "allowed_worker_ids": [worker_id],
+    }
+    return body if name is None else body | {"reservation_id": name}
+
+
+async def candidates(client: httpx.AsyncClient, **query: object) -> list[dict[str, Any]]:
+    answer = await client.get(
+        "/scale_down_candidates", params={k: str(v) for k, v in query.items()}
+    )
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["candidates"]
+    return found
+
+
+def test_the_cheapest_to_lose_holds_nothing_hot_and_does_nothing() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id in (1, 2, 3, 4):
+            seat(service, worker_id)
+        hold(service, 1, SHARED)
+        hold(service, 2, SHARED)  # the same: cheap to lose once
+        hold(service, 3, [10, 11, 12])  # alone, and in use
+        hold(service, 4, [20, 21, 22])  # alone, and nobody asks for it
+        hold(service, 4, [20, 21], Tier.HOST_PINNED)
+        for _ in range(3):
+            await client.post("/select", json=prompt([10, 11, 12, 13], 3))
+        await client.post("/select_and_reserve", json=prompt([77], 1, "r"))
+        found = await candidates(client, count=4)
+        assert [one["worker_id"] for one in found] == [2, 4, 1, 3]
+        assert [one["sole_blocks"] for one in found] == [0, 3, 4, 3]
+        assert found[1]["blocks"] == 5
+        # with 2 gone, 1 is the last to hold what they shared
+        assert (await candidates(client))[0]["worker_id"] == 2
+        assert found[2]["reservations"] == 1
+        assert found[2]["cost_tokens"] >= 16
+        assert found[3]["reused_tokens"] == 3 * 48
+        costs = [one["pod_deletion_cost"] for one in found]
+        assert costs == sorted(costs)
+
+    in_process(use)
+
+
+def test_one_holder_of_a_longer_prefix_is_alone_with_the_rest() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        seat(service, 2)
+        hold(service, 1, [1, 2, 3, 4, 5, 6])
+        hold(service, 2, [1, 2])
+        found = {one["worker_id"]: one for one in await candidates(client, count=2)}
+        assert found[2]["sole_blocks"] == 0
+        assert found[1]["sole_blocks"] == 6  # it goes second: then nobody has the first two either
+        found = {one["worker_id"]: one for one in await candidates(client, count=1)}
+        assert list(found) == [2]
+
+    in_process(use)
+
+
+def test_who_drains_goes_first_and_scopes_are_kept_apart() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        seat(service, 2)
+        seat(service, 3, model_name="other")
+        hold(service, 2, SHARED)
+        await client.post("/workers/2/drain")
+        found = await candidates(client, count=9)
+        assert (found[0]["worker_id"], found[0]["drains"]) == (2, True)
+        assert len(found) == 3
+        assert [one["worker_id"] for one in await candidates(client, model_name="other")] == [3]
+        assert await candidates(client, model_name="nobody") == []
+        for wrong in ({"count": 0}, {"count": 65}):
+            answer = await client.get("/scale_down_candidates", params=wrong)
+            assert answer.status_code == 400
+
+    in_process(use)
+
+
+def test_heat_fades() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        hold(service, 1, SHARED)
+        await client.post("/select", json=prompt(SHARED, 1))
+        demand = service.core.partitions[Scope("default", "default")].demand
+        demand.fades_at = 0.0
+        for now, tokens in ((1.0, 64), (600.0, 64), (601.0, 32), (1200.0, 32), (1201.0, 16)):
+            demand.fade(now)
+            assert demand.reused[1] == tokens
+
+    in_process(use)
+
+
+def test_demand_is_counted_with_what_was_refused() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        hold(service, 1, [1])
+        await client.post("/select_and_reserve", json=prompt([1, 2], 1, "r"))
+        await client.post("/select", json=PROMPT)
+        await client.post("/select", json=prompt([1], 99))
+        await client.post("/reservations/r/prefill_complete")
+        await client.post("/reservations/r/prefill_complete")
+        for _ in range(3):
+            await client.post("/reservations/r/output_block", json={})
+        await client.delete("/reservations/r")
+        await client.delete("/reservations/r")
+        told = await scrape(client)
+        assert value(told, "demand_requests_total", **SCOPE, outcome="placed") == 2
+        assert value(told, "demand_requests_total", **SCOPE, outcome="refused") == 1
+        assert value(told, "demand_isl_tokens_sum", **SCOPE) == 64
+        assert value(told, "demand_isl_tokens_bucket", **SCOPE, le="31") == 0
+        assert value(told, "demand_isl_tokens_bucket", **SCOPE, le="63") == 2
+        assert value(told, "demand_prefill_tokens_sum", **SCOPE) == 32
+        assert value(told, "demand_ttft_seconds_count", **SCOPE) == 1
+        assert value(told, "demand_output_tokens_sum", **SCOPE) == 48
+        assert value(told, "demand_output_tokens_count", **SCOPE) == 1
+        assert value(told, "demand_itl_seconds_count", **SCOPE) == 48
+        assert value(told, "demand_request_seconds_count", **SCOPE) == 1
+        ttft = value(told, "demand_ttft_seconds_sum", **SCOPE)
+        assert 0 < ttft <= value(told, "demand_request_seconds_sum", **SCOPE)
+
+    in_process(use)
