@@ -24,13 +24,13 @@ from bench.output import progress, raise_descriptor_limit, result_path, write_js
 from bench.provenance import provenance
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from bench.compare.report import Row
     from bench.compare.run import Sample
     from bench.compare.servers import Contender
 
-__all__ = ["main"]
+__all__ = ["disturbed_rows", "main"]
 
 _QUICK_ROUNDS = 3
 _ROUNDS = 7
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     result = document(where, settings, samples)
     write_json(args.out or result_path(result), result)
-    worse = _has_regressions(before, found)
+    worse = _has_regressions(before, found, disturbed_rows(found, others))
     if void:
         return 1
     return 2 if worse else 0
@@ -132,16 +132,26 @@ def _before(wanted: str | None) -> tuple[Path, Result] | None:
     return found
 
 
-def _has_regressions(before: tuple[Path, Result] | None, found: Sequence[Row]) -> bool:
+def _has_regressions(
+    before: tuple[Path, Result] | None, found: Sequence[Row], disturbed: Collection[str]
+) -> bool:
+    """Print what has become worse; a row that others have disturbed proves nothing."""
     if before is None:
         return False
     path, result = before
     now = msgspec.convert(found, list[ResultRow], from_attributes=True)
     worse = regressions(result.rows, now)
     for one in worse:
-        print(f"worse: {one.text()}")
-    print(f"compared with {path.name} ({result.commit[:8]}): {len(worse)} worse")
-    return bool(worse)
+        print(f"{'looks worse, disturbed' if one.row in disturbed else 'worse'}: {one.text()}")
+    count = sum(one.row not in disturbed for one in worse)
+    print(f"compared with {path.name} ({result.commit[:8]}): {count} worse")
+    return bool(count)
+
+
+def disturbed_rows(found: Sequence[Row], others: Mapping[str, float]) -> set[str]:
+    """Rows of the workloads during which others took too much of the machine."""
+    noisy = tuple(name for name, share in others.items() if share > DISTURBED)
+    return {row.row for row in found if row.row.startswith(noisy)}
 
 
 def _parser() -> argparse.ArgumentParser:

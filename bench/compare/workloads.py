@@ -89,7 +89,7 @@ class Overlap:
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase."""
         del round_number
-        requests, expected = _overlapping(self)
+        requests, expected = overlapping(self)
 
         def operation(number: int) -> Operation:
             return requests[number % len(requests)]
@@ -138,7 +138,7 @@ class Lifecycle:
             ask(
                 target.server.address,
                 [
-                    request_bytes("POST", "/select_and_reserve", _booking_body(name, prompt)),
+                    request_bytes("POST", "/select_and_reserve", booking_body(name, prompt)),
                     request_bytes("POST", f"/reservations/{name}/prefill_complete"),
                 ],
             )
@@ -212,7 +212,7 @@ def ring_of_prompts(isl: int, count: int, salt: str = "") -> Sequence[Prompt]:
 
 
 @functools.lru_cache(maxsize=1)
-def _overlapping(of: Overlap) -> tuple[list[Operation], list[tuple[frozenset[int], int]]]:
+def overlapping(of: Overlap) -> tuple[list[Operation], list[tuple[frozenset[int], int]]]:
     """The requests of W2, and for each who may be chosen with how many tokens left."""
     rng = Random(f"{of.name} requests")
     families = of.families_prompts()
@@ -234,7 +234,7 @@ def _selections(isl: int, ring: int, *, tokens: bool) -> list[Operation]:
 
 @functools.lru_cache(maxsize=1)
 def _lifecycle(isl: int, ring: int) -> tuple[list[bytes], bytes, bytes]:
-    bodies = [_booking_body(_ID, prompt) for prompt in ring_of_prompts(isl, ring)]
+    bodies = [booking_body(_ID, prompt) for prompt in ring_of_prompts(isl, ring)]
     return (
         [request_bytes("POST", "/select_and_reserve", one) for one in bodies],
         request_bytes("POST", f"/reservations/{_ID}/prefill_complete"),
@@ -248,7 +248,7 @@ def _select_requests(prompts: Sequence[Prompt], *, tokens: bool) -> list[Operati
     return [(request_bytes("POST", "/select", one),) for one in bodies]
 
 
-def _booking_body(name: str, prompt: Prompt) -> bytes:
+def booking_body(name: str, prompt: Prompt) -> bytes:
     """Booked as reservation_id (1.3.1) and as selection_id (1.4 and later) alike."""
     names = {"model_name": MODEL, "reservation_id": name, "selection_id": name}
     return body(names, prompt.hash_form())

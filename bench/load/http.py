@@ -6,8 +6,10 @@ is complete. Every answer goes to a check, so a server that answers quickly and 
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,6 +92,17 @@ def drive(
     Raises:
         BadAnswer: from `check`, or when the server is silent for too long or hangs up.
     """
+    with _behind_the_server():
+        _drive(address, operation, check, operations, connections)
+
+
+def _drive(
+    address: Address,
+    operation: Callable[[int], Operation],
+    check: Callable[[Answer], None],
+    operations: range,
+    connections: int,
+) -> None:
     pending = iter(operations)
     poller = select.epoll()
     lines: dict[int, Line] = {}
@@ -118,6 +131,25 @@ def drive(
         poller.close()
         for line in lines.values():
             line.socket.close()
+
+
+@contextmanager
+def _behind_the_server() -> Iterator[None]:
+    """Do not take the processor from a server that has just answered.
+
+    Where both share a core, every answer would else wake this client in the server's place, and
+    the server would pay for caches that are cold again: 20 µs for each request, of 60.
+    """
+    try:
+        before = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except (AttributeError, OSError):  # not on every system
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
 
 
 def ask(address: Address, requests: Sequence[bytes]) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 Prints the median in µs of book + prefill_complete + free of one more reservation beside a number
 of standing ones, for prompts nobody else has and for prompts that share all but the last blocks
-with a standing one, and of shared_blocks. Every round uses new hashes: what is measured is the
+with a standing one, and of shared_groups. Every round uses new hashes: what is measured is the
 cold path through tables of realistic size, not a warm cache of one prompt.
 """
 
@@ -87,12 +87,12 @@ def main() -> None:
             f"  {blocks:5} blocks: unshared {alone:.1f} µs, shared {shared:.1f}, forks {fork:.1f}"
         )
         ledger.check()
-    print("shared_blocks of 128 and 8192 blocks, a prefix on every slot and a fork below it")
+    print("shared_groups of 128 and 8192 blocks, a prefix on every slot and a fork below it")
     for slots in (16, 256, 1024):
         for blocks in (128, 8192):
             reservations = max(slots, STANDING) if blocks < 8192 else slots
             ledger, prefix = standing(blocks, slots, reservations=reservations)
-            cost = typical(ledger.shared_blocks, lambda: prefix + chain(OWN_BLOCKS))  # noqa: B023
+            cost = typical(ledger.shared_groups, lambda: prefix + chain(OWN_BLOCKS))  # noqa: B023
             print(f"  {slots:5} slots {blocks:5} blocks {cost:6.1f} µs")
     ledger, _ = standing(128, 16)
     print(

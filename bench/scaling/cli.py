@@ -1,8 +1,9 @@
 """`python -m bench.scaling`: saturated POST /select with the server on one core, on two, on all.
 
-A line per contender and set of cores; ours also per number of processes, once it takes the flag.
-Clients are processes of their own, on the cores the server does not have, if there are any: what is
-measured is the slower of the two sides, so look at the cores in use before calling a server slow.
+A line per contender and set of cores; ours also per number of processes that share nothing, each
+with a port of its own, as for several models. Clients are processes of their own, on the cores the
+server does not have, if there are any: what is measured is the slower of the two sides, so look at
+the cores in use before calling a server slow.
 """
 
 from __future__ import annotations
@@ -110,13 +111,11 @@ def _settings(args: argparse.Namespace) -> list[tuple[Setting, Contender]]:
     for cores in (parse_cores(one) for one in args.cores.split(";")):
         pin = ("taskset", "--cpu-list", ",".join(map(str, cores))) if cores else ()
         for name in args.contenders.split(","):
-            # the peer is one process with threads; the flag is only ours
+            # the peer is one process with threads
             counts = args.processes.split(",") if is_ours(name) else ["1"]
-            for processes in map(int, counts):
-                flags = () if processes == 1 else ("--processes", str(processes))
-                (contender,) = contenders((name,), flags)
-                pinned = replace(contender, command=(*pin, *contender.command))
-                found.append((Setting(name, processes, cores), pinned))
+            (contender,) = contenders((name,))
+            pinned = replace(contender, command=(*pin, *contender.command))
+            found += [(Setting(name, processes, cores), pinned) for processes in map(int, counts)]
     return found
 
 
@@ -125,41 +124,48 @@ def _measure(
 ) -> list[Measured]:
     measured = []
     with ExitStack() as stack:
-        targets = []
-        for setting, contender in settings:
-            server = stack.enter_context(RunningServer(contender))
-            publishers = stack.enter_context(Publishers(_WORKERS, shared=True))
-            target = Target(server, publishers, args.connections)
-            target.register_workers()
-            targets.append((setting, target))
-        clients = stack.enter_context(
-            ProcessPoolExecutor(args.clients, mp_context=get_context("spawn"))
-        )
+        targets = [
+            (setting, [_target(stack, contender, args) for _ in range(setting.processes)])
+            for setting, contender in settings
+        ]
+        count = max(args.clients, *(setting.processes for setting, _ in settings))
+        clients = stack.enter_context(ProcessPoolExecutor(count, mp_context=get_context("spawn")))
         for round_number in range(args.rounds + 1):
-            for setting, target in targets:
-                one = _round(args, clients, setting, target, isl)
+            for setting, of_setting in targets:
+                one = _round(args, (clients, count), setting, of_setting, isl)
                 if round_number:
                     measured.append(one)
             progress(f"isl {isl}: round {round_number} of {args.rounds}")
     return measured
 
 
+def _target(stack: ExitStack, contender: Contender, args: argparse.Namespace) -> Target:
+    server = stack.enter_context(RunningServer(contender))
+    publishers = stack.enter_context(Publishers(_WORKERS, shared=True))
+    target = Target(server, publishers, args.connections)
+    target.register_workers()
+    return target
+
+
 def _round(
     args: argparse.Namespace,
-    clients: ProcessPoolExecutor,
+    clients: tuple[ProcessPoolExecutor, int],
     setting: Setting,
-    target: Target,
+    targets: Sequence[Target],
     isl: int,
 ) -> Measured:
-    server = target.server
+    pool, count = clients
     cores = other_cores(setting.cores, os.cpu_count() or 1)
-    jobs = [(server.address, isl, args.operations, args.connections, cores)] * args.clients
-    list(clients.map(_client, [(*job[:2], _RING, *job[3:]) for job in jobs]))  # all are ready
-    before = server.cpu_s()
-    seconds = list(clients.map(_client, jobs))
-    cpu_s = server.cpu_s() - before
-    requests = args.operations * args.clients
+    jobs = [
+        (targets[one % len(targets)].server.address, isl, args.operations, args.connections, cores)
+        for one in range(count)
+    ]
+    list(pool.map(_client, [(*job[:2], _RING, *job[3:]) for job in jobs]))  # all are ready
+    before = sum(target.server.cpu_s() for target in targets)
+    seconds = list(pool.map(_client, jobs))
+    cpu_s = sum(target.server.cpu_s() for target in targets) - before
     rate = sum(args.operations / one for one in seconds)
+    requests = args.operations * count
     return Measured(isl, setting, rate, cpu_s / requests * 1e6, cpu_s / max(seconds))
 
 
@@ -181,9 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         default="0;all",
         help="sets of cores for the server, like 0;0,1;all (default: %(default)s)",
     )
-    parser.add_argument(
-        "--processes", default="1", help="ours with --processes N, like 1,2 (default: 1)"
-    )
+    parser.add_argument("--processes", default="1", help="of ours, like 1,2 (default: 1)")
     parser.add_argument("--contenders", default=f"{OURS},{VERSIONS[0]}", help="%(default)s")
     parser.add_argument(
         "--clients", type=int, default=1, help="client processes (default: %(default)s)"

@@ -13,6 +13,7 @@ from bench.compare.results import read
 from bench.compare.run import Reading
 from bench.compare.servers import Contender
 from bench.load.http import BadAnswer
+from bench.neighbours import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,8 +54,13 @@ class Steady:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, workloads: Sequence[Steady], out: Path, *arguments: str
+    monkeypatch: pytest.MonkeyPatch,
+    workloads: Sequence[Steady],
+    out: Path,
+    *arguments: str,
+    others: float = 0.0,
 ) -> int:
+    monkeypatch.setattr(Watch, "share", lambda *_: others)
     monkeypatch.setattr(cli, "suite", lambda **_: list(workloads))
     monkeypatch.setattr(cli, "contenders", lambda names: [Contender(one, ()) for one in names])
     monkeypatch.setattr(cli, "raise_descriptor_limit", lambda: None)
@@ -86,6 +92,18 @@ def test_worse_than_before_ends_with_2(
     assert run(monkeypatch, worse, now, *compare) == 2
     assert f"worse: {ROW}: ours / 1.6.1 was 0.80, is 1.20" in capsys.readouterr().out
     assert read(now).rows[0].medians["ours"] == pytest.approx(12.12)  # written all the same
+
+
+def test_what_others_have_disturbed_does_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, now = tmp_path / "before.json", tmp_path / "now.json"
+    assert run(monkeypatch, [Steady({"ours": 8.0, "1.6.1": 10.0})], before) == 0
+    worse = [Steady({"ours": 12.0, "1.6.1": 10.0})]
+    assert run(monkeypatch, worse, now, "--compare-with", str(before), others=0.5) == 0
+    printed = capsys.readouterr().out
+    assert f"looks worse, disturbed: {ROW}: ours / 1.6.1 was 0.80, is 1.20" in printed
+    assert "0 worse" in printed
 
 
 def test_a_wrong_answer_voids_its_workload_only(

@@ -1,0 +1,197 @@
+"""What a request costs without its socket: `python -m bench.micro.door [ROW ...]`.
+
+The protocol class of the server, fed with the bytes of the workloads in this process, its answers
+thrown away: no kernel, no loop, no second process whose turn it might be. Prints CPU µs per
+operation, the quietest and the median of many short rounds, the rows in turn; with
+SELECT_SERVICE_PURE=1 those of the plain twins. `--profile ROW` tells where the time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import pstats
+from statistics import median
+from time import process_time
+from typing import TYPE_CHECKING, cast
+
+from typing_extensions import override
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from bench.compare.target import MODEL, NEVER_BUSY
+from bench.compare.workloads import (
+    Overlap,
+    booking_body,
+    lifecycles,
+    overlapping,
+    ring_of_prompts,
+    selections,
+)
+from bench.load.http import request_bytes
+from indexer.core.hashing import pack_u64
+from indexer.types import Scope, Tier, WorkerRank
+from select_service.config import Settings
+from select_service.edge.app import create_door, create_driver
+from select_service.edge.fast_lane import FastLane, fast_lane
+from select_service.edge.protocol import ConnectionLimits
+from select_service.types import WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.load.http import Operation
+
+ROWS = ("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024")
+
+
+class _Nowhere(asyncio.Transport):
+    """Takes answers; the last one is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written = bytes(data)
+
+    @override
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ("127.0.0.1", 1) if name.endswith("name") else default
+
+    @override
+    def is_closing(self) -> bool:
+        return False
+
+    @override
+    def pause_reading(self) -> None:
+        """Nothing more comes."""
+
+    @override
+    def resume_reading(self) -> None:
+        """Nothing waits."""
+
+
+class Rig:
+    """A service with the workers of one row, and a connection to it."""
+
+    def __init__(self, row: str, lane: FastLane, operation: Callable[[int], Operation]) -> None:
+        self.row = row
+        self._lane = lane
+        self._transport = cast("_Nowhere", lane.transport)
+        self._operation = operation
+        self._number = 0
+        self.times: list[float] = []
+
+    def run(self, count: int) -> None:
+        """Carry out operations and note what one has cost."""
+        operations = [self._operation(self._number + one) for one in range(count)]
+        self._number += count
+        receive = self._lane.data_received
+        start = process_time()
+        for operation in operations:
+            for part in operation:
+                receive(part)
+        self.times.append((process_time() - start) / count * 1e6)
+        answer = self._transport.written
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"{self.row}: {answer[:300]!r}")
+
+
+async def rig_of(row: str) -> Rig:
+    """Build a service for a row, as far as it does not need a network."""
+    kind, _, size = row.partition("@")
+    workers = int(size) if kind == "W5" else 16
+    isl = 2048 if kind in {"W4", "W5"} else int(size)
+    settings = Settings(host="127.0.0.1", port=0)
+    driver = create_driver(settings)
+    await driver.start()
+    for worker_id in range(1, workers + 1):
+        spec = WorkerSpec(worker_id=worker_id, endpoint="http://w", model_name=MODEL)
+        spec.block_size, spec.max_num_batched_tokens = 16, NEVER_BUSY
+        spec.kv_events_endpoint = "tcp://127.0.0.1:9"
+        driver.upsert_worker(spec)
+    door, traffic = create_door(driver, settings)
+    limits = ConnectionLimits(60.0, 60.0, 1000, 65536, 1000, 1000)
+    made = fast_lane(door, limits, traffic.connections)
+    config = Config(door, ws="none", lifespan="off", log_config=None, access_log=False)
+    lane = made(config, ServerState(), {})
+    lane.connection_made(_Nowhere())
+    ids = range(1, workers + 1)
+    if kind == "W4":
+        operation, _check = lifecycles(ids, isl, 64)
+        for number, prompt in enumerate(ring_of_prompts(isl, 256, salt="standing")):
+            name = f"standing-{number}"
+            body = booking_body(name, prompt)
+            lane.data_received(request_bytes("POST", "/select_and_reserve", body))
+            complete = f"/reservations/{name}/prefill_complete"
+            lane.data_received(request_bytes("POST", complete))
+    elif kind == "W2":
+        overlap = Overlap(row, isl, 0)
+        index = driver.core.partitions[Scope(MODEL, "default")].index
+        for family, prompt in enumerate(overlap.families_prompts()):
+            for worker_id in ids:
+                whole = len(prompt.block_hashes)
+                held = whole if worker_id in overlap.holders(family) else whole // 4
+                names, hashes = prompt.sequence_hashes[:held], pack_u64(prompt.block_hashes[:held])
+                index.store(WorkerRank(worker_id, 0), Tier.DEVICE, None, names, hashes)
+        requests, _expected = overlapping(overlap)
+
+        def operation(number: int) -> Operation:
+            return requests[number % len(requests)]
+    else:
+        operation, _check = selections(ids, isl, 64, tokens=kind == "W3")
+    return Rig(row, lane, operation)
+
+
+async def compare(rows: Sequence[str], rounds: int, count: int) -> None:
+    """Run the rows in turn and print a table."""
+    rigs = [await rig_of(row) for row in rows]
+    for rig in rigs:
+        rig.run(1500)
+        rig.times.clear()
+    gc.collect()
+    gc.freeze()
+    for _ in range(rounds):
+        for rig in rigs:
+            rig.run(count)
+    for rig in rigs:
+        quarter = sorted(rig.times)[len(rig.times) // 4]
+        print(
+            f"{rig.row:8} least {min(rig.times):7.1f}  quarter {quarter:7.1f}"
+            f"  median {median(rig.times):7.1f} µs"
+        )
+
+
+async def profile(row: str, count: int) -> None:
+    """Print what a row calls, by own time."""
+    rig = await rig_of(row)
+    rig.run(1500)
+    gc.freeze()
+    gc.disable()
+    profiler = cProfile.Profile()
+    profiler.enable()
+    rig.run(count)
+    profiler.disable()
+    stats = pstats.Stats(profiler)
+    stats.sort_stats("tottime").print_stats(45)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", default=ROWS)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--count", type=int, default=100, help="operations of a row in a round")
+    parser.add_argument("--profile", metavar="ROW")
+    chosen = parser.parse_args()
+    if chosen.profile:
+        asyncio.run(profile(chosen.profile, 20 * chosen.count))
+    else:
+        asyncio.run(compare(chosen.rows, chosen.rounds, chosen.count))
+
+
+if __name__ == "__main__":
+    main()
