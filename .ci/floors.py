@@ -18,6 +18,8 @@ def floors(pyproject: Path) -> list[str]:
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     lowest: dict[str, str] = {}
     for requirement in (line for group in groups for line in group):
+        if requirement.startswith(f"{project['name']}["):
+            continue  # an extra that takes in another
         found = REQUIREMENT.match(requirement)
         if not found:
             raise SystemExit(f"no lower bound: {requirement}")

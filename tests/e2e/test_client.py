@@ -9,11 +9,13 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import httpx
+import httpcore
 import pytest
 
 from select_service.client import (
+    AnswerTooLarge,
     AsyncClient,
+    BlockSizeUnknown,
     Client,
     ClientClosed,
     NotCached,
@@ -25,11 +27,22 @@ from select_service.client.core.wire import to_jsonable
 from select_service.errors import (
     AdmissionRefused,
     InvalidField,
+    LeaseNotFound,
+    LeaseReopened,
     NoEligibleWorker,
+    NoSchedulableWorker,
     ReservationConflict,
     WorkerNotFound,
 )
-from select_service.types import Selection, WorkerPatch, WorkerSpec
+from select_service.types import (
+    BatchFree,
+    BatchOutputBlock,
+    BatchPrefillComplete,
+    Selection,
+    WorkerPatch,
+    WorkerSpec,
+)
+from select_service.wave_types import SelectBatchRequest, WaveItem
 from tests.live.server import OURS_EXTRA, Server
 
 pytestmark = pytest.mark.e2e
@@ -171,14 +184,16 @@ def test_a_cancellation_that_a_transport_swallows(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As anyio does when a connection is made in the same moment."""
-    ask = httpx.AsyncHTTPTransport.handle_async_request
+    ask = httpcore.AsyncHTTPConnection.handle_async_request
 
     async def use(client: AsyncClient) -> None:
         booked = asyncio.Event()
 
-        async def swallow(self: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+        async def swallow(
+            self: httpcore.AsyncHTTPConnection, request: httpcore.Request
+        ) -> httpcore.Response:
             response = await ask(self, request)
-            if request.url.path == "/select_and_reserve":
+            if request.url.target == b"/select_and_reserve":
                 booked.set()
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
@@ -188,7 +203,7 @@ def test_a_cancellation_that_a_transport_swallows(
             async with client.reserve(token_ids=TOKENS):
                 pytest.fail("it was cancelled before")
 
-        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", swallow)
+        monkeypatch.setattr(httpcore.AsyncHTTPConnection, "handle_async_request", swallow)
         task = asyncio.ensure_future(one())
         await booked.wait()
         task.cancel()
@@ -252,6 +267,134 @@ def test_hashed_here_as_there(server: Server, names: dict[str, str]) -> None:
         assert r.selection.isl_tokens == other.selection.isl_tokens == 100
         body = to_jsonable(hash_prompt(tokens, 16, **names))  # type: ignore[arg-type]
         assert body["sequence_hashes"] == r.selection.sequence_hashes
+
+
+def test_a_rank_that_was_chosen_elsewhere_is_booked(server: Server) -> None:
+    with Client(url(server)) as client:
+        chosen = client.select(token_ids=TOKENS)
+        assert isinstance(chosen, Selection)
+        with client.book(
+            chosen.worker_id,
+            chosen.dp_rank,
+            token_ids=TOKENS,
+            effective_prefill_tokens=chosen.effective_prefill_tokens,
+        ) as r:
+            assert (r.endpoint, r.effective_prefill_tokens) == (chosen.endpoint, 64)
+            assert total(client) == (1, 64, 4)
+            r.prefill_complete()
+            r.output_tokens(16)
+            client.flush()
+            assert total(client) == (1, 0, 5)
+        client.flush()
+        assert total(client) == (0, 0, 0)
+        with pytest.raises(WorkerNotFound), client.book(99, token_ids=TOKENS):
+            pytest.fail("nobody has that worker")
+        with pytest.raises(BlockSizeUnknown):
+            client.book(1, token_ids=TOKENS, model_name="unknown")
+
+    async def use(client: AsyncClient) -> None:
+        hashes = [5, 6, 7]
+        async with client.book(2, sequence_hashes=hashes, isl_tokens=50, block_size=16) as r:
+            assert (r.worker_id, r.effective_prefill_tokens) == (2, 50)
+
+    run(use, url(server))
+
+
+def test_a_pair(server: Server) -> None:
+    scope: dict[str, Any] = {"tenant_id": "pairs"}
+    with Client(url(server)) as client:
+        with pytest.raises(NoSchedulableWorker):
+            client.reserve_pair(token_ids=TOKENS, timeout_ms=200, **scope)
+        client.upsert_worker(spec(31, role="prefill", **scope))
+        client.upsert_worker(spec(32, role="decode", **scope))
+        with client.reserve_pair(token_ids=TOKENS, **scope) as pair:
+            assert pair.prefill is not None
+            assert (pair.prefill.worker_id, pair.decode.worker_id) == (31, 32)
+            assert (pair.decode.endpoint, pair.pair.mode) == ("ray://w32", "disaggregated")
+            assert repr(pair).endswith("worker 31 rank 0, worker 32 rank 0>")
+            assert total(client) == (2, 64, 4)
+            pair.prefill_complete()
+            pair.output_tokens(32)
+            client.flush()
+            assert total(client) == (1, 0, 6)
+        client.flush()
+        assert total(client) == (0, 0, 0)
+        for number in (31, 32):
+            client.delete_worker(number)
+
+
+def test_many_calls_and_a_lease_of_ones_own(server: Server) -> None:
+    with Client(url(server)) as client:
+        lease = client.open_lease(ttl_s=20.0, owner="me")
+        assert [one.lease_id for one in client.leases(owner="me").leases] == [lease.lease_id]
+        body: dict[str, object] = {"reservation_id": "mine", "lease_id": lease.lease_id}
+        client.call("POST", "/select_and_reserve", body | {"token_ids": TOKENS})
+        results = client.batch(
+            [
+                BatchPrefillComplete(reservation_id="mine"),
+                BatchOutputBlock(reservation_id="mine", total=2),
+                BatchFree(reservation_id="nobody's"),
+            ]
+        )
+        assert [one.status for one in results] == [200, 200, 404]
+        assert total(client) == (1, 0, 6)
+        assert client.renew_lease(lease.lease_id, ttl_s=10.0).reservations == 1
+        client.close_lease(lease.lease_id)
+        assert total(client) == (0, 0, 0)
+        with pytest.raises(LeaseReopened):
+            client.open_lease(lease.lease_id)
+        with pytest.raises(LeaseNotFound):
+            client.renew_lease("nobody's")
+
+
+def test_a_wave_and_a_lost_reply_to_it(server: Server) -> None:
+    with Client(url(server)) as client:
+        hashes = b"".join(number.to_bytes(8, "little") for number in range(1, 5))
+        items = [
+            WaveItem(block_hashes=hashes, sequence_hashes=hashes, isl_tokens=64, n=3, ttl_s=60.0)
+        ]
+        wave = SelectBatchRequest(requests=items, reserve=True)
+        answer = client.select_batch(wave)
+        assert (answer.placed, answer.groups, answer.prefixes_computed) == (3, 1, 1)
+        again = client.select_batch(wave)
+        assert [one.selection for one in again.results] == [one.selection for one in answer.results]
+        assert total(client)[0] == 3
+        names = [one.selection.reservation_id for one in answer.results if one.selection]
+        freed = [BatchFree(reservation_id=str(name)) for name in names]
+        assert [one.status for one in client.batch(freed)] == [200] * 3
+        assert total(client) == (0, 0, 0)
+
+
+def test_an_answer_may_be_too_large(server: Server) -> None:
+    """A list that is told its length, and one that comes in parts."""
+    small = Options(answer_bytes_max=40, attempts_max=1, catalog_refresh_s=1e6)
+
+    async def use(client: AsyncClient) -> None:
+        for path in ("/workers", "/dump", "/openapi.json"):
+            with pytest.raises(AnswerTooLarge, match="more than 40 bytes"):
+                await client.call("GET", path)
+        assert (await client.call("GET", "/health", kind=dict[str, str]))["status"] == "ok"
+        with pytest.raises(AnswerTooLarge):
+            await client.reserve(token_ids=TOKENS)
+        await client.flush()
+
+    async def inside() -> None:
+        async with AsyncClient(url(server), options=small) as client:
+            await use(client)
+
+    asyncio.run(inside())
+    with Client(url(server), options=small) as client:
+        with pytest.raises(AnswerTooLarge):
+            client.workers()
+        with pytest.raises(AnswerTooLarge):
+            client.reserve(token_ids=TOKENS)
+    with Client(url(server)) as client:
+        assert total(client) == (0, 0, 0), "what nobody could read is freed"
+
+
+def test_a_path_is_written_out(server: Server) -> None:
+    with Client(url(server) + "/") as client:
+        assert client.call("GET", "/workers?model_name=a b ü") == []
 
 
 def test_looking_inside(server: Server) -> None:

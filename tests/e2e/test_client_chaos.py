@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,10 @@ def lose_a_fifth(server: Server, count: int) -> None:
             assert len(ids) == count, "no lifecycle was booked under two ids"
 
     go(main, 500)
+    nothing_was_booked_twice_and_nothing_is_left(server, count)
+
+
+def nothing_was_booked_twice_and_nothing_is_left(server: Server, count: int) -> None:
     with Client(url(server.port)) as client:
         assert total(client) == (0, 0, 0)
         assert client.call("GET", "/leases", kind=dict[str, Any])["total"] == 0
@@ -97,6 +102,27 @@ def lose_a_fifth(server: Server, count: int) -> None:
 
 def test_every_fifth_reply_is_lost(server: Server) -> None:
     lose_a_fifth(server, 60)
+
+
+def test_every_fifth_reply_is_lost_in_threads(server: Server) -> None:
+    count, side_by_side = 40, 4
+    with (
+        FlakyProxy(server.port, drop=0.19, swallow=0.01, delay=0.1, seed=2) as proxy,
+        Client(url(proxy.port), options=PATIENT) as client,
+    ):
+
+        def live(number: int) -> None:
+            with client.reserve(token_ids=[number, *PROMPT]) as r:
+                assert not r.degraded
+                r.prefill_complete(cached_tokens=0)
+                r.output_tokens(16)
+
+        with ThreadPoolExecutor(side_by_side) as threads:
+            for done in [threads.submit(live, number) for number in range(count)]:
+                done.result()
+        client.flush()
+        assert proxy.lost > 0
+    nothing_was_booked_twice_and_nothing_is_left(server, count)
 
 
 @pytest.mark.heavy

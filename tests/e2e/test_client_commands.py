@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,6 +22,8 @@ from tests.e2e.test_client import spec, url
 from tests.live.server import Server
 
 pytestmark = pytest.mark.e2e
+
+ALTERNATE_SCREEN, LEFT_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +109,57 @@ def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:
     assert json.loads(ask("drain", "1", "--undo", *at)[1])["drains"] is False
     code, _, err = ask("drain", "9", *at)
     assert (code, json.loads(err)["code"]) == (1, "worker_not_found")
+
+
+def test_loads_are_watched_in_a_terminal(server: Server) -> None:
+    """A real pseudo-terminal: the table comes, changes in place, and Ctrl-C gives it back."""
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "select_service", "loads", "--watch", "--every-s", "0.05"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    watching = subprocess.Popen(
+        [*words, "--url", url(server)],
+        stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment,
+        preexec_fn=with_ctrl_c,  # noqa: PLW1509 - one signal, nothing else
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        shown = seen(ours, lambda text: "prefill" in text and "│ 1 " in text)
+        assert ALTERNATE_SCREEN in shown
+        assert "│ 48 " not in shown
+        with Client(url(server)) as client, client.reserve(token_ids=range(48)):
+            seen(ours, lambda text: "│ 48 " in text)
+        watching.send_signal(signal.SIGINT)
+        assert LEFT_SCREEN in seen(ours, lambda text: LEFT_SCREEN in text)
+        assert watching.wait(10) == 0
+        assert watching.stderr is not None
+        assert watching.stderr.read() == b""
+    finally:
+        watching.kill()
+        watching.communicate()
+        os.close(ours)
+
+
+def with_ctrl_c() -> None:
+    """Undo what a shell does to jobs in its background: they would ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def seen(terminal: int, is_there: Callable[[str], bool]) -> str:
+    """Read a terminal until something is there."""
+    text, deadline = "", time.monotonic() + 30
+    while not is_there(text):
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, text
+        text += os.read(terminal, 65536).decode(errors="replace")
+    return text
+
+
+def test_watching_needs_rich(
+    server: Server, ask: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    code, _, err = ask("loads", "--watch", "--url", url(server))
+    assert (code, err.split(": ")[1]) == (2, "--watch needs rich")
 
 
 def test_nobody_there(ask: Terminal) -> None:

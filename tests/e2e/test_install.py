@@ -1,4 +1,4 @@
-"""Installing from source, with a C compiler and without one: both work, and say what they are."""
+"""Built with a C compiler, the package has its kernels anywhere; without one it works."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ KERNELS = (
     "indexer._names",
     "indexer._speed",
     "select_service._speed",
+    "select_service.core._memory",
     "select_service.core._speed",
 )
 
@@ -44,44 +46,69 @@ def source_tree(folder: Path) -> Path:
     return folder
 
 
-def _install(folder: Path, environment: dict[str, str]) -> list[object]:
-    """Install what is here into a folder; returns what the installed code says of its kernels."""
-    source, target = source_tree(folder / "source"), folder / "target"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SELECT_SERVICE_PURE")}
-    subprocess.run(
-        [*pip, "--no-deps", "--target", str(target), str(source)],
-        env=clean | environment,
-        check=True,
-        timeout=300,
-    )
-    page = target / "select_service/edge/console/static/index.html"
-    assert page.is_file(), "the console is part of what is installed"
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+CLEAN = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SELECT_SERVICE_PURE")}
+NO_COMPILER = {"CC": "/bin/false"}
+
+
+def _report(python: str, folder: Path, path: Path) -> list[object]:
+    """Return where the installed code is, and what it says of its kernels."""
     said = subprocess.run(
-        [sys.executable, "-c", _REPORT],
-        env=clean | {"PYTHONPATH": str(target)},
+        [python, "-c", _REPORT],
+        env=CLEAN | {"PYTHONPATH": str(path)},
         cwd=folder,
         check=True,
         capture_output=True,
         text=True,
     )
-    report = msgspec.json.decode(said.stdout, type=list[object])
-    assert Path(str(report[0])).is_relative_to(target)
-    return report[1:]
+    return msgspec.json.decode(said.stdout, type=list[object])
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
-def test_with_a_compiler(tmp_path: Path) -> None:
+def test_a_wheel_brings_the_kernels_to_where_no_compiler_is(tmp_path: Path) -> None:
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("there is no C compiler")
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         pytest.skip("there are no headers of Python")
-    assert _install(tmp_path, {}) == [dict.fromkeys(KERNELS, True), []]
+    source, wheels, venv = source_tree(tmp_path / "source"), tmp_path / "wheels", tmp_path / "venv"
+    build = [*PIP, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)]
+    subprocess.run(build, env=CLEAN, check=True, timeout=300)
+    (wheel,) = wheels.iterdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
+    python = str(venv / "bin/python")
+    subprocess.run(
+        [*PIP, "--python", python, "install", "--no-deps", str(wheel)],
+        env=CLEAN | NO_COMPILER,
+        check=True,
+        timeout=120,
+    )
+    others = Path(sysconfig.get_paths()["purelib"])  # what it depends on
+    where, *report = _report(python, tmp_path, others)
+    assert Path(str(where)).is_relative_to(venv)
+    assert report == [dict.fromkeys(KERNELS, True), []]
+    assert next(venv.rglob("console/static/index.html")).is_file(), "the console is part of it"
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_without_a_compiler(tmp_path: Path) -> None:
-    report = _install(tmp_path, {"CC": "/bin/false"})
+    source, target = source_tree(tmp_path / "source"), tmp_path / "target"
+    subprocess.run(
+        [*PIP, "install", "--no-deps", "--target", str(target), str(source)],
+        env=CLEAN | NO_COMPILER,
+        check=True,
+        timeout=300,
+    )
+    where, *report = _report(sys.executable, tmp_path, target)
+    assert Path(str(where)).is_relative_to(target)
     assert report == [dict.fromkeys(KERNELS, False), []]
+    assert (target / "select_service/edge/console/static/index.html").is_file()
+
+
+def test_what_makes_wheels_for_others_looks_for_every_kernel() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    built = [one["name"] for one in tools["setuptools"]["ext-modules"]]
+    assert sorted(built) == sorted(KERNELS)
+    asked = tools["cibuildwheel"]["test-command"]
+    assert all(f"{name}," in asked or f'{name}"' in asked for name in KERNELS)

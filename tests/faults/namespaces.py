@@ -78,6 +78,63 @@ class Namespace:
         _ip("-n", self.name, "link", "set", self._ends[1], "up")
 
 
+class Network:
+    """Machines on one switch, which is a namespace as well. Use as a context manager.
+
+    Attributes:
+        here: our own address on it.
+    """
+
+    def __init__(self) -> None:
+        number = next(_numbers)
+        self._switch = f"switch{os.getpid()}-{number}"
+        self._subnet = f"10.232.{number % 256}"
+        self._mark = f"{os.getpid() % 10_000}{chr(97 + number % 26)}"
+        self._hosts: list[str] = []
+        self.here = f"{self._subnet}.1"
+
+    def __enter__(self) -> Self:
+        _ip("netns", "add", self._switch)
+        try:
+            _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", self._switch, "link", "set", "bridge", "up")
+            self._plug(self.here, ())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in (*self._hosts, self._switch):
+            _ip("netns", "del", name)
+
+    def host(self) -> tuple[str, str]:
+        """Put up another machine; returns its namespace and its address."""
+        number = len(self._hosts) + 2
+        name, address = f"host{os.getpid()}-{self._mark}{number}", f"{self._subnet}.{number}"
+        _ip("netns", "add", name)
+        self._hosts.append(name)
+        self._plug(address, ("-n", name))
+        _ip("-n", name, "link", "set", "lo", "up")
+        return name, address
+
+    def _plug(self, address: str, where: tuple[str, ...]) -> None:
+        """Lead a cable from the switch to a machine, or to ours."""
+        number = len(self._hosts)
+        port, end = f"sp{self._mark}{number}", f"se{self._mark}{number}"
+        _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", end)
+        _ip("-n", self._switch, "link", "set", port, "master", "bridge")
+        _ip("-n", self._switch, "link", "set", port, "up")
+        _ip("-n", self._switch, "link", "set", end, "netns", where[1] if where else "1")
+        _ip(*where, "addr", "add", f"{address}/24", "dev", end)
+        _ip(*where, "link", "set", end, "up")
+
+
+def command_in(name: str) -> tuple[str, ...]:
+    """What runs a program in a namespace."""
+    return ("ip", "netns", "exec", name)
+
+
 def enter(name: str) -> None:
     """Be in a namespace from now on, this thread and those it starts."""
     libc = ctypes.CDLL(None, use_errno=True)

@@ -72,6 +72,7 @@ class Garbage(Struct, frozen=True):
 
     found: int
     frozen: int
+    blocks: int  # of memory that Python's objects take, by the word of its allocator
 
 
 def empty_bin(_: Api, __: Request) -> Response:
@@ -81,7 +82,7 @@ def empty_bin(_: Api, __: Request) -> Response:
     gc.unfreeze()
     found = gc.collect()
     gc.freeze()
-    return Response(200, encode(Garbage(found, frozen)))
+    return Response(200, encode(Garbage(found, frozen, sys.getallocatedblocks())))
 
 
 class Tasks(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""README.md as examples: commands with what they print, Python with what it prints.
+"""README.md and its neighbours as examples: commands and Python with what they print.
 
 A `console` block is a sequence of `$ curl …` lines (a quoted body may run over several) and what
 follows each. A `python` block directly before a `text` block prints it.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
+MIGRATION = README.parent / "deploy" / "MIGRATION.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT_IN_TEXT = "localhost:8092"
 
@@ -39,9 +40,20 @@ class Program:
     expected: str
 
 
-def blocks() -> list[tuple[str, str]]:
+def blocks(file: Path = README) -> list[tuple[str, str]]:
     """(language, text) of every fenced block, in order."""
-    return FENCE.findall(README.read_text("utf-8"))
+    return FENCE.findall(file.read_text("utf-8"))
+
+
+def headings(text: str) -> list[tuple[int, str]]:
+    """Level and title of every heading, in order."""
+    plain = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [(len(one), title) for one, title in re.findall(r"^(#+) (.*)$", plain, re.MULTILINE)]
+
+
+def anchor(title: str) -> str:
+    """What GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def exchanges() -> list[Exchange]:
@@ -50,10 +62,10 @@ def exchanges() -> list[Exchange]:
 
 
 def programs() -> list[Program]:
-    """Every Python block that is followed by its output."""
-    found = blocks()
+    """Every Python block that is followed by its output, of all documents."""
     return [
         Program(text, after)
+        for found in (blocks(), blocks(MIGRATION))
         for (language, text), (next_language, after) in itertools.pairwise(found)
         if language == "python" and next_language == "text"
     ]
@@ -105,3 +117,9 @@ def _exchange(command: str, output: list[str]) -> Exchange:
         expected_headers=shown[:start],
         expected=json.loads("\n".join(shown[start:])),
     )
+
+
+def ray_program() -> str:
+    """The Python block that needs Ray."""
+    (text,) = (text for language, text in blocks() if language == "python" and "from ray " in text)
+    return text

@@ -16,12 +16,17 @@ from select_service.edge.app import create_driver
 from select_service.edge.limits import TURN_BUDGETS, limit_values
 from select_service.edge.metrics import PREFIX, Metrics
 from select_service.edge.traffic import Traffic
-from tests.readme.document import README
+from tests.readme.document import README, anchor, headings
 
 COMMAND = "make readme"
+CHAPTER = 2  # the level of its headings
 FIXED = (
     ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
+    ("select_service.edge.protocol", "RESERVED_MAX", "connections for /config, /health, /metrics"),
     ("select_service.edge.protocol", "PIPELINED_MAX", "requests read behind the one answered"),
+    ("select_service.edge.codec", "PARTS_MAX", "strings, objects and arrays in one JSON body"),
+    ("select_service.edge.msgpack_codec", "LOOSE_BYTES_MAX", "bytes of an unknown member"),
+    ("select_service.edge.waves", "ITEMS_MAX", "requests in one body of /select_batch"),
     ("select_service.edge.protocol", "LINGER_S", "seconds a refused client may go on sending"),
     ("select_service.edge.store", "LOG_BYTES", "bytes of the state's log, from the start"),
     ("select_service.edge.journal", "BATCH_ROWS_MAX", "rows in one commit"),
@@ -170,6 +175,25 @@ def metrics() -> Iterable[str]:
         yield f"| `{name}` | {family.type} | {labels} | {_cell(family.documentation)} |"
 
 
+def contents() -> Iterable[str]:
+    """The chapters, each with its parts."""
+    chapter: list[str] = []
+    for level, title in headings(README.read_text("utf-8")):
+        link = f"[{title}](#{anchor(title)})"
+        if level == CHAPTER:
+            if chapter:
+                yield _chapter(chapter)
+            chapter = []
+        if level in (CHAPTER, CHAPTER + 1):
+            chapter.append(link)
+    yield _chapter(chapter)
+
+
+def _chapter(links: list[str]) -> str:
+    first, *parts = links
+    return f"* {first}: {' · '.join(parts)}" if parts else f"* {first}"
+
+
 TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "flags": flags,
     "environment": environment,
@@ -177,6 +201,7 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "fixed-bounds": fixed_bounds,
     "metrics": metrics,
     "findings": findings,
+    "contents": contents,
 }
 
 
