@@ -763,9 +763,14 @@ class ReplicaStatus(Struct, frozen=True):
 # -- router settings ---------------------------------------------------------------------------
 
 
+Policy = Literal["kv-cost", "first-token"]
+"""How ranks are priced: by the contract's formula, or by when a first token comes (`scoring.py`)."""
+
+
 class RouterConfig(Struct, frozen=True, kw_only=True):
     """The weights and switches in force (contract 9); defaults are the reference's."""
 
+    policy: Policy = "kv-cost"
     overlap_score_credit: float = 1.0
     overlap_score_credit_decay: float = 0.0
     prefill_load_scale: float = 1.0

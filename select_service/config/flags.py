@@ -1144,6 +1144,13 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--policy",
+        _choice("kv-cost", "first-token"),
+        "NAME",
+        "how ranks are priced: kv-cost, the contract's formula, or first-token, by when the first "
+        "token comes",
+    ),
+    Flag(
         "--admission-policy",
         str,
         "NAME",

@@ -27,6 +27,7 @@ from select_service.types import (
     CacheScope,
     CoreLimits,
     ReplicaLimits,
+    Policy,
     RouterConfig,
     TrustSettings,
 )
@@ -259,6 +260,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     trace_batch_spans_max: int = 512
     trace_interval_ms: int = 5000
     trace_shutdown_s: float = 2.0
+    policy: Policy = _UNSET.config.policy
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -275,7 +277,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     def router_config(self) -> RouterConfig:
         """Weights and switches: the environment's, and the flags'."""
         return msgspec.structs.replace(
-            self.router.config, kv_transfer_cost_per_block=self.kv_transfer_cost_per_block
+            self.router.config,
+            policy=self.policy,
+            kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
         )
 
     @property

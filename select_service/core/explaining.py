@@ -163,6 +163,11 @@ class Told:
             columns[6:] = [[None] * count] * (len(columns) - 6)
         columns.append([self._index(at) for at in range(some.start, some.stop)])
         columns.append([1.0] * count if terms.trust is None else terms.trust[some].tolist())
+        if terms.is_priced:
+            columns.append(list(map(int, terms.expected[some].tolist())))
+            columns += [column[some].tolist() for column in (terms.delay, terms.eviction)]
+        else:
+            columns += [[None] * count] * 3
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))

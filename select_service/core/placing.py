@@ -114,7 +114,8 @@ class Placing:
             effects = self._book(ticket, placement, answer, now, effects)
         if placement.seen is not None:
             record = self.decisions.keep(
-                ticket, placement.seen, rows, placement.slot, now, None, hit
+                *(ticket, placement.seen, rows, placement.slot, now, None, hit),
+                placement.weights,
             )
             if record is not None:
                 _explain(answer, record)

@@ -53,7 +53,8 @@ _SIMPLE: Final = {
 OURS: Final = "ours"
 PEER: Final = "kv-cost"
 POLICIES: Final = (OURS, PEER, *_SIMPLE)
-"""`ours`: the core with the settings given; `kv-cost`: the same with the peer's defaults."""
+"""`ours`: the core with the settings given, `first-token` unless they say otherwise; `kv-cost`: the
+same with the peer's formula and defaults."""
 
 STRIDE_S: Final = 10.0
 """Simulated seconds between two words about how far it is."""
@@ -137,7 +138,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_size: int = 512
     trace: Trace | None = None
     workloads: list[WorkloadSettings] = []
-    weights: RouterConfig = RouterConfig()
+    weights: RouterConfig = RouterConfig(policy="first-token")
     admission: AdmissionSettings | None = None
     replicas: int = 1
     sync_delay_s: float = 0.005
