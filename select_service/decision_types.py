@@ -169,6 +169,7 @@ class Candidate(Struct, frozen=True):
     index: DecisionIndex | None
     trust: float  # multiplies the credit and what is cached
     expected_blocks: int | None = None  # not cached yet, and booked: taken off with the credit
+    churn_tokens: float | None = None  # computed lately, older ones for less
     delay_cost: float | None = None
     eviction_cost: float | None = None
     legs: DecisionLegs | UnsetType = UNSET  # of /select_pair

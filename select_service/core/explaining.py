@@ -165,9 +165,10 @@ class Told:
         columns.append([1.0] * count if terms.trust is None else terms.trust[some].tolist())
         if terms.is_priced:
             columns.append(list(map(int, terms.expected[some].tolist())))
-            columns += [column[some].tolist() for column in (terms.delay, terms.eviction)]
+            ours = (terms.churn, terms.delay, terms.eviction)
+            columns += [column[some].tolist() for column in ours]
         else:
-            columns += [[None] * count] * 3
+            columns += [[None] * count] * 4
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))
