@@ -32,11 +32,13 @@ Excluded = Literal[
     "pinned_elsewhere",
     "refused",
     "role",
+    "session",
     "taint",
     "wave",
 ]
-"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before; `wave`:
-the rank was chosen for all of a wave together (POST /select_batch)."""
+"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before;
+`session`: its session is on another; `wave`: the rank was chosen for all of a wave together (POST
+/select_batch)."""
 
 
 class DecisionPrompt(Struct, frozen=True, kw_only=True):

@@ -807,6 +807,20 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--session-ttl-s",
+        _seconds(zero=True),
+        "S",
+        "requests with a session_id follow its last one, until it was silent for so long; 0: never",
+        watch="sessions",
+    ),
+    Flag(
+        "--sessions-max",
+        _whole(1, _COUNT),
+        "N",
+        "sessions remembered; the one that was silent for longest goes first",
+        watch="sessions_evicted_total",
+    ),
+    Flag(
         "--data-parallel-size-max",
         _whole(1, 1 << 16),  # all of a worker's are seated in one turn of the loop
         "N",

@@ -161,6 +161,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_name_length_max: int = _CORE.lease_name_length_max
     batch_operations_max: int = _CORE.batch_operations_max
     wave_samples_max: int = _CORE.wave_samples_max
+    session_ttl_s: float = _CORE.session_ttl_s
+    sessions_max: int = _CORE.sessions_max
     data_parallel_size_max: int = _CORE.data_parallel_size_max
     workers_max: int = _CORE.workers_max
     worker_bytes_max: int = _CORE.worker_bytes_max
@@ -298,6 +300,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             lease_name_length_max=self.lease_name_length_max,
             batch_operations_max=self.batch_operations_max,
             wave_samples_max=self.wave_samples_max,
+            session_ttl_s=self.session_ttl_s,
+            sessions_max=self.sessions_max,
             data_parallel_size_max=self.data_parallel_size_max,
             workers_max=self.workers_max,
             worker_bytes_max=self.worker_bytes_max,

@@ -288,6 +288,7 @@ def odds_of(ticket: Ticket) -> Odds:
         None if constraints is UNSET else constraints,
         is_pair=isinstance(request, SelectPairRequest),
         in_wave=ticket.in_wave,
+        in_session=ticket.in_session,
     )
     if keeper is not None and (keeper.busy.slots or keeper.caps.slots):
         odds.busy, odds.full = frozenset(keeper.busy.slots), frozenset(keeper.caps.slots)

@@ -208,6 +208,8 @@ def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
         return "refused"
     if odds.in_wave and not holds_to_cache:
         return "wave"
+    if odds.in_session and not holds_to_cache:
+        return "session"
     return "role" if odds.is_pair else "cache_hit"
 
 

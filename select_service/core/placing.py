@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
     from select_service.core.sampling import Sampler
+    from select_service.core.sessions import Sessions
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
 
@@ -63,6 +64,7 @@ class Placing:
         self._rng = rng
         self._trace_decisions = trace_decisions
         self.sampler: Sampler | None = None  # from when on somebody examines the fleet
+        self.sessions: Sessions | None = None  # where requests may name the session they are of
 
     def place(
         self,
@@ -101,7 +103,12 @@ class Placing:
                 if found.refused is not None:
                     return self._refuse_threshold(ticket, rows, matches, found, now), effects
                 rows, hit = found.rows, found.facts
+        session_id = request.session_id
+        if session_id is not None:
+            rows = self._seated(ticket, session_id, rows, now)
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
+        if session_id is not None and self.sessions is not None and not ticket.in_wave:
+            self.sessions.note(partition, session_id, placement.worker, placement.dp_rank, now)
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
@@ -121,6 +128,18 @@ class Placing:
                 _explain(answer, record)
                 self.decisions.note_explained(ticket, record)
         return answer, self._decided(ticket, placement, effects)
+
+    def _seated(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
+        """Return the rank of the request's session alone, if it stays there; else all rows.
+
+        Where a wave goes was decided for all of it together.
+        """
+        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
+            return rows
+        isl_tokens = ticket.prompt.isl_tokens
+        alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
+        ticket.in_session = alone is not None
+        return rows if alone is None else alone
 
     def _refuse_threshold(
         self, ticket: Ticket, rows: Rows, matches: Matches, found: Found, now: float

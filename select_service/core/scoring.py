@@ -114,11 +114,22 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
         _bounded(config.disk_cache_hit_weight),
         temperature,
         track,
-        *(_OURS if config.policy == "first-token" else ()),
+        *_terms(config),
     )
 
 
-_OURS: Final = (DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE, True)
+def _terms(config: RouterConfig) -> tuple[float, float, float, bool]:
+    """Return the weights that the contract's formula does not have."""
+    terms = (1.0, 0.0, 0.0, False)
+    if config.policy == "first-token":
+        terms = (DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE, True)
+    decode, delay, eviction, expects = terms
+    return (
+        _bounded(decode if config.decode_load_scale is None else config.decode_load_scale),
+        _bounded(delay if config.delay_scale is None else config.delay_scale),
+        _bounded(eviction if config.eviction_scale is None else config.eviction_scale),
+        expects if config.expects_booked is None else config.expects_booked,
+    )
 
 
 def _bounded(weight: float) -> float:
