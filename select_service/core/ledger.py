@@ -63,6 +63,8 @@ class Ledger:
         """Live reservations."""
         self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Of them, those whose prefill is not complete."""
+        self.tenures: list[int] = []
+        """How many ranks had the slot before."""
         self.churn: Floats = np.zeros(0)
         """Prefill tokens booked lately, which `CHURN_MEMORY_S` forgets: what went into a cache."""
         self.churned = 0.0
@@ -98,6 +100,7 @@ class Ledger:
         self.churn = np.concatenate([self.churn, np.zeros(missing)])
         self._view()
         self._prefill_tokens += [0] * missing
+        self.tenures += [0] * missing
         for slot in range(len(self._lanes), capacity):
             self._lanes.append(self._open_lane(slot))
             self._displaced += self._lanes[slot].number != slot
@@ -342,6 +345,7 @@ class Ledger:
         number.
         """
         self._forget_churn(slot)
+        self.tenures[slot] += 1
         lane = self._lanes[slot]
         dropped = len(lane.reservations)
         if not dropped:

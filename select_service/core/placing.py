@@ -108,7 +108,7 @@ class Placing:
             rows = self._seated(ticket, session_id, rows, now)
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
         if session_id is not None and self.sessions is not None and not ticket.in_wave:
-            self.sessions.note(partition, session_id, placement.worker, placement.dp_rank, now)
+            self.sessions.note(partition, session_id, placement.slot, now)
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)

@@ -16,8 +16,6 @@ from msgspec import Struct
 from select_service.errors import NameRefused
 
 if TYPE_CHECKING:
-    from indexer.types import Scope
-    from select_service.core.catalog import Worker
     from select_service.core.columns import Rows, Slots
     from select_service.core.partition import Partition
     from select_service.types import CoreLimits
@@ -35,14 +33,14 @@ class SessionCounters(Struct):
     kept: int = 0
     moved_busy: int = 0  # its rank had more ahead of it than the whole prompt is long
     moved_ineligible: int = 0  # its rank may not take the request, or drains
-    released: int = 0  # its worker is gone, or is another under the same id
+    released: int = 0  # its rank is gone, or has gone and come again
     expired: int = 0
     evicted: int = 0  # for later ones
 
 
 class _Seat(NamedTuple):
-    worker: Worker
-    dp_rank: int
+    slot: int
+    tenure: int  # of its rank, see `Ledger.tenures`
     until: float
 
 
@@ -51,7 +49,7 @@ class Sessions:
 
     def __init__(self, limits: CoreLimits) -> None:
         self._limits = limits
-        self._seats: OrderedDict[tuple[Scope, str], _Seat] = OrderedDict()  # silent longest first
+        self._seats: OrderedDict[tuple[Partition, str], _Seat] = OrderedDict()  # silent longest first
         self.counters = SessionCounters()
 
     def __len__(self) -> int:
@@ -77,35 +75,32 @@ class Sessions:
         most = self._limits.id_length_max
         if len(session_id) > most or not session_id.isprintable():
             raise NameRefused("session_id", most)
-        counters, key = self.counters, (partition.scope, session_id)
+        counters, key = self.counters, (partition, session_id)
         seat = self._seats.get(key)
         if seat is None or seat.until <= now:  # the latter is swept later
             counters.begun += 1
             return None
-        worker = partition.seated.get(seat.worker.worker_id)
-        slot = None if worker is not seat.worker else worker.slots.get(seat.dp_rank)
-        if slot is None:
+        slot, ledger = seat.slot, partition.ledger
+        if slot >= len(ledger.tenures) or ledger.tenures[slot] != seat.tenure:
             del self._seats[key]
             counters.released += 1
             return None
         if not (slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())):
             counters.moved_ineligible += 1
             return None
-        prefill = partition.ledger.prefill
+        prefill = ledger.prefill
         if prefill[slot] - prefill[rows].min() > isl_tokens:
             counters.moved_busy += 1
             return None
         counters.kept += 1
         return np.array([slot], dtype=np.int64)
 
-    def note(
-        self, partition: Partition, session_id: str, worker: Worker, dp_rank: int, now: float
-    ) -> None:
+    def note(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
         """A request of the session went there."""
         if not self.is_on:
             return
-        seats, key = self._seats, (partition.scope, session_id)
-        seats[key] = _Seat(worker, dp_rank, now + self._limits.session_ttl_s)
+        seats, key = self._seats, (partition, session_id)
+        seats[key] = _Seat(slot, partition.ledger.tenures[slot], now + self._limits.session_ttl_s)
         seats.move_to_end(key)
         self.forget(now, _FORGOTTEN_AT_ONCE)
 

@@ -140,6 +140,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workloads: list[WorkloadSettings] = []
     weights: RouterConfig = RouterConfig(policy="first-token")
     admission: AdmissionSettings | None = None
+    session_ttl_s: float = 0.0  # of `ours`; 0: sessions have no worker of their own
     replicas: int = 1
     sync_delay_s: float = 0.005
     event_lag_s: float = 0.01
@@ -164,6 +165,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("sync_delay_s", "event_lag_s", "load_lag_s", "transfer_token_s", "detect_s"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} must be at least 0")
+        if not self.session_ttl_s >= 0.0:
+            raise ValueError("session_ttl_s must be at least 0")
         if self.trace is not None:
             self.trace.check()
         for one in self.workloads:
@@ -245,6 +248,7 @@ def router(settings: RunSettings) -> Router:
             settings.admission,
             replicas=settings.replicas,
             sync_delay_s=settings.sync_delay_s,
+            session_ttl_s=settings.session_ttl_s,
         )
     return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])
 
