@@ -377,7 +377,7 @@ class SelectRequest(PromptFields, kw_only=True):
     cache_hit_basis: CacheBasis | None = None
     on_cache_threshold: Literal["reject", "fallback"] = "reject"
     attempt: U32 = 0  # refusals for the cache, or preemptions, it has behind it
-    session_id: str | None = None  # goes where the session's last request went, if that is sensible
+    session_id: str | None = None  # goes where its session's last request went, unless overloaded
     explain: bool | UnsetType | None = UNSET  # with the whole decision in the answer
 
 
@@ -765,7 +765,7 @@ class ReplicaStatus(Struct, frozen=True):
 
 
 Policy = Literal["kv-cost", "first-token"]
-"""How ranks are priced: by the contract's formula, or by when a first token comes (`scoring.py`)."""
+"""How ranks are priced: by the contract's formula, or by when first tokens come (`scoring.py`)."""
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):

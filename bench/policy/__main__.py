@@ -11,8 +11,9 @@ import argparse
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from bench.simulator.__main__ import picture_of
 from select_service.simulator.comparison import METRICS, as_text, estimates
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import RunSettings, Trace, at_load, capacity_of, run
+from select_service.simulator.runs import Engine, RunSettings, Trace, at_load, capacity_of, run
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -50,12 +51,10 @@ PLOTTED: Final = (("ttft_p90", True), ("itl_p90", False), ("hit_share", False))
 
 def held_out() -> dict[str, RunSettings]:
     """Workloads that no weight was chosen on, each near what its fleet can do."""
+    one = partial(WorkloadSettings, requests=3_000)
 
-    def one(**what: Any) -> WorkloadSettings:
-        return WorkloadSettings(**({"requests": 3_000} | what))
-
-    def on(workers: int, *workloads: WorkloadSettings, **more: Any) -> RunSettings:
-        return RunSettings(workers=workers, block_size=64, workloads=list(workloads), **more)
+    def on(*workloads: WorkloadSettings) -> RunSettings:
+        return RunSettings(block_size=64, workloads=list(workloads))
 
     chat, agents = one(kind="chat", rate=8.0), one(kind="agents", rate=2.0)
     shared = one(kind="shared-prompts", rate=60.0)
@@ -65,25 +64,22 @@ def held_out() -> dict[str, RunSettings]:
         one(kind="agents", rate=1.0, tenant="b", requests=1_500),
     )
     return {
-        "chat": on(8, chat),
-        "chat, 3x": on(8, replace(chat, rate=24.0)),
-        "agents": on(8, agents),
-        "agents, half": on(8, replace(agents, rate=1.0)),
-        "shared prompts": on(8, shared),
-        "shared prompts, half": on(8, replace(shared, rate=30.0)),
-        "rl groups": on(8, one(kind="rl")),
-        "bursts": on(8, bursts),
-        "tenants": on(8, *tenants),
-        "diurnal agents": on(8, replace(agents, diurnal_period_s=300.0)),
-        "closed loop": on(8, one(kind="agents", arrivals="closed", users=48)),
-        "agents, events 1 s late": on(8, agents, event_lag_s=1.0),
-        "agents, 4 replicas 50 ms apart": on(8, agents, replicas=4, sync_delay_s=0.05),
-        "bursts, 4 replicas 50 ms apart": on(8, bursts, replicas=4, sync_delay_s=0.05),
-        "ample cache": on(8, agents, engine=msgspec.convert({"kv_tokens": 4_000_000}, _ENGINE)),
+        "chat": on(chat),
+        "chat, 3x": on(replace(chat, rate=24.0)),
+        "agents": on(agents),
+        "agents, half": on(replace(agents, rate=1.0)),
+        "shared prompts": on(shared),
+        "shared prompts, half": on(replace(shared, rate=30.0)),
+        "rl groups": on(one(kind="rl")),
+        "bursts": on(bursts),
+        "tenants": on(*tenants),
+        "diurnal agents": on(replace(agents, diurnal_period_s=300.0)),
+        "closed loop": on(one(kind="agents", arrivals="closed", users=48)),
+        "agents, events 1 s late": replace(on(agents), event_lag_s=1.0),
+        "agents, 4 replicas 50 ms apart": replace(on(agents), replicas=4, sync_delay_s=0.05),
+        "bursts, 4 replicas 50 ms apart": replace(on(bursts), replicas=4, sync_delay_s=0.05),
+        "ample cache": replace(on(agents), engine=Engine(kv_tokens=4_000_000)),
     }
-
-
-_ENGINE: Final = type(RunSettings().engine)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +149,12 @@ def tasks_of(args: argparse.Namespace, capacities: dict[int, float]) -> list[Tas
         for scene, load, settings, ablations in scenes
         for policy, varied in variants(settings, ablations=ablations)
     ]
-    return [one for one in tasks if not args.policies or one.policy in args.policies]
+    return [
+        one
+        for one in tasks
+        if (not args.policies or one.policy in args.policies)
+        and (not args.scenes or any(name in one.scene for name in args.scenes))
+    ]
 
 
 def main() -> None:
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--policies", nargs="+", help="only these")
+    parser.add_argument("--scenes", nargs="+", help="only those with such a word in their name")
     parser.add_argument("--ablate-on", type=int, default=16, help="this fleet, term by term")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-policy.json"))

@@ -151,13 +151,20 @@ class Point(Protocol):
     """What one policy made of one load on one fleet."""
 
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> int:
+        """Of the fleet."""
+
     @property
-    def load(self) -> float: ...
+    def load(self) -> float:
+        """As a share of capacity."""
+
     @property
-    def policy(self) -> str: ...
+    def policy(self) -> str:
+        """Its name."""
+
     @property
-    def metrics(self) -> dict[str, Estimate]: ...
+    def metrics(self) -> dict[str, Estimate]:
+        """By the names of METRICS."""
 
 
 def picture_of(cells: Sequence[Point], plotted: Sequence[tuple[str, bool]] = PLOTTED) -> str:

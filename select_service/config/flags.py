@@ -32,6 +32,7 @@ _NO_LIMITS: Final = frozenset(
     {
         "port",
         "threads",
+        "decode_load_scale",
         "kv_transfer_cost_per_block",
         "overload_status_code",
         "global_cache_hit_threshold",
@@ -1163,6 +1164,12 @@ FLAGS: Final = (
         "NAME",
         "how ranks are priced: kv-cost, the contract's formula, or first-token, by when the first "
         "token comes",
+    ),
+    Flag(
+        "--decode-load-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what a block held while decoding costs, in blocks to compute; off: as --policy has it",
     ),
     Flag(
         "--admission-policy",

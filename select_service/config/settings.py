@@ -26,8 +26,8 @@ from select_service.types import (
     CacheBasis,
     CacheScope,
     CoreLimits,
-    ReplicaLimits,
     Policy,
+    ReplicaLimits,
     RouterConfig,
     TrustSettings,
 )
@@ -263,6 +263,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     trace_interval_ms: int = 5000
     trace_shutdown_s: float = 2.0
     policy: Policy = _UNSET.config.policy
+    decode_load_scale: float | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -281,6 +282,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self.router.config,
             policy=self.policy,
+            decode_load_scale=self.decode_load_scale,
             kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
         )
 

@@ -206,10 +206,8 @@ def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
         return "busy"
     if odds.refusal is not None:
         return "refused"
-    if odds.in_wave and not holds_to_cache:
-        return "wave"
-    if odds.in_session and not holds_to_cache:
-        return "session"
+    if (odds.in_wave or odds.in_session) and not holds_to_cache:
+        return "wave" if odds.in_wave else "session"
     return "role" if odds.is_pair else "cache_hit"
 
 

@@ -82,7 +82,7 @@ class Placing:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
-    def _place_one(  # noqa: C901 - straight on: all pay for it
+    def _place_one(  # noqa: C901, PLR0912 - straight on: all pay for it
         self,
         ticket: Ticket,
         rows: Rows,
@@ -103,12 +103,11 @@ class Placing:
                 if found.refused is not None:
                     return self._refuse_threshold(ticket, rows, matches, found, now), effects
                 rows, hit = found.rows, found.facts
-        session_id = request.session_id
-        if session_id is not None:
-            rows = self._seated(ticket, session_id, rows, now)
+        if request.session_id is not None:
+            rows = self._seated(ticket, request.session_id, rows, now)
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
-        if session_id is not None and self.sessions is not None and not ticket.in_wave:
-            self.sessions.note(partition, session_id, placement.slot, now)
+        if request.session_id is not None:
+            self._note_session(ticket, request.session_id, placement.slot, now)
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
@@ -140,6 +139,10 @@ class Placing:
         alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
         ticket.in_session = alone is not None
         return rows if alone is None else alone
+
+    def _note_session(self, ticket: Ticket, session_id: str, slot: int, now: float) -> None:
+        if self.sessions is not None and not ticket.in_wave:
+            self.sessions.note(ticket.partition, session_id, slot, now)
 
     def _refuse_threshold(
         self, ticket: Ticket, rows: Rows, matches: Matches, found: Found, now: float

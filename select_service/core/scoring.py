@@ -1,4 +1,4 @@
-"""The cost formula over all candidates at once: the contract's (3.2), and the terms of our own policy.
+"""The cost formula over all candidates at once: the contract's (3.2), and that of our own policy.
 
 Pure arithmetic on columns: what the numbers mean is decided in `projection.py`, which candidate
 wins in `picking.py`. Lower is better; the unit is blocks.

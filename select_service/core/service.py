@@ -43,8 +43,8 @@ from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
 from select_service.core.selecting import Selecting
-from select_service.core.slimming import Slimming, all_tables
 from select_service.core.sessions import Sessions
+from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
     LeaseRoom,

@@ -49,7 +49,9 @@ class Sessions:
 
     def __init__(self, limits: CoreLimits) -> None:
         self._limits = limits
-        self._seats: OrderedDict[tuple[Partition, str], _Seat] = OrderedDict()  # silent longest first
+        self._seats: OrderedDict[tuple[Partition, str], _Seat] = (
+            OrderedDict()
+        )  # silent longest first
         self.counters = SessionCounters()
 
     def __len__(self) -> int:

@@ -101,7 +101,8 @@ def ours(told: dict[str, Any], one: dict[str, Any], raw: float, credited: float)
     prefill: float = weights["prefill_load_scale"] * (left + more)
     decode = one["decode_blocks"] + prompt["blocks"] - one["shared_blocks"]
     assert weights["decode_load_scale"] == 0.125
-    return prefill + weights["decode_load_scale"] * decode
+    whole: float = prefill + weights["decode_load_scale"] * decode
+    return whole
 
 
 def check(told: dict[str, Any]) -> None:

@@ -46,9 +46,7 @@ class Fleet:
             self.add(worker_id)
 
     def add(self, worker_id: int, tenant_id: str = "default") -> None:
-        spec = WorkerSpec(
-            worker_id=worker_id, endpoint="x", block_size=SIZE, tenant_id=tenant_id
-        )
+        spec = WorkerSpec(worker_id=worker_id, endpoint="x", block_size=SIZE, tenant_id=tenant_id)
         self.core.upsert_worker(spec, self.now)
 
     def ask(self, session_id: str | None, *, isl: int = 64, **wishes: Any) -> int:
@@ -112,9 +110,7 @@ def test_without_a_session_or_time_to_live_nothing_is_kept() -> None:
 
 def test_a_plain_selection_counts_too() -> None:
     fleet = Fleet()
-    request = SelectRequest(
-        block_hashes=b"", sequence_hashes=b"", isl_tokens=5, session_id="s"
-    )
+    request = SelectRequest(block_hashes=b"", sequence_hashes=b"", isl_tokens=5, session_id="s")
     seen = set()
     for _ in range(20):
         answer, _ = fleet.core.select(request, fleet.now)
@@ -203,7 +199,7 @@ def test_a_record_says_so() -> None:
     fleet = Fleet()
     fleet.ask("s")
     fleet.ask("s", explain=True)
-    record = fleet.last.decision
+    record: object = fleet.last.decision
     assert isinstance(record, Record)
     told = msgspec.to_builtins(Told(record, 0.0, 0.1).whole())
     excluded = [one["excluded"] for one in told["candidates"]]
@@ -219,9 +215,7 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 @given(
     steps=st.lists(
-        st.tuples(
-            st.sampled_from("abcde"), st.sampled_from([16, 160, 1600]), st.floats(0.0, 6.0)
-        ),
+        st.tuples(st.sampled_from("abcde"), st.sampled_from([16, 160, 1600]), st.floats(0.0, 6.0)),
         max_size=30,
     ),
     most=st.integers(1, 4),
