@@ -32,7 +32,6 @@ _NO_LIMITS: Final = frozenset(
     {
         "port",
         "threads",
-        "decode_load_scale",
         "kv_transfer_cost_per_block",
         "overload_status_code",
         "global_cache_hit_threshold",
@@ -165,6 +164,10 @@ def _choice(*names: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def _yes_or_no(text: str) -> bool:
+    return _choice("yes", "no")(text) == "yes"
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -1170,6 +1173,25 @@ FLAGS: Final = (
         _number(0.0, 1e6),
         "X",
         "what a block held while decoding costs, in blocks to compute; off: as --policy has it",
+    ),
+    Flag(
+        "--delay-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what a prompt's own prefill costs each of those behind it; off: as --policy has it",
+    ),
+    Flag(
+        "--eviction-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what is lost with each block that a prompt pushes out of an average cache; off: as "
+        "--policy has it",
+    ),
+    Flag(
+        "--expects-booked",
+        _yes_or_no,
+        "yes|no",
+        "whether blocks that others are booked with count as cached; off: as --policy has it",
     ),
     Flag(
         "--admission-policy",

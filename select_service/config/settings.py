@@ -264,6 +264,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     trace_shutdown_s: float = 2.0
     policy: Policy = _UNSET.config.policy
     decode_load_scale: float | None = None
+    delay_scale: float | None = None
+    eviction_scale: float | None = None
+    expects_booked: bool | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -283,6 +286,9 @@ class Settings(Struct, frozen=True, kw_only=True):
             self.router.config,
             policy=self.policy,
             decode_load_scale=self.decode_load_scale,
+            delay_scale=self.delay_scale,
+            eviction_scale=self.eviction_scale,
+            expects_booked=self.expects_booked,
             kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
         )
 

@@ -58,12 +58,7 @@ class Weights(NamedTuple):
     @property
     def is_kv_cost(self) -> bool:
         """Whether the contract's formula is all there is."""
-        return (
-            self.decode_load_scale == 1.0
-            and not self.delay_weight
-            and not self.eviction_weight
-            and not self.expects_booked
-        )
+        return self[_OF_CONTRACT:] == _NOTHING_MORE
 
     def kv_cost(self) -> Weights:
         """Return them with nothing beyond the contract's formula."""
@@ -85,6 +80,8 @@ class Weights(NamedTuple):
             self.expects_booked,
         )
 
+
+_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False)
 
 _OF_CONTRACT: Final = 7
 """How many of the weights the contract's formula has."""
@@ -120,7 +117,7 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
 
 def _terms(config: RouterConfig) -> tuple[float, float, float, bool]:
     """Return the weights that the contract's formula does not have."""
-    terms = (1.0, 0.0, 0.0, False)
+    terms: tuple[float, float, float, bool] = _NOTHING_MORE
     if config.policy == "first-token":
         terms = (DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE, True)
     decode, delay, eviction, expects = terms
