@@ -258,7 +258,9 @@ class Upkeep:
         finally:
             if trail.is_unsure:
                 booking.is_unsure = True
-                if lease is not None:
+                if lease is not None and booking.is_over:  # `end` could not know yet
+                    lease.doubt(draft.reservation_id)
+                elif lease is not None:
                     lease.is_doubtful = True
         name = draft.reservation_id
         if booking.is_over:  # while it was being booked: it is freed by what waits
