@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.heavy]
 )
 def test_what_makes_no_sense_is_refused(args: dict[str, Any], why: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
-    from select_service.serve_ray import app  # noqa: PLC0415 - needs Ray
+    from select_service.serve_ray import app
 
     with pytest.raises(ValueError, match=why):
         app(args)
