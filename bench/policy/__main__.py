@@ -216,6 +216,7 @@ def write(args: argparse.Namespace, capacities: dict[int, float], cells: list[Ce
         "what": "first-token against kv-cost, with and without each of its terms, simulated",
         "provenance": provenance(),
         "trace": None if args.trace is None else Path(args.trace).name,
+        "limit": args.limit,
         "seeds": args.seeds,
         "capacity_requests_per_s": capacities,
         "weights": {name: one for name, one in (POLICIES | WITHOUT).items() if one is not None},
