@@ -392,6 +392,8 @@ class Listeners:
         if not messages:
             return False
         feed.vain_looks = 0
+        if not feed.is_connected:
+            self._hear_news(feed)  # they came over a new connection: of that the stream hears first
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
             feed.load_reports += 1
             self._on_load(feed.stream, messages.pop())
