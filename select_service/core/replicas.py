@@ -71,6 +71,7 @@ class Replicas:
         self._foreigners = Foreigners(limits, claims, desk, self.resolver, self.counters)
         self._chores = self.leases.chores  # long work, done in slices
         self._beat_at: float | None = None
+        self._beats = 0
 
     # -- what is heard -------------------------------------------------------------------------
 
@@ -82,10 +83,13 @@ class Replicas:
             return
         self.counters.heard += 1
         if isinstance(message, Heartbeat):
+            known = self.views.get(router_id)
+            if known is not None and known.is_old(message):
+                self.counters.repeated += 1  # no sign of life either: somebody may have kept it
+                return
             view = self._view(router_id, message.epoch, peer, now)
             if view is not None:
-                view.http_port, view.url = message.http_port, message.url
-                view.leaving = message.leaving
+                view.follow(message)
                 if not view.announced(message, now, self._limits):
                     self.counters.digests_differed += 1
                 if message.left and message.seq >= view.high:  # of this life, and none before
@@ -330,6 +334,7 @@ class Replicas:
 
     def _heartbeat(self) -> Heartbeat:
         claims = self._claims
+        self._beats += 1
         return Heartbeat(
             claims.router_id,
             claims.epoch,
@@ -339,6 +344,7 @@ class Replicas:
             self.http_port,
             self.url,
             self.is_leaving,
+            number=self._beats,
         )
 
     def _look_around(self, now: float) -> None:
