@@ -19,7 +19,7 @@ from indexer.errors import EndpointRefused
 from indexer.types import LinkState, StreamLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from indexer.core.registry import Registry
     from indexer.core.replay import ReplayRequest
@@ -164,7 +164,15 @@ class Listeners:
         if feed is None:
             return None
         since = self._clock() if feed.is_held else feed.changed_at  # nothing was heard meanwhile
-        return LinkState(feed.is_connected, since, feed.connections, feed.load_reports)
+        return LinkState(
+            *(feed.is_connected, since, feed.connections, feed.load_reports),
+            is_refused=feed.subscriber.is_refused,
+        )
+
+    @property
+    def handshakes_failed(self) -> Mapping[str, int]:
+        """Handshakes with publishers that failed, by how."""
+        return self._sockets.handshakes_failed
 
     # -- verbs -------------------------------------------------------------------------------------
 
@@ -219,6 +227,12 @@ class Listeners:
         if self._tick_handle is None:
             self._tick_due = self._clock()
             self._tick()
+
+    def use_keys(self, keys: KeyPair) -> None:
+        """Be somebody else to workers that ask, from the next connection on: no event is missed."""
+        self._sockets.use_keys(keys)
+        for feed in self._feeds.values():
+            feed.subscriber.use_keys(keys)
 
     def hold(self, stream: EventStream) -> None:
         """Let a stream's messages wait in their socket until `release`: the stream stands still."""

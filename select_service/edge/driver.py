@@ -45,7 +45,7 @@ from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDow
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from indexer.core.stream import EventStream
     from indexer.edge.recovery import Recovery
@@ -287,6 +287,8 @@ class Driver:
             addresses=self.addresses,
             on_refused=self._refuse_source,
         )
+        if self.credentials is not None:
+            self.credentials.when_other_keys.append(self._listeners.use_keys)
         if self.warm_start is not None:
             await self.warm_start.open(self._listeners)
         if self.keeper is not None:
@@ -568,6 +570,11 @@ class Driver:
     def diagnosed(self) -> Doctor | None:
         """Who examines the fleet, once there was reason to."""
         return self._doctor
+
+    @property
+    def event_handshakes_failed(self) -> Mapping[str, int]:
+        """Handshakes with workers that failed, by how."""
+        return {} if self._listeners is None else self._listeners.handshakes_failed
 
     def _link_of(self, stream: EventStream) -> LinkState | None:
         return None if self._listeners is None else self._listeners.link(stream)
