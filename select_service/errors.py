@@ -117,7 +117,7 @@ class UnknownField(ServiceError):
 
 
 class UnsupportedMediaType(ServiceError):
-    """A body that does not claim to be JSON."""
+    """A body that does not claim to be JSON, or is compressed."""
 
     status = 415
     code = "unsupported_media_type"

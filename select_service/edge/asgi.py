@@ -355,6 +355,8 @@ class Door:
             if head.grant is not None and self.authority is not None:
                 self.authority.check(head.grant, route)
             bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
+            if not bare and not route.body_lenient:
+                _refuse_encoding(scope)
             body = b"" if bare else await self._read_body(call.route, head, receive)
             answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
@@ -532,6 +534,17 @@ def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
 def _has_no_body(head: Head, scope: Scope) -> bool:
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
     return not head.has_type and not head.length and not chunked
+
+
+def _refuse_encoding(scope: Scope) -> None:
+    """Refuse a body that is compressed: it would be read as what it is not.
+
+    Raises:
+        UnsupportedMediaType: it says that it is.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in {b"identity", b""}:
+            raise UnsupportedMediaType("a body with Content-Encoding is not understood")
 
 
 def _body_is_unwelcome(scope: Scope, status: int) -> bool:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
 
-_UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
+_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
 _DIGITS_MAX: Final = 12
 _CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
@@ -253,12 +253,15 @@ class FastLane(GuardedProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._is_between and self._answer_whole(data):
-            return
+        if not (self._is_between and self._answer_whole(data)):
+            super().data_received(data)
+
+    @override
+    def take(self, data: bytes) -> None:
         self._is_between = False  # an upgrade is read as new data, behind what came with it
         self._turn_used = False
         self._idle_since = None
-        super().data_received(data)
+        super().take(data)
         self._lines_read = b""
         self._is_between = self._rests()
         if self._is_between and self._idle_since is None:
@@ -325,6 +328,7 @@ class FastLane(GuardedProtocol):
             and self._debt is None
             and not self._refused
             and not self._is_last
+            and self._pieces is None
             and not self.pipeline
             and self._unanswered() is None
         )

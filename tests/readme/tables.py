@@ -23,6 +23,8 @@ CHAPTER = 2  # the level of its headings
 FIXED = (
     ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
     ("select_service.edge.protocol", "RESERVED_MAX", "connections for /config, /health, /metrics"),
+    ("select_service.edge.protocol", "HEADERS_MAX", "header lines of one request"),
+    ("select_service.edge.pieces", "LINES_PER_TURN", "lines of requests parsed in one turn"),
     ("select_service.edge.protocol", "PIPELINED_MAX", "requests read behind the one answered"),
     ("select_service.edge.bulk", "PARTS_MAX", "strings, objects and arrays in one JSON body"),
     ("select_service.edge.bulk", "NUMBERS_MAX", "numbers in one body that are not packed"),
