@@ -102,6 +102,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     limits: ConnectionLimits
     counts: Connections
+    flow: Flow  # type: ignore[mutable-override] # ours is made in place of uvicorn's
 
     _owes_answer = False  # to a request that has no ASGI cycle
 
@@ -124,7 +125,7 @@ class GuardedProtocol(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow: Flow = Flow(transport)
+        self.flow = Flow(transport)
         self.counts.accepted += 1
         self._stamp()
         _probe_when_silent(transport)
