@@ -295,7 +295,8 @@ FLAGS: Final = (
         "--curve-key",
         _path,
         "FILE",
-        "encrypt the replica plane with this key pair (`select-service keys new`)",
+        "encrypt the replica plane with this key pair (`select-service keys new`), read again on"
+        " SIGHUP",
         watch="curve_refused_total",
     ),
     Flag(

@@ -34,4 +34,5 @@ def test_memory_returns(what: str, count: int, back: float, left: int) -> None:
     )
     told = msgspec.json.decode(run.stdout, type=dict[str, float])
     assert told["left"] == left
+    assert told["full"] < told["before"] + 400, "4 KB each"
     assert told["after"] < back * told["before"], told
