@@ -50,12 +50,12 @@ def spec(worker_id: int, model_name: str = "m") -> WorkerSpec:
     )
 
 
-def let_pass(core: SelectionCore, now: float) -> float:
-    """Half a minute at a time, each until nothing is left to be done; the time it is then."""
+def let_pass(core: SelectionCore, now: float, turns: int) -> float:
+    """Half a minute at a time, each with so many turns for what is done in slices."""
     end = now + TERMS_S
     while now < end:
         now += 30.0
-        for _ in range(200):
+        for _ in range(turns):
             core.tick(now)
     return now
 
@@ -74,7 +74,7 @@ def reservations(core: SelectionCore, count: int, now: float) -> tuple[float, fl
     full = rss_mb()
     for number in range(count):
         core.free(f"r{now:.0f}-{number}", now)
-    return full, let_pass(core, now)
+    return full, let_pass(core, now, 200)
 
 
 def partitions(core: SelectionCore, count: int, now: float) -> tuple[float, float]:
@@ -83,7 +83,7 @@ def partitions(core: SelectionCore, count: int, now: float) -> tuple[float, floa
     full = rss_mb()
     for number in range(count):
         core.delete_worker(100 + number, now)
-    return full, let_pass(core, now)
+    return full, let_pass(core, now, 40)
 
 
 LOADS: dict[str, Callable[[SelectionCore, int, float], tuple[float, float]]] = {
