@@ -271,10 +271,8 @@ class FastLane(GuardedProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._is_between:
-            done = None if self.turnstile is None else self.turnstile.answer(self, data)
-            if self._answer_whole(data) if done is None else done:
-                return
+        if self._is_between and self._answer_whole(data):
+            return
         self._is_between = False  # an upgrade is read as new data, behind what came with it
         self._turn_used = False
         self._idle_since = None
@@ -286,6 +284,10 @@ class FastLane(GuardedProtocol):
 
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
+        if self.turnstile is not None:
+            done = self.turnstile.answer(self, data)
+            if done is not None:
+                return done
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
