@@ -10,7 +10,6 @@ what a call may do is asked each time.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
-from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy
 
 from select_service.edge.answers import ONLY_JSON, Response
@@ -258,12 +257,22 @@ cdef class Turnstile:
 cdef bytes _message(bytes ok, bytes body):
     """Return an answer: how it begins, all but the length, and its body."""
     cdef char digits[DIGITS_MAX]
+    cdef char *first = digits + DIGITS_MAX
     cdef Py_ssize_t body_size = PyBytes_GET_SIZE(body)
-    cdef Py_ssize_t digits_size = snprintf(digits, DIGITS_MAX, b"%zd\r\n\r\n", body_size)
     cdef Py_ssize_t ok_size = PyBytes_GET_SIZE(ok)
-    cdef bytes message = PyBytes_FromStringAndSize(NULL, ok_size + digits_size + body_size)
+    cdef Py_ssize_t left = body_size
+    cdef Py_ssize_t count = 0
+    while True:
+        first -= 1
+        first[0] = <char>(48 + left % 10)  # '0'
+        left //= 10
+        count += 1
+        if not left:
+            break
+    cdef bytes message = PyBytes_FromStringAndSize(NULL, ok_size + count + 4 + body_size)
     cdef char *at = PyBytes_AS_STRING(message)
     memcpy(at, PyBytes_AS_STRING(ok), ok_size)
-    memcpy(at + ok_size, digits, digits_size)
-    memcpy(at + ok_size + digits_size, PyBytes_AS_STRING(body), body_size)
+    memcpy(at + ok_size, first, count)
+    memcpy(at + ok_size + count, b"\r\n\r\n", 4)
+    memcpy(at + ok_size + count + 4, PyBytes_AS_STRING(body), body_size)
     return message
