@@ -263,7 +263,9 @@ class Door:
             (plain, open): whole request lines, and what stands before and behind an id in one.
         """
         stats = self._stats
-        plain = [(one, call.route, stats[id(call.route)]) for one, call in self._plain_lines.items()]
+        plain = [
+            (one, call.route, stats[id(call.route)]) for one, call in self._plain_lines.items()
+        ]
         return plain, [(one, route, stats[id(route)]) for one, route in self._open_lines.items()]
 
     def suits(self, call: Call, head: Head) -> bool:

@@ -391,9 +391,7 @@ class Driver:
     def _release(self, reservation_id: str) -> None:
         """Take back a booking that nobody has been told of."""
         if self.core.desk.bookings.live(reservation_id) is not None:
-            effects = self.core.free(reservation_id, self._clock())
-        if effects is not NOTHING or self.keeper is not None:  # as above
-            self._carry_out(effects)
+            self._carry_out(self.core.free(reservation_id, self._clock()))
 
     def now(self) -> float:
         """Return the monotonic seconds that everything here is told."""

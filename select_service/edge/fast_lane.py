@@ -231,7 +231,7 @@ class FastLane(GuardedProtocol):
     heads: Heads
     peers: Peers
     outbox: PlainOutbox | CompiledOutbox
-    turnstile: _Turnstile | None
+    turnstile: _Turnstile | None = None
 
     _certificate: tuple[str, ...] = ()  # names in the client's, where they may count
     _is_between = True  # requests: nothing has come of the next one, nothing is owed
@@ -548,9 +548,8 @@ def fast_lane(
     lane: type[FastLane] = type("Lane", (kind,), {})
     lane.door, lane.limits, lane.counts = door, limits, counts
     lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox(ANSWERS_MAX)
-    # who traces looks at every request; else a kernel may take those that are plain
-    is_plain = kind is FastLane and Turnstile is not None
-    lane.turnstile = Turnstile(door, lane.preamble, lane.outbox) if is_plain else None
+    if Turnstile is not None and kind is FastLane:  # who traces looks at every request
+        lane.turnstile = Turnstile(door, lane.preamble, lane.outbox)
     if door.authority is not None:
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)
