@@ -38,7 +38,7 @@ class Scaling:
         return [(cores, self._rate(cores, cost)) for cores, cost in sorted(self.cpu_us.items())]
 
     def careful(self, cores: Iterable[int]) -> list[tuple[int, float]]:
-        """The model: each doubling costs what the one measured has cost."""
+        """The model: each doubling costs as much more as those that were measured, at worst."""
         first = self.cpu_us[1]
         return [
             (count, self._rate(count, first * self.growth ** math.log2(count))) for count in cores
@@ -69,27 +69,44 @@ def scalings(document: Mapping[str, Any], isl: int) -> list[Scaling]:
     """Return every contender that was measured on one core, by prompts of one length.
 
     Ours counts where it has a process for each core, the peer where it is one process: so each of
-    them makes use of two. A growth below 1 is noise, and counts as 1.
+    them makes use of two. The growth is the largest that any length has shown, and 1 at least:
+    that two cores should make a request cheaper is noise.
     """
-    costs: dict[tuple[str, int], list[float]] = {}
+    by_length = {one: _costs(document, one) for one in sorted(_lengths(document))}
+    return [
+        Scaling(
+            contender,
+            by_cores,
+            max(1.0, *(_growth(costs.get(contender, {})) for costs in by_length.values())),
+        )
+        for contender, by_cores in by_length.get(isl, {}).items()
+        if 1 in by_cores
+    ]
+
+
+def _lengths(document: Mapping[str, Any]) -> set[int]:
+    return {sample["isl"] for sample in document["samples"]}
+
+
+def _costs(document: Mapping[str, Any], isl: int) -> dict[str, dict[int, float]]:
+    """Medians by contender and number of cores."""
+    samples: dict[str, dict[int, list[float]]] = {}
     for sample in document["samples"]:
         setting = sample["setting"]
         cores = len(setting["cores"]) or int(document["machine"]["cpus"])
         fits = setting["processes"] == cores or not setting["contender"].startswith("ours")
         if sample["isl"] == isl and fits:
-            costs.setdefault((setting["contender"], cores), []).append(sample["cpu_us"])
-    found: dict[str, dict[int, float]] = {}
-    for (contender, cores), values in costs.items():
-        found.setdefault(contender, {})[cores] = statistics.median(values)
-    return [
-        Scaling(contender, by_cores, _growth(by_cores))
-        for contender, by_cores in found.items()
-        if 1 in by_cores
-    ]
+            by_cores = samples.setdefault(setting["contender"], {})
+            by_cores.setdefault(cores, []).append(sample["cpu_us"])
+    return {
+        contender: {cores: statistics.median(values) for cores, values in by_cores.items()}
+        for contender, by_cores in samples.items()
+    }
 
 
 def _growth(by_cores: Mapping[int, float]) -> float:
-    most = max(by_cores)
-    if most == 1:
+    """How many times as much one takes with each doubling, from one core to the most."""
+    most = max(by_cores, default=1)
+    if most == 1 or 1 not in by_cores:
         return 1.0
-    return max(1.0, (by_cores[most] / by_cores[1]) ** (1 / math.log2(most)))
+    return float((by_cores[most] / by_cores[1]) ** (1 / math.log2(most)))

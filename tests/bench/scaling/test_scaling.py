@@ -65,6 +65,15 @@ def test_the_model_of_many_cores() -> None:
     assert scalings(_document(), 512) == []
 
 
+def test_the_worst_of_all_lengths_is_what_a_doubling_costs() -> None:
+    document = _document()
+    for cores, processes, cpu in (((0,), 1, 10.0), ((0, 1), 2, 15.0)):
+        one = Measured(512, Setting("ours", processes, cores), 1.0, cpu, 0.5)
+        document["samples"].append(asdict(one))
+    for isl in (512, 2048):
+        assert scalings(document, isl)[0].growth == pytest.approx(1.5)
+
+
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "some-scaling.json"
