@@ -179,7 +179,7 @@ cdef class Turnstile:
             return True
         return way.body_optional and not head.has_type and not length
 
-    def answer(self, lane, bytes data not None):
+    def answer(self, lane, data):
         """Answer a request if it is a plain one.
 
         Args:
@@ -190,6 +190,8 @@ cdef class Turnstile:
             bool | None: whether all is done; if not, what was answered is in `lane._handed`. None:
             nothing has happened.
         """
+        if type(data) is not bytes:  # some loop's own kind of buffer
+            return None
         cdef const char *text = PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t read_max = 8192  # READ_BYTES_MAX of the twin
