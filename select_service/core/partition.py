@@ -24,6 +24,7 @@ from select_service.core.projection import matched, project
 from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
+from select_service.core.shadow_tally import ShadowTally
 from select_service.core.trust import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, QueueFull, WorkerDraining
 from select_service.types import (
@@ -118,6 +119,8 @@ class Partition:
         """Only where something is to be judged; see `admitting.py`."""
         self.hit_tally = HitTally()
         self.demand = DemandTally()
+        self.shadow_tally = ShadowTally()
+        """What another set of weights would have chosen; see `shadow.py`."""
         self.is_watched = False
         """Whether decisions are kept; see `decisions.py`."""
         self.lookout: Lookout | None = None
@@ -275,6 +278,27 @@ class Partition:
             *(self.ledger, self.index, prompt, rows, weights, matches, self.trust.column)
         )
 
+    def priced(
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        rows: Rows,
+        weights: Weights,
+        matches: Matches,
+    ) -> tuple[Projection, Floats]:
+        """Return what each of the rows would carry with this prompt, and what it costs."""
+        projection = self.project(prompt, rows, weights, matches)
+        prices = costs(projection, weights)
+        constraints = request.routing_constraints
+        if (
+            constraints is not UNSET
+            and constraints.preferred_taints
+            and request.pinned_worker is None
+        ):
+            taints = [self.rank_at(slot)[0].taints for slot in self._slots(rows)]
+            prices = prefer(prices, constraints.preferred_taints, taints)
+        return projection, prices
+
     def place(
         self,
         request: SelectRequest,
@@ -293,16 +317,7 @@ class Partition:
         if not (matches.host or matches.disk) and _is_plain(request, weights):
             watched = self.is_watched or request.explain
             return self._place_plain(prompt, rows, weights, rng, matches, watched)
-        projection = self.project(prompt, rows, weights, matches)
-        prices = costs(projection, weights)
-        constraints = request.routing_constraints
-        if (
-            constraints is not UNSET
-            and constraints.preferred_taints
-            and request.pinned_worker is None
-        ):
-            taints = [self.rank_at(slot)[0].taints for slot in self._slots(rows)]
-            prices = prefer(prices, constraints.preferred_taints, taints)
+        projection, prices = self.priced(request, prompt, rows, weights, matches)
         position = pick(prices, weights.temperature, rng)
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.rank_at(slot)

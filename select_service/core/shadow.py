@@ -1,0 +1,256 @@
+"""A second set of weights that scores live traffic and acts on nothing.
+
+Of a share of the decisions it prices the same candidates at the same moment again, and notes whom
+it would have chosen and what either choice costs by either's weights. It draws no number from the
+service's generator and changes nothing that decides, so that decisions are the same with it and
+without. What it sees is open-loop: the loads are those that the live choices made.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from select_service.core.picking import pick
+from select_service.core.scoring import weights_in_force
+from select_service.core.shadow_tally import ShadowTally, Side, Sighting
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+    from indexer.core.tiers import Matches
+    from indexer.types import Scope
+    from select_service.core.columns import Floats, Rows
+    from select_service.core.partition import Partition, Placement
+    from select_service.core.projection import Projection
+    from select_service.core.queue import Ticket
+    from select_service.core.scoring import Weights
+    from select_service.shadow_types import ShadowSettings
+    from select_service.types import RouterConfig
+
+__all__ = ["BURST_S", "SKIPPED", "Shadow", "Shadowing"]
+
+BURST_S: Final = 1.0
+"""So many seconds' budget may be spent at once: requests come in bursts."""
+
+SKIPPED: Final = ("sample", "budget", "only", "pair", "wave")
+"""Why a decision was not scored: it was not drawn; the budget was spent; there was one candidate;
+it was about two ranks; its rank was chosen for a wave as a whole."""
+
+_STEP: Final = 0.6180339887498949
+"""Share of the golden section: its multiples fall evenly into [0, 1) however many there are, and in
+step with no period of the traffic. Drawing would change the live decisions."""
+
+
+class Shadowing:
+    """Which other weights look on, and what came of it in all.
+
+    Attributes:
+        shadow: None while there is none.
+        totals: Of the whole process since its start, whatever the weights were.
+        cost_s: Spent on it since the start.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        partitions: Mapping[Scope, Partition],
+        clock: Callable[[], float] | None,
+    ) -> None:
+        """Look at nothing yet.
+
+        Args:
+            config: what is in force; a shadow says what differs.
+            partitions: those there are.
+            clock: seconds, to measure what it costs; None: it may cost what it wants.
+        """
+        self._config = config
+        self._partitions = partitions
+        self._clock = clock
+        self.live = weights_in_force(config, None)
+        self.shadow: Shadow | None = None
+        self.totals = ShadowTally()
+        self.cost_s = 0.0
+
+    def follow(self, settings: ShadowSettings | None, now: float) -> Shadow | None:
+        """Put other settings in force; counts begin anew where the weights are others.
+
+        Args:
+            settings: checked; None: no shadow.
+            now: monotonic seconds.
+        """
+        before = self.shadow
+        if settings is None:
+            self.shadow = None
+        elif before is not None and before.settings.weights == settings.weights:
+            before.adjust(settings)
+            return before
+        else:
+            self.shadow = Shadow(self, settings, self._config, self._clock, now)
+        for partition in self._partitions.values():
+            partition.shadow_tally = ShadowTally()
+        return self.shadow
+
+
+class Shadow:
+    """One set of weights, for as long as it looks on.
+
+    Attributes:
+        weights: Where a request says nothing else; what it says counts for both sides.
+        since: When it began.
+    """
+
+    def __init__(
+        self,
+        room: Shadowing,
+        settings: ShadowSettings,
+        config: RouterConfig,
+        clock: Callable[[], float] | None,
+        now: float,
+    ) -> None:
+        self._room = room
+        self._config = replace(config, **settings.weights)
+        self._clock = clock
+        self.weights = weights_in_force(self._config, None)
+        self.since = now
+        self._phase = 0.0
+        self._refilled_at = now
+        self.adjust(settings)
+
+    def adjust(self, settings: ShadowSettings) -> None:
+        """Sample and spend otherwise from now on, with the same weights."""
+        self.settings = settings
+        self._budget_s = settings.cost_max * BURST_S
+
+    def skip(self, ticket: Ticket, why: str) -> None:
+        """A decision is not scored."""
+        ticket.partition.shadow_tally.skip(why)
+        self._room.totals.skip(why)
+
+    def watch(
+        self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float, rng: random.Random
+    ) -> Watch | None:
+        """Begin to look on as a rank is about to be chosen; None: not this time.
+
+        Args:
+            ticket: the request.
+            rows: the candidates, at least one.
+            matches: what the index finds for the prompt, if somebody has looked.
+            now: monotonic seconds.
+            rng: what the live choice will be drawn with; it stays as it is.
+        """
+        self._phase = (self._phase + _STEP) % 1.0
+        if ticket.in_wave:
+            self.skip(ticket, "wave")
+        elif (rows.stop if isinstance(rows, slice) else len(rows)) < 2:  # noqa: PLR2004 - a choice
+            self.skip(ticket, "only")
+        elif self._phase >= self.settings.sample:
+            self.skip(ticket, "sample")
+        elif not self._can_afford(now):
+            self.skip(ticket, "budget")
+        else:
+            override = ticket.request.router_config_override
+            weights = self.weights
+            if override is not None:
+                weights = weights_in_force(self._config, override)
+            if matches is None:
+                matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+            return Watch(self, ticket, rows, matches, weights, rng)
+        return None
+
+    def _can_afford(self, now: float) -> bool:
+        share = self.settings.cost_max
+        saved = self._budget_s + (now - self._refilled_at) * share
+        self._budget_s, self._refilled_at = min(share * BURST_S, saved), now
+        return self._budget_s > 0.0
+
+    def began(self) -> float:
+        """Return when something begins that is to be charged."""
+        return 0.0 if self._clock is None else self._clock()
+
+    def charge(self, began: float) -> None:
+        """Pay for what has been done since."""
+        if self._clock is not None:
+            spent = max(0.0, self._clock() - began)
+            self._budget_s -= spent
+            self._room.cost_s += spent
+
+    def note(self, partition: Partition, seen: Sighting) -> None:
+        """A decision was scored."""
+        partition.shadow_tally.note(seen)
+        self._room.totals.note(seen)
+
+
+class Watch:
+    """One decision that is looked at; to be scored before anything is booked."""
+
+    __slots__ = ("_dice", "_rows", "_shadow", "_ticket", "_weights", "matches")
+
+    def __init__(
+        self,
+        shadow: Shadow,
+        ticket: Ticket,
+        rows: Rows,
+        matches: Matches,
+        weights: Weights,
+        rng: random.Random,
+    ) -> None:
+        self._shadow = shadow
+        self._ticket = ticket
+        self._rows = rows
+        self.matches = matches
+        self._weights = weights
+        self._dice: random.Random | None = None
+        if weights.temperature > 0.0:  # it draws what the live choice draws, from a copy
+            began = shadow.began()
+            self._dice = copy(rng)
+            shadow.charge(began)
+
+    def score(self, placement: Placement) -> Sighting:
+        """Choose among the same candidates by the other weights, and compare.
+
+        Args:
+            placement: the live choice.
+        """
+        began = self._shadow.began()
+        ticket, rows = self._ticket, self._rows
+        partition = ticket.partition
+        asked = ticket.request, ticket.prompt, rows
+        projection, costs = partition.priced(*asked, ticket.weights, self.matches)
+        _, others = partition.priced(*asked, self._weights, self.matches)
+        slot = placement.slot
+        live = slot if isinstance(rows, slice) else int(np.flatnonzero(rows == slot)[0])
+        own = self._pick(others, live)
+        seen = Sighting(
+            self._weights,
+            *(_side(at, rows, projection, costs, others) for at in (live, own)),
+        )
+        self._shadow.note(partition, seen)
+        self._shadow.charge(began)
+        return seen
+
+    def _pick(self, costs: Floats, live: int) -> int:
+        """Return the position of the shadow's choice: among equals the live one, else the first."""
+        if self._dice is not None:
+            return pick(costs, self._weights.temperature, self._dice)
+        best = int(costs.argmin())
+        return live if costs[live] == costs[best] else best
+
+
+def _side(at: int, rows: Rows, projection: Projection, costs: Floats, others: Floats) -> Side:
+    cached = 0
+    if projection.overlap is not None:
+        cached = min(projection.isl_tokens, int(projection.cached_tokens[at]))
+    return Side(
+        at if isinstance(rows, slice) else int(rows[at]),
+        float(costs[at]),
+        float(others[at]),
+        projection.isl_tokens - cached,
+        cached,
+        float(projection.prefill[at]),
+        float(projection.decode[at]),
+    )
