@@ -107,10 +107,10 @@ def read_shadow_weights(said: Mapping[str, object]) -> dict[str, Weight]:
             raise ValueError(f"{name} {error}") from None
         if meant is None:
             meant = {name: value if isinstance(value, bool) else float(value)}  # type: ignore[arg-type]
-        for field, one in meant.items():
-            if field in weights:
-                raise ValueError(f"{name} says {field} a second time")
-            weights[field] = one
+        for weight, one in meant.items():
+            if weight in weights:
+                raise ValueError(f"{name} says {weight} a second time")
+            weights[weight] = one
     return weights
 
 
@@ -183,7 +183,7 @@ class ShadowStatus(Struct, frozen=True, kw_only=True):
     sample: float | None = None
     cost_max: float | None = None
     since_s: float | None = None  # for so long these weights have been looked at
-    cost_s: float | UnsetType | None = UNSET  # spent on it since the start; of the process
+    cost_s: float | UnsetType = UNSET  # spent on it since the start; of the whole process
     regret_bounds: list[float] = field(default_factory=lambda: list(REGRET_BOUNDS))
     total: ShadowNumbers | None = None
     scopes: list[ShadowScope] = []

@@ -82,7 +82,7 @@ class Placing:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
-    def _place_one(  # noqa: C901 - straight on: all pay for it
+    def _place_one(  # noqa: C901, PLR0912 - straight on: all pay for it
         self,
         ticket: Ticket,
         rows: Rows,
