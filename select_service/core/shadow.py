@@ -9,11 +9,12 @@ without. What it sees is open-loop: the loads are those that the live choices ma
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 from msgspec.structs import replace
 
+from select_service.core.partition import is_plain
 from select_service.core.picking import pick
 from select_service.core.scoring import weights_in_force
 from select_service.core.shadow_tally import ShadowTally, Side, Sighting
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from indexer.types import Scope
     from select_service.core.columns import Floats, Rows
+    from select_service.core.decision_record import Groups
     from select_service.core.partition import Partition, Placement
     from select_service.core.projection import Projection
+    from select_service.core.prompt import Prompt
     from select_service.core.queue import Ticket
     from select_service.core.scoring import Weights
     from select_service.shadow_types import ShadowSettings
@@ -51,8 +54,10 @@ class Shadowing:
 
     Attributes:
         shadow: None while there is none.
-        totals: Of the whole process since its start, whatever the weights were.
-        cost_s: Spent on it since the start.
+        scored: Decisions since the start of the process, whatever the weights were.
+        agreed: Of them, those that both sides made alike.
+        saved_tokens: Prefill tokens that the shadow's choices would have saved; below 0: cost.
+        cost_s: Spent on it.
     """
 
     def __init__(
@@ -73,8 +78,16 @@ class Shadowing:
         self._clock = clock
         self.live = weights_in_force(config, None)
         self.shadow: Shadow | None = None
-        self.totals = ShadowTally()
+        self.scored = 0
+        self.agreed = 0
+        self.saved_tokens = 0
         self.cost_s = 0.0
+
+    def note(self, seen: Sighting) -> None:
+        """A decision was scored."""
+        self.scored += 1
+        self.agreed += seen.agrees
+        self.saved_tokens += seen.live.prefill_tokens - seen.shadow.prefill_tokens
 
     def follow(self, settings: ShadowSettings | None, now: float) -> Shadow | None:
         """Put other settings in force; counts begin anew where the weights are others.
@@ -126,15 +139,19 @@ class Shadow:
         self.settings = settings
         self._budget_s = settings.cost_max * BURST_S
 
+    def is_drawn(self) -> bool:
+        """Tell whether the next decision is one of the share."""
+        self._phase = (self._phase + _STEP) % 1.0
+        return self._phase < self.settings.sample
+
     def skip(self, ticket: Ticket, why: str) -> None:
         """A decision is not scored."""
         ticket.partition.shadow_tally.skip(why)
-        self._room.totals.skip(why)
 
     def watch(
         self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float, rng: random.Random
     ) -> Watch | None:
-        """Begin to look on as a rank is about to be chosen; None: not this time.
+        """Begin to look on as a rank is about to be chosen; None: not this time, and counted.
 
         Args:
             ticket: the request.
@@ -143,12 +160,12 @@ class Shadow:
             now: monotonic seconds.
             rng: what the live choice will be drawn with; it stays as it is.
         """
-        self._phase = (self._phase + _STEP) % 1.0
+        is_drawn = self.is_drawn()
         if ticket.in_wave:
             self.skip(ticket, "wave")
         elif (rows.stop if isinstance(rows, slice) else len(rows)) < 2:  # noqa: PLR2004 - a choice
             self.skip(ticket, "only")
-        elif self._phase >= self.settings.sample:
+        elif not is_drawn:
             self.skip(ticket, "sample")
         elif not self._can_afford(now):
             self.skip(ticket, "budget")
@@ -182,7 +199,7 @@ class Shadow:
     def note(self, partition: Partition, seen: Sighting) -> None:
         """A decision was scored."""
         partition.shadow_tally.note(seen)
-        self._room.totals.note(seen)
+        self._room.note(seen)
 
 
 class Watch:
@@ -217,21 +234,27 @@ class Watch:
             placement: the live choice.
         """
         began = self._shadow.began()
-        ticket, rows = self._ticket, self._rows
-        partition = ticket.partition
+        request, live = self._ticket.request, self._ticket.weights
+        low = self.matches.host or self.matches.disk
+        if not low and is_plain(request, live) and is_plain(request, self._weights):
+            sides = self._compare_plainly(placement)
+        else:
+            sides = self._compare(placement)
+        sighting = Sighting(self._weights, *sides)
+        self._shadow.note(self._ticket.partition, sighting)
+        self._shadow.charge(began)
+        return sighting
+
+    def _compare(self, placement: Placement) -> tuple[Side, Side]:
+        """Price all candidates by both sides' weights."""
+        ticket, rows, slot = self._ticket, self._rows, placement.slot
         asked = ticket.request, ticket.prompt, rows
-        projection, costs = partition.priced(*asked, ticket.weights, self.matches)
-        _, others = partition.priced(*asked, self._weights, self.matches)
-        slot = placement.slot
+        projection, costs = ticket.partition.priced(*asked, ticket.weights, self.matches)
+        _, others = ticket.partition.priced(*asked, self._weights, self.matches)
         live = slot if isinstance(rows, slice) else int(np.flatnonzero(rows == slot)[0])
         own = self._pick(others, live)
-        seen = Sighting(
-            self._weights,
-            *(_side(at, rows, projection, costs, others) for at in (live, own)),
-        )
-        self._shadow.note(partition, seen)
-        self._shadow.charge(began)
-        return seen
+        seen = projection, costs, others
+        return _side(live, rows, *seen), _side(own, rows, *seen)
 
     def _pick(self, costs: Floats, live: int) -> int:
         """Return the position of the shadow's choice: among equals the live one, else the first."""
@@ -239,6 +262,25 @@ class Watch:
             return pick(costs, self._weights.temperature, self._dice)
         best = int(costs.argmin())
         return live if costs[live] == costs[best] else best
+
+    def _compare_plainly(self, placement: Placement) -> tuple[Side, Side]:
+        """The same where there is little to the cost, at a fifth of the price."""
+        ticket, partition, live = self._ticket, self._ticket.partition, placement.slot
+        prompt = ticket.prompt
+        seen = placement.seen or partition.see(prompt, self.matches)
+        device = cast("Groups | None", seen[1])  # lower tiers take no part
+        found = device, seen[2]
+        alone = np.array([live], dtype=np.int64)
+        _, others, decode = partition.quote(prompt, alone, self._weights, *found)
+        own, low, own_decode = partition.quote(prompt, self._rows, self._weights, *found)
+        costs = placement.cost
+        sides = [_plain_side(partition, prompt, device, live, (costs, others, decode))]
+        if low == others:
+            return sides[0], sides[0]
+        alone[0] = own
+        _, costs, _ = partition.quote(prompt, alone, ticket.weights, *found)
+        sides.append(_plain_side(partition, prompt, device, own, (costs, low, own_decode)))
+        return sides[0], sides[1]
 
 
 def _side(at: int, rows: Rows, projection: Projection, costs: Floats, others: Floats) -> Side:
@@ -253,4 +295,21 @@ def _side(at: int, rows: Rows, projection: Projection, costs: Floats, others: Fl
         cached,
         float(projection.prefill[at]),
         float(projection.decode[at]),
+    )
+
+
+def _plain_side(
+    partition: Partition,
+    prompt: Prompt,
+    device: Groups | None,
+    slot: int,
+    priced: tuple[float, float, int],
+) -> Side:
+    costs, others, decode = priced
+    cached = 0
+    if device is not None:
+        cached = min(prompt.isl_tokens, partition.believed_tokens(slot))
+    return Side(
+        *(slot, costs, others, prompt.isl_tokens - cached, cached),
+        *(float(partition.ledger.prefill[slot]), float(decode)),
     )
