@@ -24,7 +24,6 @@ from select_service.core.projection import matched, project
 from select_service.core.queue import PendingQueue, Ticket, order_key
 from select_service.core.roles import Roles
 from select_service.core.scoring import costs, prefer
-from select_service.core.shadow_tally import ShadowTally
 from select_service.core.trust import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, QueueFull, WorkerDraining
 from select_service.types import (
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from select_service.core.prompt import Prompt
     from select_service.core.roles import Legs
     from select_service.core.scoring import Weights
+    from select_service.core.shadow_tally import ShadowTally
     from select_service.types import SelectRequest
 
 _NEVER_BUSY = np.inf
@@ -119,8 +119,8 @@ class Partition:
         """Only where something is to be judged; see `admitting.py`."""
         self.hit_tally = HitTally()
         self.demand = DemandTally()
-        self.shadow_tally = ShadowTally()
-        """What another set of weights would have chosen; see `shadow.py`."""
+        self.shadow_tally: ShadowTally | None = None
+        """What another set of weights would have chosen, once one looks on; see `shadow.py`."""
         self.is_watched = False
         """Whether decisions are kept; see `decisions.py`."""
         self.lookout: Lookout | None = None

@@ -105,7 +105,7 @@ class Shadowing:
         else:
             self.shadow = Shadow(self, settings, self._config, self._clock, now)
         for partition in self._partitions.values():
-            partition.shadow_tally = ShadowTally()
+            partition.shadow_tally = None
         return self.shadow
 
 
@@ -146,7 +146,7 @@ class Shadow:
 
     def skip(self, ticket: Ticket, why: str) -> None:
         """A decision is not scored."""
-        ticket.partition.shadow_tally.skip(why)
+        _tally(ticket.partition).skip(why)
 
     def watch(
         self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float, rng: random.Random
@@ -198,7 +198,7 @@ class Shadow:
 
     def note(self, partition: Partition, seen: Sighting) -> None:
         """A decision was scored."""
-        partition.shadow_tally.note(seen)
+        _tally(partition).note(seen)
         self._room.note(seen)
 
 
@@ -281,6 +281,12 @@ class Watch:
         _, costs, _ = partition.quote(prompt, alone, ticket.weights, *found)
         sides.append(_plain_side(partition, prompt, device, own, (costs, low, own_decode)))
         return sides[0], sides[1]
+
+
+def _tally(partition: Partition) -> ShadowTally:
+    if partition.shadow_tally is None:
+        partition.shadow_tally = ShadowTally()
+    return partition.shadow_tally
 
 
 def _side(at: int, rows: Rows, projection: Projection, costs: Floats, others: Floats) -> Side:

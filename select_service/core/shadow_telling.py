@@ -35,8 +35,9 @@ class ShadowTelling:
         self._scopes_total = 0
         self._total = ShadowTally()
 
-    def add(self, scope: Scope, tally: ShadowTally) -> None:
+    def add(self, scope: Scope, tally: ShadowTally | None) -> None:
         """Tell of one more scope: in the sum, and singly if there is room."""
+        tally = tally or ShadowTally()
         self._total.add(tally)
         self._scopes_total += 1
         if len(self._scopes) < self._scopes_max:

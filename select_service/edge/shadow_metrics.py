@@ -66,7 +66,8 @@ class ShadowMetrics(Collector):
         for scope, partitions, _ in groups_of(self._service.core, self._scope_series_max):
             tally = ShadowTally()
             for partition in partitions:
-                tally.add(partition.shadow_tally)
+                if partition.shadow_tally is not None:
+                    tally.add(partition.shadow_tally)
             told.append((scope, tally))
         return told
 

@@ -137,7 +137,7 @@ def other_weights(fleet_seed: int) -> dict[str, Any]:
 def sums_of(fleet: Watched) -> ShadowTally:
     sums, room = ShadowTally(), fleet.core.shadowing
     for there in fleet.core.partitions.values():
-        sums.add(there.shadow_tally)
+        sums.add(there.shadow_tally or ShadowTally())
     assert (room.scored, room.agreed) == (sums.scored, sums.agreed)
     assert room.saved_tokens == sums.live.prefill_tokens - sums.shadow.prefill_tokens
     return sums

@@ -43,7 +43,7 @@ def watched(weights: Any = None, *, sample: float = 1.0, workers: int = 2, **mor
 
 
 def tally(fleet: Fleet) -> ShadowTally:
-    return fleet.core.partitions[DEFAULT].shadow_tally
+    return fleet.core.partitions[DEFAULT].shadow_tally or ShadowTally()
 
 
 def test_the_other_side_of_a_choice() -> None:
