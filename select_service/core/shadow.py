@@ -56,7 +56,8 @@ class Shadowing:
         shadow: None while there is none.
         scored: Decisions since the start of the process, whatever the weights were.
         agreed: Of them, those that both sides made alike.
-        saved_tokens: Prefill tokens that the shadow's choices would have saved; below 0: cost.
+        live_prefill_tokens: To compute on the ranks that were chosen, of those decisions' prompts.
+        own_prefill_tokens: The same on those that the shadow would have chosen.
         cost_s: Spent on it.
     """
 
@@ -80,14 +81,16 @@ class Shadowing:
         self.shadow: Shadow | None = None
         self.scored = 0
         self.agreed = 0
-        self.saved_tokens = 0
+        self.live_prefill_tokens = 0
+        self.own_prefill_tokens = 0
         self.cost_s = 0.0
 
     def note(self, seen: Sighting) -> None:
         """A decision was scored."""
         self.scored += 1
         self.agreed += seen.agrees
-        self.saved_tokens += seen.live.prefill_tokens - seen.shadow.prefill_tokens
+        self.live_prefill_tokens += seen.live.prefill_tokens
+        self.own_prefill_tokens += seen.shadow.prefill_tokens
 
     def follow(self, settings: ShadowSettings | None, now: float) -> Shadow | None:
         """Put other settings in force; counts begin anew where the weights are others.

@@ -139,7 +139,8 @@ def sums_of(fleet: Watched) -> ShadowTally:
     for there in fleet.core.partitions.values():
         sums.add(there.shadow_tally or ShadowTally())
     assert (room.scored, room.agreed) == (sums.scored, sums.agreed)
-    assert room.saved_tokens == sums.live.prefill_tokens - sums.shadow.prefill_tokens
+    assert room.live_prefill_tokens == sums.live.prefill_tokens
+    assert room.own_prefill_tokens == sums.shadow.prefill_tokens
     return sums
 
 
