@@ -41,8 +41,8 @@ BURST_S: Final = 1.0
 """So many seconds' budget may be spent at once: requests come in bursts."""
 
 SKIPPED: Final = ("sample", "budget", "only", "pair", "wave")
-"""Why a decision was not scored: it was not drawn; the budget was spent; there was one candidate;
-it was about two ranks; its rank was chosen for a wave as a whole."""
+"""Why a decision was not scored: it was not drawn; or of those drawn: the budget was spent, there
+was one candidate, it was about two ranks, its rank was chosen for a wave as a whole."""
 
 _STEP: Final = 0.6180339887498949
 """Share of the golden section: its multiples fall evenly into [0, 1) however many there are, and in
@@ -134,18 +134,15 @@ class Shadow:
         self.weights = weights_in_force(self._config, None)
         self.since = now
         self._phase = 0.0
+        self._dice: random.Random | None = None
         self._refilled_at = now
         self.adjust(settings)
 
     def adjust(self, settings: ShadowSettings) -> None:
         """Sample and spend otherwise from now on, with the same weights."""
         self.settings = settings
+        self._sample = settings.sample
         self._budget_s = settings.cost_max * BURST_S
-
-    def is_drawn(self) -> bool:
-        """Tell whether the next decision is one of the share."""
-        self._phase = (self._phase + _STEP) % 1.0
-        return self._phase < self.settings.sample
 
     def skip(self, ticket: Ticket, why: str) -> None:
         """A decision is not scored."""
@@ -163,13 +160,15 @@ class Shadow:
             now: monotonic seconds.
             rng: what the live choice will be drawn with; it stays as it is.
         """
-        is_drawn = self.is_drawn()
-        if ticket.in_wave:
+        phase = self._phase + _STEP  # straight on: every decision pays for this much
+        self._phase = phase = phase - 1.0 if phase >= 1.0 else phase
+        if phase >= self._sample:
+            tally = ticket.partition.shadow_tally or _tally(ticket.partition)
+            tally.undrawn += 1
+        elif ticket.in_wave:
             self.skip(ticket, "wave")
         elif (rows.stop if isinstance(rows, slice) else len(rows)) < 2:  # noqa: PLR2004 - a choice
             self.skip(ticket, "only")
-        elif not is_drawn:
-            self.skip(ticket, "sample")
         elif not self._can_afford(now):
             self.skip(ticket, "budget")
         else:
@@ -179,7 +178,10 @@ class Shadow:
                 weights = weights_in_force(self._config, override)
             if matches is None:
                 matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
-            return Watch(self, ticket, rows, matches, weights, rng)
+            dice = None
+            if weights.temperature > 0.0:
+                dice = self._copied(rng)
+            return Watch(self, ticket, rows, matches, weights, dice)
         return None
 
     def _can_afford(self, now: float) -> bool:
@@ -187,6 +189,16 @@ class Shadow:
         saved = self._budget_s + (now - self._refilled_at) * share
         self._budget_s, self._refilled_at = min(share * BURST_S, saved), now
         return self._budget_s > 0.0
+
+    def _copied(self, rng: random.Random) -> random.Random:
+        """Return a generator that draws what this one will draw, and leaves it as it is."""
+        began = self.began()
+        if self._dice is None:
+            self._dice = copy(rng)
+        else:
+            self._dice.setstate(rng.getstate())
+        self.charge(began)
+        return self._dice
 
     def began(self) -> float:
         """Return when something begins that is to be charged."""
@@ -217,18 +229,14 @@ class Watch:
         rows: Rows,
         matches: Matches,
         weights: Weights,
-        rng: random.Random,
+        dice: random.Random | None,
     ) -> None:
         self._shadow = shadow
         self._ticket = ticket
         self._rows = rows
         self.matches = matches
         self._weights = weights
-        self._dice: random.Random | None = None
-        if weights.temperature > 0.0:  # it draws what the live choice draws, from a copy
-            began = shadow.began()
-            self._dice = copy(rng)
-            shadow.charge(began)
+        self._dice = dice
 
     def score(self, placement: Placement) -> Sighting:
         """Choose among the same candidates by the other weights, and compare.

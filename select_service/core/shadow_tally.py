@@ -93,12 +93,16 @@ class SideTally:
 class ShadowTally:
     """What came of decisions: scored, and skipped by reason; together all that were made."""
 
-    __slots__ = ("agreed", "live", "regret_live", "regret_shadow", "scored", "shadow", "skipped")
+    __slots__ = (
+        *("agreed", "live", "passed", "regret_live", "regret_shadow"),
+        *("scored", "shadow", "undrawn"),
+    )
 
     def __init__(self) -> None:
         self.scored = 0
         self.agreed = 0
-        self.skipped: dict[str, int] = {}
+        self.undrawn = 0  # by far the most
+        self.passed: dict[str, int] = {}  # though drawn, by why
         self.regret_live = RegretTally()
         self.regret_shadow = RegretTally()
         self.live = SideTally()
@@ -115,14 +119,20 @@ class ShadowTally:
 
     def skip(self, why: str) -> None:
         """One more was not."""
-        self.skipped[why] = self.skipped.get(why, 0) + 1
+        self.passed[why] = self.passed.get(why, 0) + 1
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many were not scored, by reason."""
+        return {"sample": self.undrawn, **self.passed} if self.undrawn else dict(self.passed)
 
     def add(self, other: ShadowTally) -> None:
         """All of another's."""
         self.scored += other.scored
         self.agreed += other.agreed
-        for why, count in other.skipped.items():
-            self.skipped[why] = self.skipped.get(why, 0) + count
+        self.undrawn += other.undrawn
+        for why, count in other.passed.items():
+            self.passed[why] = self.passed.get(why, 0) + count
         self.regret_live.add(other.regret_live)
         self.regret_shadow.add(other.regret_shadow)
         self.live.add(other.live)

@@ -8,11 +8,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from select_service.core.queue import Ticket
 from select_service.core.shadow import BURST_S
 from select_service.core.shadow_tally import RegretTally, ShadowTally
 from select_service.core.shadow_telling import ShadowTelling
 from select_service.shadow_types import REGRET_BOUNDS, ShadowSettings, ShadowStatus
-from select_service.types import RouterConfig, RouterConfigOverride, Selection
+from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
 from select_service.wave_types import WaveItem
 from tests.select_service.core.fleet import DEFAULT, Fleet
 from tests.select_service.core.test_waves import place
@@ -103,8 +104,14 @@ def test_the_sample_is_its_share_at_any_time(share: float, count: int) -> None:
     fleet = watched(sample=share)
     shadow = fleet.core.placing.shadow
     assert shadow is not None
-    drawn = sum(shadow.is_drawn() for _ in range(count))
-    assert abs(drawn - share * count) < 4.0
+    request = SelectRequest(block_hashes=[1], sequence_hashes=[1], isl_tokens=16)
+    partition, prompt, weights = fleet.core.reader.selection(request)
+    ticket = Ticket(partition, request, prompt, weights, None, b"")
+    ticket.in_wave = True  # all there is to know of it here
+    for _ in range(count):
+        assert shadow.watch(ticket, slice(0, 2), None, fleet.now, fleet.core._rng) is None
+    assert sum(tally(fleet).skipped.values()) == count
+    assert abs(tally(fleet).skipped.get("wave", 0) - share * count) < 4.0
 
 
 @settings(max_examples=50)

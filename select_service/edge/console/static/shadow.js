@@ -93,14 +93,13 @@ export class Shadow {
     const scopes = told.scopes.map((one) => [scopeOf(one), count(one.numbers.scored), percent(one.numbers.agreement, 1), decimal(one.numbers.regret_by_live_weights.mean, 2), decimal(one.numbers.regret_by_shadow_weights.mean, 2), decimal(one.numbers.choices?.gain.prefill_tokens)]);
     const nothing = (name) => emptiness("Nothing scored yet", "Selections among several ranks are scored as they are made.", name);
     this.told.replaceChildren(
-      h("p", { class: "note" }, "Open loop: the shadow sees the loads and caches that the live choices made. What it would make of its own, a replay or the simulator tells."),
       h(
         "div",
         { class: "columns" },
         panel("Weights in force", table("shadow-weights", ["Weight", "Live", "Shadow"], weights)),
         panel("Regret in blocks, by decisions", total.scored ? this.bars(regrets, total.scored) : nothing("no-regret")),
       ),
-      panel("Predicted per request", gains ? table("shadow-gain", ["", "Live", "Shadow", "Gain"], gains) : nothing("no-gain")),
+      panel("Predicted per request", gains ? table("shadow-gain", ["", "Live", "Shadow", "Gain"], gains) : nothing("no-gain"), h("p", { class: "note" }, "Open loop: the shadow sees the loads and caches that the live choices made. What it would make of its own, the simulator tells.")),
       panel("By model and tenant", table("shadow-scopes", ["Model · tenant", "Scored", "Agreement", "Regret, live", "Regret, shadow", "Prefill saved"], scopes), told.scopes_total > scopes.length && h("p", { class: "note" }, `${plural(told.scopes_total - scopes.length, "more scope")} in GET /shadow.`)),
       panel("Not scored", skipped.length ? table("shadow-skipped", ["Why", "Decisions"], skipped) : facts([["Decisions", "0"]])),
     );
