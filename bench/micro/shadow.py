@@ -1,7 +1,7 @@
 """What weights that look on cost: `python -m bench.micro.shadow [--workers N]`.
 
-Prints µs of CPU of one selection in the core, records kept as by default: without a shadow, with one
-that scores the default share of the decisions, and with one that scores all. One core takes
+Prints µs of CPU of one selection in the core, records kept as by default: without a shadow, with
+one that scores the default share of the decisions, and with one that scores all. One core takes
 turns in all three, a short round each, so that all see the same loads, index and memory. The budget
 is a whole core here: what is measured is what the share of it would buy.
 """

@@ -434,7 +434,9 @@ class Partition:
             rows.stop if isinstance(rows, slice) else rows,
             *(prompt.isl_tokens, self.index.block_size, prompt.blocks),
             *(weights.prefill_load_scale, weights.overlap_score_credit),
-            *(weights.track_prefill_tokens, device, shared),
+            weights.track_prefill_tokens,
+            device,
+            shared,
             lambda: 0.0,
             self.trust.column,
         )

@@ -8,6 +8,7 @@ without. What it sees is open-loop: the loads are those that the live choices ma
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from typing import TYPE_CHECKING, Final, cast
 
@@ -49,6 +50,39 @@ _STEP: Final = 0.6180339887498949
 step with no period of the traffic. Drawing would change the live decisions."""
 
 
+class Budget:
+    """Time that may go into it: it comes at a share of the time that passes, and is paid back.
+
+    Attributes:
+        share: Of the time that passes.
+        spent_s: In all.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        self._clock = clock
+        self.share = 1.0
+        self.spent_s = 0.0
+        self._left_s = 0.0
+        self._filled_at = -math.inf
+
+    def has_any(self, now: float) -> bool:
+        """Tell whether something is left at this time, in monotonic seconds."""
+        left_s = self._left_s + (now - self._filled_at) * self.share
+        self._left_s, self._filled_at = min(self.share * BURST_S, left_s), now
+        return self._left_s > 0.0
+
+    def began(self) -> float:
+        """Return when something begins that is to be paid."""
+        return 0.0 if self._clock is None else self._clock()
+
+    def pay(self, began: float) -> None:
+        """Pay for what has been done since."""
+        if self._clock is not None:
+            took_s = max(0.0, self._clock() - began)
+            self._left_s -= took_s
+            self.spent_s += took_s
+
+
 class Shadowing:
     """Which other weights look on, and what came of it in all.
 
@@ -58,7 +92,7 @@ class Shadowing:
         agreed: Of them, those that both sides made alike.
         live_prefill_tokens: To compute on the ranks that were chosen, of those decisions' prompts.
         own_prefill_tokens: The same on those that the shadow would have chosen.
-        cost_s: Spent on it.
+        budget: What it may cost, and has.
     """
 
     def __init__(
@@ -76,14 +110,13 @@ class Shadowing:
         """
         self._config = config
         self._partitions = partitions
-        self._clock = clock
+        self.budget = Budget(clock)
         self.live = weights_in_force(config, None)
         self.shadow: Shadow | None = None
         self.scored = 0
         self.agreed = 0
         self.live_prefill_tokens = 0
         self.own_prefill_tokens = 0
-        self.cost_s = 0.0
 
     def note(self, seen: Sighting) -> None:
         """A decision was scored."""
@@ -100,13 +133,15 @@ class Shadowing:
             now: monotonic seconds.
         """
         before = self.shadow
+        if settings is not None:
+            self.budget.share = settings.cost_max
         if settings is None:
             self.shadow = None
         elif before is not None and before.settings.weights == settings.weights:
             before.adjust(settings)
             return before
         else:
-            self.shadow = Shadow(self, settings, self._config, self._clock, now)
+            self.shadow = Shadow(self, settings, self._config, now)
         for partition in self._partitions.values():
             partition.shadow_tally = None
         return self.shadow
@@ -116,6 +151,7 @@ class Shadow:
     """One set of weights, for as long as it looks on.
 
     Attributes:
+        budget: What it may cost.
         weights: Where a request says nothing else; what it says counts for both sides.
         since: When it began.
     """
@@ -125,24 +161,21 @@ class Shadow:
         room: Shadowing,
         settings: ShadowSettings,
         config: RouterConfig,
-        clock: Callable[[], float] | None,
         now: float,
     ) -> None:
         self._room = room
+        self.budget = room.budget
         self._config = replace(config, **settings.weights)
-        self._clock = clock
         self.weights = weights_in_force(self._config, None)
         self.since = now
         self._phase = 0.0
         self._dice: random.Random | None = None
-        self._refilled_at = now
         self.adjust(settings)
 
     def adjust(self, settings: ShadowSettings) -> None:
-        """Sample and spend otherwise from now on, with the same weights."""
+        """Sample otherwise from now on, with the same weights."""
         self.settings = settings
         self._sample = settings.sample
-        self._budget_s = settings.cost_max * BURST_S
 
     def skip(self, ticket: Ticket, why: str) -> None:
         """A decision is not scored."""
@@ -169,7 +202,7 @@ class Shadow:
             self.skip(ticket, "wave")
         elif (rows.stop if isinstance(rows, slice) else len(rows)) < 2:  # noqa: PLR2004 - a choice
             self.skip(ticket, "only")
-        elif not self._can_afford(now):
+        elif not self.budget.has_any(now):
             self.skip(ticket, "budget")
         else:
             override = ticket.request.router_config_override
@@ -184,32 +217,15 @@ class Shadow:
             return Watch(self, ticket, rows, matches, weights, dice)
         return None
 
-    def _can_afford(self, now: float) -> bool:
-        share = self.settings.cost_max
-        saved = self._budget_s + (now - self._refilled_at) * share
-        self._budget_s, self._refilled_at = min(share * BURST_S, saved), now
-        return self._budget_s > 0.0
-
     def _copied(self, rng: random.Random) -> random.Random:
         """Return a generator that draws what this one will draw, and leaves it as it is."""
-        began = self.began()
+        began = self.budget.began()
         if self._dice is None:
             self._dice = copy(rng)
         else:
             self._dice.setstate(rng.getstate())
-        self.charge(began)
+        self.budget.pay(began)
         return self._dice
-
-    def began(self) -> float:
-        """Return when something begins that is to be charged."""
-        return 0.0 if self._clock is None else self._clock()
-
-    def charge(self, began: float) -> None:
-        """Pay for what has been done since."""
-        if self._clock is not None:
-            spent = max(0.0, self._clock() - began)
-            self._budget_s -= spent
-            self._room.cost_s += spent
 
     def note(self, partition: Partition, seen: Sighting) -> None:
         """A decision was scored."""
@@ -244,7 +260,7 @@ class Watch:
         Args:
             placement: the live choice.
         """
-        began = self._shadow.began()
+        began = self._shadow.budget.began()
         request, live = self._ticket.request, self._ticket.weights
         low = self.matches.host or self.matches.disk
         if not low and is_plain(request, live) and is_plain(request, self._weights):
@@ -253,7 +269,7 @@ class Watch:
             sides = self._compare(placement)
         sighting = Sighting(self._weights, *sides)
         self._shadow.note(self._ticket.partition, sighting)
-        self._shadow.charge(began)
+        self._shadow.budget.pay(began)
         return sighting
 
     def _compare(self, placement: Placement) -> tuple[Side, Side]:
@@ -275,7 +291,7 @@ class Watch:
         return live if costs[live] == costs[best] else best
 
     def _compare_plainly(self, placement: Placement) -> tuple[Side, Side]:
-        """The same where there is little to the cost, at a fifth of the price."""
+        """The same where there is little to the cost, at a third of the price."""
         ticket, partition, live = self._ticket, self._ticket.partition, placement.slot
         prompt = ticket.prompt
         seen = placement.seen or partition.see(prompt, self.matches)

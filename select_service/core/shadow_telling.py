@@ -51,7 +51,7 @@ class ShadowTelling:
             with_cost: what it costs is the business of who runs the process.
         """
         shadow, live = self._shadowing.shadow, ShadowWeights(**self._shadowing.live._asdict())
-        cost_s = self._shadowing.cost_s if with_cost else UNSET
+        cost_s = self._shadowing.budget.spent_s if with_cost else UNSET
         if shadow is None:
             return ShadowStatus(
                 enabled=False, live_weights=live, shadow_weights=None, cost_s=cost_s

@@ -54,7 +54,7 @@ class ShadowMetrics(Collector):
                 weight.add_metric([name], value)
         yield weight
         cost = self._counter("cost_seconds", "Time that went into scoring.")
-        cost.add_metric((), shadowing.cost_s)
+        cost.add_metric((), shadowing.budget.spent_s)
         yield cost
         tallies = [] if shadowing.shadow is None else self._tallies()
         yield from self._counts(tallies)

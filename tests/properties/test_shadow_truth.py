@@ -50,7 +50,7 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
 def cached_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) -> int:
     blocks = one["device_blocks"] + weights["host_cache_hit_weight"] * one["host_blocks"]
     blocks += weights["disk_cache_hit_weight"] * one["disk_blocks"]
-    tokens = math.floor(blocks * told["prompt"]["block_size"] + 0.5)
+    tokens: int = math.floor(blocks * told["prompt"]["block_size"] + 0.5)
     return tokens if one["trust"] == 1.0 else math.floor(tokens * one["trust"])
 
 

@@ -96,12 +96,13 @@ def test_they_have_the_names_of_settings_and_overrides() -> None:
 
 @given(st.floats(0.0, 10.0), st.booleans())
 def test_an_overrides_names_mean_what_they_mean_in_an_override(value: float, track: bool) -> None:
-    for said in (
+    each: tuple[dict[str, Any], ...] = (
         {"overlap_score_weight": value},
         {"router_temperature": value},
         {"prefill_load_scale": value, "track_prefill_tokens": track},
         {"overlap_score_credit": value / 10.0},
-    ):
+    )
+    for said in each:
         as_override = weights_in_force(RouterConfig(), RouterConfigOverride(**said))
         config = msgspec.structs.replace(RouterConfig(), **read_shadow_weights(said))
         assert weights_in_force(config, None) == as_override

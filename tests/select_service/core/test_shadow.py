@@ -129,7 +129,7 @@ def test_it_never_costs_more_than_it_may(asked: list[tuple[float, int]], cost_ma
         clock.took_s = took_us * 1e-6
         most_s = max(most_s, clock.took_s)
         fleet.select(1, 2)
-        before, spent = spent, fleet.core.shadowing.cost_s
+        before, spent = spent, fleet.core.shadowing.budget.spent_s
         assert spent <= cost_max * (fleet.now - began + BURST_S) + most_s + 1e-9
         if spent == before and took_us:
             assert tally(fleet).skipped["budget"] > 0
@@ -149,6 +149,17 @@ def test_a_budget_that_is_spent_comes_back() -> None:
     fleet.now += 1.1
     fleet.select(1, 2)
     assert tally(fleet).scored == 2
+
+
+def test_other_settings_bring_no_more_budget() -> None:
+    clock = Watch(0.05)
+    fleet = watched(cost_max=0.01, stopwatch=clock)
+    for number in range(10):
+        weights = {"prefill_load_scale": float(number % 3)}
+        said = ShadowSettings(weights=weights, sample=1.0, cost_max=0.01)
+        fleet.core.follow_shadow(said, fleet.now)
+        fleet.select(1, 2)
+    assert fleet.core.shadowing.scored == 1
 
 
 def test_who_waited_is_scored_when_a_place_is_found() -> None:

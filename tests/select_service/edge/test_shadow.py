@@ -11,9 +11,8 @@ import httpx
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service import SelectionService, SelectRequest, WorkerSpec
+from select_service import SelectionService, SelectRequest, ShadowSettings, WorkerSpec
 from select_service.edge.driver import Driver
-from select_service.shadow_types import ShadowSettings
 from tests.select_service.edge.credentials import TokenFile
 from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, worker
 from tests.select_service.edge.test_http import problem
