@@ -197,6 +197,7 @@ def test_the_page_is_for_everybody_and_what_it_shows_for_who_may_read_all(tmp_pa
             "leases": 200,
             "reservations": 200,
             "findings": 200,
+            "shadow": 200,
             "prefix": 503,
         }
 
