@@ -210,7 +210,8 @@ class _Turn:
         gpus = {"prefill": self._settings.prefill_gpus, "decode": self._settings.decode_gpus}
         for name, count in gpus.items():
             there = len(self._cluster.worker_ids(name))
-            self.result.gpu_hours += there * count * seen.interval_s / 3600
+            # who starts and who drains has to be paid, too
+            self.result.gpu_hours += seen.pools[name].worker_seconds * count / 3600
             self.result.replicas[name].append((self._cluster.now, float(there)))
 
     def _act(self, counts: dict[PoolKey, int], states: dict[PoolKey, PoolState]) -> None:
