@@ -25,6 +25,7 @@ __all__ = ["arima", "prophet"]
 _WINDOW_ARIMA: Final = 240  # AutoARIMA takes 80 ms on so many
 _REFIT_ARIMA: Final = 10  # in between, the fitted model is carried forward
 _REFIT_PROPHET: Final = 1
+_STEPS_MOST: Final = 10  # intervals ahead; `planning.py` asks for no more
 _SEARCH: Final = {"max_p": 2, "max_q": 2, "max_d": 1, "approximation": True, "seasonal": False}
 # What a fit may end with that says nothing about us: too little variance, no convergence.
 _FAILURES: Final = (ValueError, ArithmeticError, RuntimeError, IndexError, KeyError)
@@ -75,11 +76,11 @@ def _fit_arima(models: Any) -> Fit:  # noqa: ANN401 - untyped packages
             warnings.simplefilter("ignore")
             model.fit(np.asarray(history, dtype=np.float64))
 
-        def forecast(recent: Sequence[float]) -> float:
+        def forecast(recent: Sequence[float], steps: int, age: int) -> Sequence[float]:  # noqa: ARG001
             values = np.asarray(recent, dtype=np.float64)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return float(model.forward(values, h=1)["mean"][0])
+                return [float(one) for one in model.forward(values, h=steps)["mean"]]
 
         return forecast
 
@@ -90,13 +91,14 @@ def _fit_prophet(module: Any, pandas: Any, interval_s: float) -> Fit:  # noqa: A
     def fit(history: Sequence[float]) -> Forecast:
         step = pandas.Timedelta(seconds=interval_s)
         start = pandas.Timestamp("2020-01-06")
-        times = [start + step * index for index in range(len(history) + 1)]
+        times = [start + step * index for index in range(len(history) + _STEPS_MOST)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = module.Prophet()
-            model.fit(pandas.DataFrame({"ds": times[:-1], "y": list(history)}))
+            count = len(history)
+            model.fit(pandas.DataFrame({"ds": times[:count], "y": list(history)}))
             # the next interval is one step after the last, not one second
-            ahead = float(model.predict(pandas.DataFrame({"ds": times[-1:]}))["yhat"].iloc[0])
-        return lambda _: ahead
+            ahead = model.predict(pandas.DataFrame({"ds": times[count:]}))["yhat"].tolist()
+        return lambda _, steps, age: ahead[age : age + steps]
 
     return fit

@@ -13,6 +13,7 @@ from msgspec import Struct
 from select_service.planner.core.choosing import Chooser
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
+from select_service.planner.core.recurring import Recurring
 from select_service.planner.core.smoothing import DampedSmoothing
 from select_service.planner.edge import libraries
 
@@ -63,6 +64,7 @@ def _chooser(settings: PredictorSettings) -> Model:
             "constant": Constant(),
             "kalman": _kalman(settings),
             "ets": DampedSmoothing(),
+            "recurring": Recurring(),
         }
     )
 
@@ -71,6 +73,7 @@ _MODELS: Final[dict[str, Callable[[PredictorSettings], Model]]] = {
     "constant": lambda _: Constant(),
     "kalman": _kalman,
     "ets": lambda _: DampedSmoothing(),
+    "recurring": lambda _: Recurring(),
     "arima": lambda _: libraries.arima(),
     "prophet": lambda settings: libraries.prophet(settings.prophet_window, settings.interval_s),
     "auto": _chooser,

@@ -236,7 +236,9 @@ def test_live_requests_beyond_the_target_are_more_decode_engines() -> None:
     run = Run()
     run.slow(BUSY)
     run.fast(Load(concurrency=Value(500.0), context_tokens=Value(3150.0)))
-    assert run.counts == (4, 15)
+    # 83 on each: they end at 39 a second, which ten engines serve in time. Fifteen would hold all
+    # that are live, but those stay where they are
+    assert run.counts == (4, 10)
 
 
 def test_a_pool_that_cannot_be_read_is_left_alone() -> None:
