@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from select_service.planner.core.recurring import Recurring
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -29,6 +31,10 @@ def loss_of(forecast: float, actual: float) -> float:
     """Return what a forecast costs: its error, three times where it was too low."""
     missing = actual - forecast
     return UNDER_COSTS * missing if missing > 0 else -missing
+
+
+def _has_opinion(model: Model) -> bool:
+    return not isinstance(model, Recurring) or model.period > 0
 
 
 class Chooser:
@@ -59,13 +65,19 @@ class Chooser:
             made.append({steps: max(0.0, model.predict(steps)) for steps in _JUDGED})
         self._seen += 1
         if self._seen > _EARLY:
-            best = min(self.losses, key=self.losses.__getitem__)
-            if self.losses[best] < _FAITH * self.losses[self.chosen]:
+            able = [name for name, model in self._models.items() if _has_opinion(model)]
+            best = min(able, key=self.losses.__getitem__)
+            is_mute = self.chosen not in able
+            if is_mute or self.losses[best] < _FAITH * self.losses[self.chosen]:
                 self.chosen = best
 
     def opinions(self, steps: int = 1) -> dict[str, float]:
-        """Return every candidate's forecast, by name."""
-        return {name: model.predict(steps) for name, model in self._models.items()}
+        """Return the forecast of every candidate that has one of its own, by name."""
+        return {
+            name: model.predict(steps)
+            for name, model in self._models.items()
+            if _has_opinion(model) or name == self.chosen
+        }
 
     def predict(self, steps: int = 1) -> float:
         """Return what the chosen model forecasts."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.surprises import EXACT, Surprises
+from select_service.planner.core.warming import whole_bins
 from select_service.planner.types import Idle, Missing, Value
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.prediction import Predictor
     from select_service.planner.core.surprises import Spread
+    from select_service.planner.core.warming import TracedRequest
     from select_service.planner.types import Reading, Window
 
-__all__ = ["Demand", "Forecast", "Interval", "Predictors"]
+__all__ = ["Demand", "Forecast", "Interval", "Predictors", "intervals_of"]
 
 HISTORY_MAX: Final = 500
 """Intervals that survive a restart: a day of three-minute ones."""
@@ -55,6 +57,16 @@ class Forecast(NamedTuple):
     osl: float
     computed: float  # share of prompt tokens that no worker has cached
     spread: Spread = EXACT  # what may come instead of the rate
+
+
+def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[Interval]:
+    """Turn a trace into a past."""
+    return [
+        Interval(float(one.requests), one.isl, one.osl)
+        if one.requests
+        else Interval(0.0, None, None)
+        for one in whole_bins(requests, interval_s)
+    ]
 
 
 class Demand:

@@ -168,15 +168,21 @@ class Model:
             rates.append(window.requests.value)
         return self._need(pool, known[0]._replace(rate=max(rates) / window.seconds)).engines
 
+    def warm_up(self, history: Sequence[Interval], interval_s: float) -> None:
+        """Learn a past; how far off forecasts of it would have been is learnt, too."""
+        self.demand.look_ahead(max(pool.steps(interval_s) for pool in self.pools))
+        self.demand.warm_up(history)
+
     def recall(
         self,
         history: Sequence[Interval],
         computed: float,
         p_correction: float,
         d_correction: float,
+        interval_s: float,
     ) -> None:
         """Go on where a planner before us has stopped."""
-        self.demand.warm_up(history)
+        self.warm_up(history, interval_s)
         self.demand.computed = computed
         self.p_correction = Correction(p_correction)
         self.d_correction = Correction(d_correction)

@@ -21,6 +21,7 @@ WINDOW: Final = 1_440
 _SEARCH_EVERY: Final = 5
 _PERIOD_MIN: Final = 4
 _ALIKE_MIN: Final = 0.6  # correlation of the series with itself, one period later
+_NEARLY: Final = 0.05
 _LEVEL_WEIGHT: Final = 0.1  # of one interval, in how this period compares with the last one
 _LEVEL_MOST: Final = 2.0
 
@@ -62,21 +63,34 @@ class Recurring:
 
     def _search(self) -> None:
         values = np.asarray(self._values[-WINDOW:], dtype=np.float64)
-        alike = _autocorrelation(values)
-        longest = len(values) // 2
-        if longest <= _PERIOD_MIN:
-            return
-        candidates = alike[_PERIOD_MIN : longest + 1]
-        found = int(np.argmax(candidates)) + _PERIOD_MIN
-        period = found if alike[found] >= _ALIKE_MIN and _is_peak(alike, found) else 0
+        period = _period(_autocorrelation(values), len(values) // 2)
         if period != self.period:
             self.period, self._level = period, 1.0
+
+
+def _period(alike: Floats, longest: int) -> int:
+    """Return the lag at which a series resembles itself, from its autocorrelation; 0: none."""
+    first = 1  # neighbours are alike anyway: begin where that has passed
+    while first < longest and alike[first + 1] <= alike[first]:
+        first += 1
+    first = max(first, _PERIOD_MIN)
+    if first >= longest:
+        return 0
+    best = float(alike[first : longest + 1].max())
+    # two periods are alike, too: the first lag that is nearly as good, at its own top
+    found = first + int(np.argmax(alike[first : longest + 1] >= best - _NEARLY))
+    while found < longest and alike[found + 1] > alike[found]:
+        found += 1
+    valley = float(alike[:found].min())
+    is_peak = alike[found] >= _ALIKE_MIN and alike[found] - valley > _ALIKE_MIN / 2
+    return found if is_peak else 0
 
 
 def _autocorrelation(values: Floats) -> Floats:
     """Return the correlation with itself at every lag, each over the values it has. O(n log n)."""
     count = len(values)
-    centred = values - values.mean()
+    centred = values / max(float(np.abs(values).max()), 1e-300)  # squares of what is enormous
+    centred = centred - centred.mean()
     spectrum = np.fft.rfft(centred, 2 * count)
     products = np.fft.irfft(spectrum * np.conj(spectrum), 2 * count)[:count]
     squares = np.cumsum(centred**2)
@@ -87,9 +101,3 @@ def _autocorrelation(values: Floats) -> Floats:
     scale: Floats = np.sqrt(np.maximum(heads * tails, 0.0))
     told: Floats = np.divide(products, scale, out=np.zeros(count), where=scale > 1e-9 * total)
     return told
-
-
-def _is_peak(alike: Floats, lag: int) -> bool:
-    """A trend resembles itself most at the shortest lag; a period does so at its own."""
-    valley = float(alike[:lag].min())
-    return bool(alike[lag] - valley > _ALIKE_MIN / 2)

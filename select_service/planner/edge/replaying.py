@@ -37,6 +37,7 @@ from select_service.simulator.core.worker import EngineSettings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from select_service.planner.core.demand import Interval
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warming import TracedRequest
     from select_service.planner.types import Reading
@@ -64,10 +65,14 @@ class ReplaySettings:
     startup_s: float = 60.0
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
+    attainment: float | None = 0.99
+    """Share of requests that ours and the oracle size for; None: on average."""
     prefill_gpus: int = 1
     decode_gpus: int = 1
     start: tuple[int, int] = (1, 1)
     seed: int = 1
+    warmup: tuple[Interval, ...] = ()
+    """What predictors have learnt before."""
 
 
 class Policy(Protocol):
@@ -101,7 +106,10 @@ class Result:
 
     @property
     def attainment(self) -> float:
-        """Share of requests that met both targets."""
+        """Share of all requests that met both targets; who was refused or lost did not.
+
+        Of a request count its own TTFT and its own mean time between tokens.
+        """
         return self.in_time / self.requests if self.requests else 1.0
 
 

@@ -55,9 +55,10 @@ class Ours:
             "decode": PoolSettings(gpus=settings.decode_gpus, limits=limits),
         }
         predictors = Predictors(*(make_predictor(tuning) for _ in range(3)))
-        goals = Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=0.99)
+        goals = _goals(settings)
         model = Model(KEY, pools, Surface(profile), predictors, goals)  # type: ignore[arg-type] # roles
         self._fleet = Fleet([model], gpus_max, settings.interval_s)
+        model.warm_up(settings.warmup, settings.interval_s)
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
@@ -66,6 +67,12 @@ class Ours:
     def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
         return _counts(self._fleet.fast({KEY: load}, states, now))
+
+
+def _goals(settings: ReplaySettings) -> Goals:
+    return Goals(
+        ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=settings.attainment
+    )
 
 
 def _counts(decision: object) -> dict[PoolKey, int]:
@@ -81,6 +88,9 @@ class Reference:
         self.name = f"compatible ({tuning.name})"
         self._lookup = CompatibleLookup(profile)
         self._predictors = [make_predictor(tuning) for _ in range(3)]
+        for one in settings.warmup:
+            for predictor, value in zip(self._predictors, one, strict=True):
+                predictor.add(value or 0.0)
         self._limits = CompatibleLimits(
             interval_s=settings.interval_s,
             itl_ms=settings.itl_ms,
@@ -170,7 +180,7 @@ class Oracle:
     ) -> None:
         self._surface = Surface(profile)
         self._settings = settings
-        self._goals = Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=0.99)
+        self._goals = _goals(settings)
         self._needs: list[tuple[int, int]] = []
         bins: list[list[TracedRequest]] = []
         for one in requests:

@@ -11,13 +11,12 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import uvicorn
 
-from select_service.planner.core.demand import Interval
-from select_service.planner.core.warming import whole_bins
+from select_service.planner.core.demand import intervals_of
 from select_service.planner.edge.connectors.connector import DryRun
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.kube import Kube
@@ -43,9 +42,11 @@ if TYPE_CHECKING:
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.lease import Lease
     from select_service.planner.edge.sources.source import Source
-    from select_service.planner.types import PoolKey
+    from select_service.planner.types import PoolKey, Role
 
 __all__ = ["RunSettings", "run"]
+
+_ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,14 +150,9 @@ def _models(settings: RunSettings) -> list[ModelSettings]:
 def _warm_up(fleet: Fleet, settings: RunSettings) -> None:
     if settings.warmup_trace is None:
         return
-    bins = whole_bins(read_trace(settings.warmup_trace), settings.tuning.interval_s)
+    history = intervals_of(read_trace(settings.warmup_trace), settings.tuning.interval_s)
     for model in fleet.models:
-        model.demand.warm_up(
-            Interval(float(one.requests), one.isl, one.osl)
-            if one.requests
-            else Interval(0.0, None, None)
-            for one in bins
-        )
+        model.warm_up(history, fleet.interval_s)
 
 
 def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memory]:
@@ -241,10 +237,10 @@ def single_model(  # noqa: PLR0913 - one flag each
     resources: tuple[str, str],
     gpus: tuple[int, int],
     endpoints_min: int,
+    start_s: float,
     goals: tuple[float, float, float | None],
 ) -> ModelSettings:
     """Return the settings of one model with a prefill and a decode pool."""
-    prefill, decode = resources
     ttft_ms, itl_ms, attainment = goals
     return ModelSettings(
         model_name=model_name,
@@ -254,7 +250,13 @@ def single_model(  # noqa: PLR0913 - one flag each
         itl_ms=itl_ms,
         attainment=attainment,
         pools=[
-            PoolTarget(role="prefill", gpus=gpus[0], replicas_min=endpoints_min, resource=prefill),
-            PoolTarget(role="decode", gpus=gpus[1], replicas_min=endpoints_min, resource=decode),
+            PoolTarget(
+                role=role,
+                gpus=cost,
+                replicas_min=endpoints_min,
+                start_s=start_s,
+                resource=resource,
+            )
+            for role, cost, resource in zip(_ROLES, gpus, resources, strict=True)
         ],
     )

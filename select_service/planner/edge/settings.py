@@ -36,6 +36,8 @@ class PoolTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     step_up: int = 8
     step_down: int = 2
     stabilisation_s: float = 300.0
+    start_s: float = 120.0
+    """Of a replica, until it was measured."""
     resource: str = ""
     """What the connector scales, in its own words: deployments/NAME, serve/APP/DEPLOYMENT."""
 
@@ -128,6 +130,8 @@ def _model(one: ModelSettings, tuning: PredictorSettings) -> Model:
 
 
 def _pool(key: ModelKey, pool: PoolTarget) -> PoolSettings:
+    if not (pool.start_s > 0 and pool.stabilisation_s >= 0):
+        raise SettingsError(f"{key} {pool.role}: start_s or stabilisation_s is impossible")
     if pool.gpus < 1 or pool.replicas_min < 0 or pool.replicas_max < max(1, pool.replicas_min):
         raise SettingsError(f"{key} {pool.role}: gpus, replicas_min or replicas_max is impossible")
     return PoolSettings(
@@ -138,5 +142,6 @@ def _pool(key: ModelKey, pool: PoolTarget) -> PoolSettings:
             step_up=pool.step_up,
             step_down=pool.step_down,
             stabilisation_s=pool.stabilisation_s,
+            start_s=pool.start_s,
         ),
     )

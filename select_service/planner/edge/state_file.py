@@ -65,7 +65,10 @@ class StateFile:
         for model in fleet.models:
             if model.key in known:
                 one = known[model.key]
-                model.recall(one.history, one.computed, one.p_correction, one.d_correction)
+                model.recall(
+                    *(one.history, one.computed, one.p_correction, one.d_correction),
+                    fleet.interval_s,
+                )
         return memory
 
     def write(self, fleet: Fleet, decision_id: int) -> None:

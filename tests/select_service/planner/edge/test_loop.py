@@ -59,6 +59,7 @@ def fleet(gpus_max: int = 64) -> Fleet:
         resources=("deployments/prefill", "deployments/decode"),
         gpus=(1, 1),
         endpoints_min=1,
+        start_s=120.0,
         goals=(500.0, 20.0, None),
     )
     return build_fleet([model], PredictorSettings(name="constant"), gpus_max)
