@@ -28,7 +28,9 @@ POINTS_MIN: Final = 12
 """With fewer intervals nothing is known about errors."""
 WINDOW: Final = 240
 """Intervals that are remembered."""
-_TAIL: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0)
+_ALIKE: Final = 1.05
+"""Factors so close count as one point, the greatest of them."""
+_SMALL: Final = 0.9  # what is below costs nothing and is one point
 _FACTOR_MOST: Final = 20.0  # of a forecast of nearly nothing
 
 
@@ -57,9 +59,9 @@ class Surprises:
         return 2 * 1.4826 * median(abs(difference) for difference, _ in self._seen)
 
     def spread(self, forecast: float) -> Spread:
-        """Return what may come instead of a forecast, as at most eight points. O(n log n).
+        """Return what may come instead of a forecast, as some dozen points. O(n log n).
 
-        Each point is the upper end of its share, so that nothing is taken to be smaller than it
+        Each point is the greatest of its share, so that nothing is taken to be smaller than it
         was; nor is anything greater than what ever came, but for the usual error: a burst does not
         come on top of itself.
         """
@@ -69,19 +71,21 @@ class Surprises:
         total = sum(weight for _, weight in ordered)
         if not total:
             return EXACT
-        points: list[tuple[float, float]] = []
-        root, told, share = math.sqrt(forecast), 0.0, 0.0
+        root = math.sqrt(forecast)
         seen_most = max(weight for _, weight in self._seen)
         most = max(seen_most, (root + (self.usual or 0.0)) ** 2) / forecast
-        tails = iter(_TAIL)
-        tail = next(tails)
+        points: list[tuple[float, float]] = []
+        begun = -math.inf  # the smallest factor of the last point
         for difference, weight in ordered:
-            share += weight / total
-            if share >= tail - 1e-9:
-                factor = max(0.0, root + difference) ** 2 / forecast
-                points.append((min(factor, most, _FACTOR_MOST), share - told))
-                told = share
-                tail = next((one for one in tails if one > share + 1e-9), 2.0)
+            if not weight:
+                continue
+            factor = min(max(0.0, root + difference) ** 2 / forecast, most, _FACTOR_MOST)
+            share = weight / total
+            if factor < max(begun, _SMALL) * _ALIKE:
+                points.append((factor, (points.pop()[1] if points else 0.0) + share))
+            else:
+                begun = factor
+                points.append((factor, share))
         return tuple(points)
 
     def _without_greatest(self) -> list[tuple[float, float]]:

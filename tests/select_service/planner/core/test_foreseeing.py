@@ -53,12 +53,12 @@ def test_what_has_no_period_is_given_none(shape: object) -> None:
     assert model.predict() == shape(119) or model.period  # type: ignore[operator]
 
 
-def test_a_second_day_at_twice_the_level_is_forecast_at_that_level() -> None:
+def test_a_day_at_another_level_is_forecast_at_that_level() -> None:
     model = Recurring()
-    for step in range(144):
-        model.add((1.5 if step >= 96 else 1.0) * (300 + 200 * math.sin(step * math.pi / 24)))
+    for step in range(169):
+        model.add((1.5 if step >= 144 else 1.0) * (300 + 200 * math.sin(step * math.pi / 24)))
     assert model.period == 48
-    ahead = 300 + 200 * math.sin(144 * math.pi / 24)
+    ahead = 300 + 200 * math.sin(169 * math.pi / 24)
     assert model.predict() == pytest.approx(1.5 * ahead, rel=0.1)
 
 
