@@ -115,6 +115,15 @@ def add_kalman(parser: argparse.ArgumentParser) -> None:
     add("--kalman-r", type=_positive, default=10.0)
     add("--kalman-min-points", type=_natural, default=5)
     add("--prophet-window-size", type=_natural, default=50)
+    add(
+        *("--load-predictor-fit-deadline", "--fit-deadline"),
+        dest="fit_deadline",
+        type=_positive,
+        default=10.0,
+        metavar="S",
+        help="that a decision waits for the fit of a library; then the model from before goes on "
+        "(default: %(default)s)",
+    )
 
 
 def tuning_of(arguments: argparse.Namespace) -> PredictorSettings:
@@ -136,6 +145,7 @@ def _tuning(
         r=arguments.kalman_r,
         points_min=arguments.kalman_min_points,
         prophet_window=arguments.prophet_window_size,
+        fit_deadline_s=arguments.fit_deadline,
         interval_s=arguments.adjustment_interval,
         compatible=compatible,
     )

@@ -63,9 +63,9 @@ class Recurring:
 
     def _search(self) -> None:
         values = np.asarray(self._values[-WINDOW:], dtype=np.float64)
-        period = _period(_autocorrelation(values), len(values) // 2)
-        if period != self.period:
-            self.period, self._level = period, 1.0
+        self.period = _period(_autocorrelation(values), len(values) // 2)
+        if not self.period:
+            self._level = 1.0
 
 
 def _period(alike: Floats, longest: int) -> int:

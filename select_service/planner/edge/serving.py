@@ -144,6 +144,9 @@ class PlannerMetrics(Collector):
         expected = _gauge("predicted", "For the next interval.", (*_MODEL, "what"))
         factors = _gauge("correction_factor", "Measured over profiled.", (*_MODEL, "phase"))
         missed = _gauge("missing_intervals", "In a row, of which nothing is known.", _MODEL)
+        fits = CounterMetricFamily(
+            PREFIX + "fit_failures", "Fits of predictors that failed or were late.", labels=_MODEL
+        )
         for model in self._loop.fleet.models:
             labels = (model.key.model_name, model.key.tenant_id)
             window = self._loop.windows.get(model.key)
@@ -160,7 +163,8 @@ class PlannerMetrics(Collector):
             factors.add_metric([*labels, "prefill"], model.p_correction.factor)
             factors.add_metric([*labels, "decode"], model.d_correction.factor)
             missed.add_metric(labels, model.demand.missed)
-        yield from (seen, expected, factors, missed)
+            fits.add_metric(labels, model.demand.fit_failures)
+        yield from (seen, expected, factors, missed, fits)
 
     def _loops(self) -> Iterator[Metric]:
         counts = self._loop.counts

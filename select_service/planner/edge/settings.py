@@ -17,6 +17,7 @@ from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.steadying import PoolLimits
 from select_service.planner.core.surface import Surface
+from select_service.planner.edge.fitting import Fitter
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.errors import SettingsError
@@ -98,8 +99,12 @@ def build_fleet(
     """
     if len({one.key for one in models}) < len(models):
         raise SettingsError("a model is named twice")
+    fitter = Fitter(tuning.fit_deadline_s)
     return Fleet(
-        [_model(one, tuning) for one in models], gpus_max, tuning.interval_s, correct=correct
+        [_model(one, tuning, fitter) for one in models],
+        gpus_max,
+        tuning.interval_s,
+        correct=correct,
     )
 
 
@@ -108,7 +113,7 @@ def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
     return {PoolKey(one.key, pool.role): pool.resource for one in models for pool in one.pools}
 
 
-def _model(one: ModelSettings, tuning: PredictorSettings) -> Model:
+def _model(one: ModelSettings, tuning: PredictorSettings, fitter: Fitter) -> Model:
     roles = [pool.role for pool in one.pools]
     if not roles or len(set(roles)) < len(roles):
         raise SettingsError(f"{one.key}: every role needs exactly one pool")
@@ -118,7 +123,7 @@ def _model(one: ModelSettings, tuning: PredictorSettings) -> Model:
         one.key,
         {pool.role: _pool(one.key, pool) for pool in one.pools},
         Surface(read_profile(Path(one.profile_results_dir))),
-        Predictors(*(make_predictor(tuning) for _ in range(3))),
+        Predictors(*(make_predictor(tuning, fitter) for _ in range(3))),
         Goals(
             ttft_ms=one.ttft_ms,
             itl_ms=one.itl_ms,
