@@ -274,6 +274,12 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--namespace", metavar="NAME", help="(default: that of the pod)")
     add("--lease-name", default="select-planner", metavar="NAME", help=told)
     add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=told)
+    add(
+        "--ray-token-file",
+        type=Path,
+        metavar="FILE",
+        help="bearer token of a Ray cluster that asks for one (default: RAY_AUTH_TOKEN)",
+    )
     add("--decision-timeout", type=_positive, default=1800.0, metavar="S", help=told)
     add("--state-dir", type=Path, metavar="DIR", help="history that survives, and the lock")
     add("--host", default="127.0.0.1", help=told)
@@ -289,6 +295,7 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
         for name in (
             *("targets", "prometheus_url", "prometheus_names", "token_file", "trace"),
             *("connector", "kubernetes_api", "namespace", "lease_name", "ray_dashboard"),
+            "ray_token_file",
             *("state_dir", "host", "port"),
         )
     }

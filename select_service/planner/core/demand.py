@@ -89,8 +89,13 @@ class Demand:
         for predictor in self._all:
             predictor.begin_live()
 
-    def observe(self, window: Window) -> list[str]:
-        """Take in one interval; returns what is worth telling."""
+    def observe(self, window: Window, interval_s: float | None = None) -> list[str]:
+        """Take in one interval; returns what is worth telling.
+
+        Args:
+            window: what was measured; requests are taken as if it had been as long as an interval.
+            interval_s: of forecasts; None: as long as the window.
+        """
         requests = window.requests
         if isinstance(requests, Missing):
             self.missed += 1
@@ -100,7 +105,8 @@ class Demand:
             self._learn(Interval(0.0, None, None))
             return ["idle: lengths are held"]
         isl, osl = _number(window.isl), _number(window.osl)
-        self._learn(Interval(requests.value, isl, osl))
+        scale = interval_s / window.seconds if interval_s and window.seconds > 0 else 1.0
+        self._learn(Interval(scale * requests.value, isl, osl))
         self._mix = window.isl_mix or self._mix
         effective = _number(window.effective_isl)
         if isl and effective is not None:

@@ -137,7 +137,7 @@ class Model:
         told = _Told(str(self.key))
         steps = max(pool.steps(interval_s) for pool in self.pools)
         self.demand.look_ahead(steps)
-        told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window)]
+        told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
         if self.demand.missed:
             self._hold(told)
             return told

@@ -68,6 +68,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     lease_name: str = "select-planner"
     ray_dashboard: str = "http://127.0.0.1:8265"
+    ray_token_file: Path | None = None
     decision_timeout_s: float = 1800.0
     state_dir: Path | None = None
     fast_s: float | None = 5.0
@@ -191,16 +192,19 @@ def _source(settings: RunSettings) -> Source:
     if settings.source == "selector":
         if not settings.selectors:
             raise SettingsError("--metrics-source selector needs --selector URL")
-        token = None
-        if settings.token_file is not None:
-            try:
-                token = settings.token_file.read_text().strip()
-            except OSError as error:
-                raise SettingsError(f"{settings.token_file}: {error.strerror}") from error
-        return SelectorSource(settings.selectors, token)
+        return SelectorSource(settings.selectors, _token(settings.token_file))
     if settings.trace is None:
         raise SettingsError("--metrics-source trace needs --trace FILE")
     return TraceSource(read_trace(settings.trace))
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def _connector(
@@ -220,7 +224,8 @@ def _connector(
     if settings.connector == "ray":
         from select_service.planner.edge.connectors.ray import RayConnector  # noqa: PLC0415
 
-        return RayConnector(resources, settings.ray_dashboard)
+        token = _token(settings.ray_token_file) or os.environ.get("RAY_AUTH_TOKEN")
+        return RayConnector(resources, settings.ray_dashboard, token)
     from select_service.planner.edge.connectors.kubernetes import (  # noqa: PLC0415
         KubernetesConnector,
     )

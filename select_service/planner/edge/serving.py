@@ -6,6 +6,7 @@ report what was never done; nothing here can change a target.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -83,6 +84,8 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
             wait_s = float(request.query_params.get("wait_s", "0"))
         except ValueError:
             return _json({"error": "after and wait_s are numbers"}, _BAD)
+        if math.isnan(wait_s):  # a wait that never ends
+            return _json({"error": "wait_s is not a number"}, _BAD)
         found = await connector.next(after, wait_s)
         return Response(status_code=_NOTHING) if found is None else _json(found)
 

@@ -93,6 +93,7 @@ class SelectorSource:
         self._headers = headers
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
         self._live: dict[ModelKey, list[float]] = defaultdict(list)
+        self._lost_s = 0.0  # of windows before that nobody knows
         self._clock = clock
         self._looked_at = clock()
         self._counted: dict[ModelKey, float] = {}  # requests of this window at the last look
@@ -101,14 +102,18 @@ class SelectorSource:
         """Scrape, and return what happened since the last call.
 
         A selector that could not be scraped makes the whole interval missing: its share of the
-        traffic is not known.
+        traffic is not known. The next window that is known then covers that time, too.
         """
         await self._scrape()
+        seconds += self._lost_s
         told = {model: self._window(model, seconds) for model in models}
-        for one in self._selectors:
+        is_lost = any(one.error for one in self._selectors)
+        self._lost_s = seconds if is_lost else 0.0
+        for one in self._selectors if not is_lost else ():
             one.grown = defaultdict(float)
         self._live.clear()
-        self._counted.clear()
+        if not is_lost:
+            self._counted.clear()
         self._looked_at = self._clock()
         return told
 

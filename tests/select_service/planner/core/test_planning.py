@@ -126,6 +126,13 @@ def test_idle_intervals_hold_the_lengths() -> None:
     assert run.counts == (4, 6)  # sized with the lengths from before
 
 
+def test_an_interval_that_took_longer_is_no_more_traffic() -> None:
+    """A machine that slept, or a source that was away, tells of more than one interval."""
+    run = Run(prefill=1, decode=1)
+    run.slow(replace(BUSY, seconds=3 * INTERVAL, requests=Value(3 * 5400.0)))
+    assert run.counts == (4, 6)
+
+
 def test_missing_intervals_hold_replicas_and_then_the_load_decides() -> None:
     run = Run()
     run.slow(BUSY)
