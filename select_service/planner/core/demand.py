@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.recurring import RECURRING
 from select_service.planner.core.surprises import EXACT, Surprises
 from select_service.planner.core.warming import whole_bins
 from select_service.planner.types import Idle, Missing, Value
@@ -122,6 +123,11 @@ class Demand:
     def surprises(self) -> Surprises:
         """How far off the forecasts of the model that speaks have been."""
         return self._surprises.setdefault(self._predictors.requests.speaker, Surprises())
+
+    @property
+    def recurs(self) -> bool:
+        """The traffic repeats itself, and the forecast is what was there one period before."""
+        return self._predictors.requests.speaker == RECURRING
 
     def look_ahead(self, intervals: int) -> None:
         """Judge forecasts so many intervals ahead from now on: engines take that long to start."""

@@ -143,16 +143,19 @@ class Model:
             return told
         if correct:
             self._correct(window)
-        forecasts = [self.demand.forecast(interval_s, step) for step in range(1, steps + 1)]
+        # what recurs may begin anywhere in its interval, whose mean is then too little for it
+        edge = int(self.demand.recurs)
+        forecasts = [self.demand.forecast(interval_s, step) for step in range(1, steps + edge + 1)]
         known = [one for one in forecasts if one is not None]
         told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
         self.forecast = known[0] if known else None
         self._planned = max((one.rate for one in known), default=0.0)
+        self._arrivals.forget()
         for pool in self.pools:
             if not known:
                 pool.want(0.0, None)
                 continue
-            needs = [self._need(pool, one) for one in known[: pool.steps(interval_s)]]
+            needs = [self._need(pool, one) for one in known[: pool.steps(interval_s) + edge]]
             need = max(needs, key=lambda one: one.engines)
             pool.want(need.engines, self._sure(pool, known, window))
             told.take(pool, need)
@@ -164,7 +167,7 @@ class Model:
         if usual is None:
             return None
         rates = [(math.sqrt(one.rate * window.seconds) + usual) ** 2 for one in known]
-        if isinstance(window.requests, Value):
+        if isinstance(window.requests, Value) and not self.demand.recurs:
             rates.append(window.requests.value)
         return self._need(pool, known[0]._replace(rate=max(rates) / window.seconds)).engines
 

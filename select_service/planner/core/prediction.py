@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from select_service.planner.core.choosing import Chooser
 from select_service.planner.core.fitted import Fitted
+from select_service.planner.core.recurring import RECURRING, Recurring
 
 __all__ = ["Constant", "Model", "Predictor"]
 
@@ -78,7 +79,10 @@ class Predictor:
     @property
     def speaker(self) -> str:
         """Whose forecast it is; a key of `opinions`."""
-        return self._model.chosen if isinstance(self._model, Chooser) else ""
+        if isinstance(self._model, Chooser):
+            return self._model.chosen
+        recurs = isinstance(self._model, Recurring) and self._model.period > 0
+        return RECURRING if recurs else ""
 
     def opinions(self, steps: int = 1) -> dict[str, float]:
         """Return the forecast of every model there is to choose from, by name."""

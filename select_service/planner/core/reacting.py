@@ -52,6 +52,10 @@ class ArrivalRate:
         seconds = sum(seconds for _, seconds in self._counts)
         return sum(count for count, _ in self._counts) / seconds if seconds else None
 
+    def forget(self) -> None:
+        """There is a new plan: what came before it says nothing against it."""
+        self._counts.clear()
+
     def hear(self, load: Load, planned: float) -> Surge | None:
         """Return the surge that the counts tell, if they do; `planned`: requests a second."""
         arrived = load.arrived

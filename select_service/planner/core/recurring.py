@@ -14,7 +14,10 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
 
-__all__ = ["Recurring"]
+__all__ = ["RECURRING", "Recurring"]
+
+RECURRING: Final = "recurring"
+"""The name of this model."""
 
 WINDOW: Final = 1_440
 """Values that are remembered: three days of three-minute intervals."""

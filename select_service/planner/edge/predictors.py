@@ -13,7 +13,7 @@ from msgspec import Struct
 from select_service.planner.core.choosing import Chooser
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.core.recurring import Recurring
+from select_service.planner.core.recurring import RECURRING, Recurring
 from select_service.planner.core.smoothing import DampedSmoothing
 from select_service.planner.edge import libraries
 from select_service.planner.edge.fitting import DEADLINE_S, Fitter
@@ -71,7 +71,7 @@ def _chooser(settings: PredictorSettings, fitter: Fitter) -> Model:
             "constant": Constant(),
             "kalman": _kalman(settings, fitter),
             "ets": DampedSmoothing(),
-            "recurring": Recurring(),
+            RECURRING: Recurring(),
         }
     )
 
@@ -80,7 +80,7 @@ _MODELS: Final[dict[str, Callable[[PredictorSettings, Fitter], Model]]] = {
     "constant": lambda _, __: Constant(),
     "kalman": _kalman,
     "ets": lambda _, __: DampedSmoothing(),
-    "recurring": lambda _, __: Recurring(),
+    RECURRING: lambda _, __: Recurring(),
     "arima": lambda _, fitter: libraries.arima(fitter),
     "prophet": lambda settings, fitter: libraries.prophet(
         fitter, settings.prophet_window, settings.interval_s
