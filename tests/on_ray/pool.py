@@ -16,7 +16,7 @@ class Nothing:
         return "here"
 
 
-app = Nothing.bind()
+app = Nothing.bind()  # type: ignore[attr-defined] # the decorator gives it that
 
 
 @ray.remote(num_cpus=0.01)

@@ -74,7 +74,7 @@ def test_a_serve_deployment_is_scaled_up_and_down(cluster: Cluster) -> None:
     asyncio.run(use())
 
 
-def test_an_actor_scales_a_pool_of_its_own(cluster: Cluster) -> None:  # noqa: ARG001 - Ray runs
+def test_an_actor_scales_a_pool_of_its_own(cluster: Cluster) -> None:
     from tests.on_ray.pool import OwnPool
 
     own = OwnPool.options(name="pool", namespace="planned").remote()

@@ -81,7 +81,9 @@ class Demand:
         self.missed = 0
         """Intervals in a row of which nothing is known."""
         self._surprises: dict[str, Surprises] = {}  # by model: each has its own errors
-        self._expected: deque[dict[str, float]] = deque(maxlen=1)  # requests, so far ahead, by model
+        self._expected: deque[dict[str, float]] = deque(
+            maxlen=1
+        )  # requests, so far ahead, by model
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
         """Learn a past: a trace, or what was there before a restart."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.planner.core.lengths import Lengths
-    from select_service.planner.core.surprises import Spread
     from select_service.planner.core.surface import PrefillCurve
+    from select_service.planner.core.surprises import Spread
 
 __all__ = ["PrefillNeed", "PrefillQueue"]
 

@@ -115,7 +115,7 @@ class Backlog:
     def prefill(
         self, surface: Surface, load: Load, now: float, *, target_ms: float, isl: float, ready: int
     ) -> Surge | None:
-        """Return the surge that prompts before the prefill engines tell; None: no queue, or unknown.
+        """Return the surge that waiting prompts tell; None: there is no queue, or nobody knows.
 
         Args:
             surface: of the engines.

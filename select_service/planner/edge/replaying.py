@@ -28,8 +28,8 @@ from select_service.planner.types import (
     Window,
 )
 from select_service.simulator.core.cluster import Cluster, ClusterSettings, PoolSettings
-from select_service.simulator.core.observing import ISL_EDGES
 from select_service.simulator.core.latency import ProfileLatency
+from select_service.simulator.core.observing import ISL_EDGES
 from select_service.simulator.core.requests import Request
 from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineSettings
@@ -136,7 +136,7 @@ class _Trace:
 
 
 class LeastWork(Counting):
-    """As the service places: prompts where the fewest tokens wait, answers where the fewest live."""
+    """As the service places: prompts where the fewest tokens wait, answers with the fewest."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)

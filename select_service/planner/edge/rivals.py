@@ -70,9 +70,7 @@ class Ours:
 
 
 def _goals(settings: ReplaySettings) -> Goals:
-    return Goals(
-        ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=settings.attainment
-    )
+    return Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=settings.attainment)
 
 
 def _counts(decision: object) -> dict[PoolKey, int]:
@@ -196,9 +194,7 @@ class Oracle:
             return 1, 1
         lengths = Lengths.of(from_values(one.isl for one in found))
         osl = sum(one.osl for one in found) / len(found)
-        forecast = Forecast(
-            len(found) / _ORACLE_S, lengths or Lengths.single(1.0), osl, 1.0
-        )
+        forecast = Forecast(len(found) / _ORACLE_S, lengths or Lengths.single(1.0), osl, 1.0)
         prefill = size_prefill(self._surface, forecast, self._goals, 1.0)
         gpus = self._settings.decode_gpus
         decode = size_decode(self._surface, forecast, self._goals, 1.0, gpus=gpus)

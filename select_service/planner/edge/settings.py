@@ -6,6 +6,7 @@ name, of the flag. Paths in it are relative to the file.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -115,6 +116,11 @@ def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
 
 def _model(one: ModelSettings, tuning: PredictorSettings, fitter: Fitter) -> Model:
     roles = [pool.role for pool in one.pools]
+    for name in ("ttft_ms", "itl_ms", "weight"):
+        if not 0 < getattr(one, name) < math.inf:
+            raise SettingsError(f"{one.key}: {name} must be above 0")
+    if one.attainment is not None and not 0 < one.attainment < 1:
+        raise SettingsError(f"{one.key}: attainment must be between 0 and 1")
     if not roles or len(set(roles)) < len(roles):
         raise SettingsError(f"{one.key}: every role needs exactly one pool")
     if "aggregated" in roles and len(roles) > 1:

@@ -117,7 +117,9 @@ def test_one_event_is_chance_and_two_are_a_pattern() -> None:
         surprises.add(600.0, 2100.0 if step in (30, 31) else 600.0)
     burst = [(factor, share) for factor, share in surprises.spread(600.0) if factor > 1.1]
     assert [factor for factor, _ in burst] == pytest.approx([3.5] * len(burst))
-    assert sum(share for _, share in burst) == pytest.approx(2 * 2100 / (2 * 2100 + 116 * 600), rel=0.05)
+    assert sum(share for _, share in burst) == pytest.approx(
+        2 * 2100 / (2 * 2100 + 116 * 600), rel=0.05
+    )
     assert max(factor for factor, _ in surprises.spread(2100.0)) < 1.1, "never on top of itself"
 
 

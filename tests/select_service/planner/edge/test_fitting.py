@@ -88,6 +88,4 @@ def test_a_fit_that_fails_is_told_and_the_last_value_stands_in() -> None:
     assert forecast is not None
     assert forecast.rate == 13.0
     assert demand.fit_failures == 1
-    assert demand.doubts == [
-        "the forecast of requests goes on without a new fit: no convergence"
-    ]
+    assert demand.doubts == ["the forecast of requests goes on without a new fit: no convergence"]
