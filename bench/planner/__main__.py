@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from bench.output import progress
 from bench.provenance import provenance
-from select_service.planner.core.demand import intervals_of
+from select_service.planner.core.demand import Interval, intervals_of
 from select_service.planner.core.warming import TracedRequest
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
@@ -34,7 +34,7 @@ PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "p
 HOUR_S: Final = 3600.0
 GPUS_MAX: Final = 64
 GOALS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
-SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(2, 2))
+SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
 
 
 def _chance_bursts(now: float) -> float:
@@ -126,7 +126,7 @@ def run(task: Task) -> Done:
 
 
 def replace_settings(task: Task) -> ReplaySettings:
-    past = ()
+    past: tuple[Interval, ...] = ()
     if task.learnt_hours:
         before = traffic(task.shape, task.learnt_hours * HOUR_S, task.seed + 1000)
         # `whole_bins` leaves the last interval out, which may be a part: add one that is

@@ -1,7 +1,7 @@
 """Who may go, on a recorded trace: `python -m bench.planner.scale_down --trace FILE`.
 
-The service routes Mooncake's conversation trace over simulated engines. Halfway a quarter of them
-is taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts is
+The service routes Mooncake's conversation trace over simulated engines. Halfway some of them
+are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts is
 the hit rate of the next quarter of the trace. Leaves a JSON file.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from bench.provenance import provenance
 from select_service.drain_types import ScaleDownCandidate
@@ -43,6 +44,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 8
     gone: int = 2
     speed: float = 1.0
+    kv_tokens: int = 400_000
     seed: int = 1
 
 
@@ -69,7 +71,8 @@ def hit_rate_after(task: Task) -> float:
         )
         cluster = Cluster(
             ClusterSettings(
-                {"workers": PoolSettings("aggregated", EngineSettings())}, block_size=BLOCK
+                {"workers": PoolSettings("aggregated", EngineSettings(kv_tokens=task.kv_tokens))},
+                block_size=BLOCK,
             ),
             router,
             workload,
@@ -97,14 +100,10 @@ def _leaving(router: CoreRouter, cluster: Cluster, task: Task) -> list[int]:
     return [one.worker_id for one in asked]
 
 
-def rates(
-    trace: Path, seeds: int, jobs: int, workers: int, gone: int, speed: float
-) -> dict[str, list[float]]:
+def rates(like: Task, seeds: int, jobs: int) -> dict[str, list[float]]:
     """Return hit rates by whom was taken away, one per seed."""
     tasks = [
-        Task(trace=str(trace), removed=one, seed=seed, workers=workers, gone=gone, speed=speed)
-        for one in CHOICES
-        for seed in range(1, seeds + 1)
+        replace(like, removed=one, seed=seed) for one in CHOICES for seed in range(1, seeds + 1)
     ]
     with ProcessPoolExecutor(jobs) as pool:
         found = list(pool.map(hit_rate_after, tasks))
@@ -120,21 +119,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--gone", type=int, default=2)
+    parser.add_argument("--kv-tokens", type=int, default=400_000, help="of one engine's cache")
     parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-scale-down.json"))
     args = parser.parse_args()
-    found = rates(args.trace, args.seeds, args.jobs, args.workers, args.gone, args.speed)
+    like = Task(
+        trace=str(args.trace),
+        removed="none",
+        workers=args.workers,
+        gone=args.gone,
+        speed=args.speed,
+        kv_tokens=args.kv_tokens,
+    )
+    found = rates(like, args.seeds, args.jobs)
     for choice, values in found.items():
         each = " ".join(f"{100 * one:.2f}" for one in values)
         print(f"{choice:8} {100 * statistics.mean(values):6.2f} % hits ({each})")
     result = {
         "what": "hit rate after workers were taken away, on a recorded trace",
         "provenance": provenance(),
-        "trace": args.trace.name,
-        "workers": args.workers,
-        "gone": args.gone,
-        "speed": args.speed,
+        "settings": replace(like, trace=args.trace.name),
         "hit_rate": found,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

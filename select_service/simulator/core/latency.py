@@ -112,8 +112,8 @@ class ProfileLatency:
             raise ValueError("prefill_isl and prefill_ttft must have the same length, at least 1")
         order = np.argsort(isl, kind="stable")
         rising = np.maximum.accumulate(ttft[order]) / 1e3  # more tokens never take less
-        self._isl = [0.0, *isl[order].tolist()]
-        self._ttft = [0.0, *rising.tolist()]
+        self._isl: list[float] = [0.0, *isl[order].tolist()]
+        self._ttft: list[float] = [0.0, *rising.tolist()]
         self._slope = self._ttft[-1] / max(self._isl[-1], 1.0)
         self.max_kv_tokens = float(np.atleast_1d(np.asarray(decode["max_kv_tokens"])).ravel()[0])
         if not self.max_kv_tokens > 0.0:
@@ -193,4 +193,5 @@ def _curves(
         rows = rows[np.argsort(usage[rows], kind="stable")]
         rising = np.maximum.accumulate(itl[rows]) / 1e3
         curves.append((usage[rows].tolist(), rising.tolist()))
-    return contexts.tolist(), curves
+    told: list[float] = contexts.tolist()
+    return told, curves
