@@ -69,14 +69,9 @@ def hit_rate_after(task: Task) -> float:
             speed=task.speed,
             jitter_s=3.0,
         )
-        cluster = Cluster(
-            ClusterSettings(
-                {"workers": PoolSettings("aggregated", EngineSettings(kv_tokens=task.kv_tokens))},
-                block_size=BLOCK,
-            ),
-            router,
-            workload,
-        )
+        pool = PoolSettings("aggregated", EngineSettings(kv_tokens=task.kv_tokens))
+        settings = ClusterSettings({"workers": pool}, block_size=BLOCK)
+        cluster = Cluster(settings, router, workload)
         half_s = TRACE_S / task.speed / 2
         for _ in range(task.workers):
             cluster.add_worker("workers", 0.0)
