@@ -1,8 +1,8 @@
 """Who may go, on a recorded trace: `python -m bench.planner.scale_down --trace FILE`.
 
 The service routes Mooncake's conversation trace over simulated engines. Halfway some of them
-are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts is
-the hit rate of the next quarter of the trace. Leaves a JSON file.
+are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts
+is the hit rate of the next quarter of the trace. Leaves a JSON file.
 """
 
 from __future__ import annotations

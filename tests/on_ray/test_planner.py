@@ -25,7 +25,8 @@ def target(pool: PoolKey, replicas: int) -> Target:
 
 async def until(connector: RayConnector, pool: PoolKey, wanted: PoolState) -> list[PoolState]:
     """Look until it is so; returns what was seen on the way."""
-    deadline, seen = time.monotonic() + PATIENCE_S, []
+    deadline = time.monotonic() + PATIENCE_S
+    seen: list[PoolState] = []
     while time.monotonic() < deadline:
         state = (await connector.states([pool])).get(pool)
         if state is not None and (not seen or seen[-1] != state):
@@ -77,7 +78,7 @@ def test_a_serve_deployment_is_scaled_up_and_down(cluster: Cluster) -> None:
 def test_an_actor_scales_a_pool_of_its_own(cluster: Cluster) -> None:
     from tests.on_ray.pool import OwnPool
 
-    own = OwnPool.options(name="pool", namespace="planned").remote()
+    own = OwnPool.options(name="pool", namespace="planned").remote()  # type: ignore[attr-defined]
 
     async def use() -> None:
         resources = {DECODE: "actor/planned/pool", PREFILL: "actor/planned/nobody"}
