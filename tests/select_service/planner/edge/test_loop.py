@@ -160,11 +160,21 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
         assert memory.decision_id == 1
         await again.slow()  # lengths come from before
         assert {one.pool: one.replicas for one in again.decisions[-1].targets} == told
-        path.write_text("{broken")
-        damaged = StateFile(path)
-        damaged.read(loop_of().fleet)
-        assert damaged.damaged
-        assert (tmp_path / "planner.damaged").read_text() == "{broken"
+        whole = path.read_text()
+        assert '"p_correction":1.0' in whole
+        for broken in (
+            "{broken",
+            "",
+            "[]",
+            whole.replace('"p_correction":1.0', '"p_correction":0.0'),
+            whole.replace('"computed":1.0', '"computed":-1.0'),
+            whole.replace("5400.0", "-5400.0"),
+        ):
+            path.write_text(broken)
+            damaged = StateFile(path)
+            assert damaged.read(loop_of().fleet).decision_id == 0
+            assert damaged.damaged
+            assert (tmp_path / "planner.damaged").read_text() == broken
 
     run(use)
 
