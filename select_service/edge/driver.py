@@ -724,7 +724,9 @@ class Driver:
 
     def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
-        self._carry_out(self.core.prefill_complete(reservation_id, self._clock(), cached_tokens))
+        effects = self.core.prefill_complete(reservation_id, self._clock(), cached_tokens)
+        if effects is not NOTHING or self.keeper is not None:  # else there is nothing to do
+            self._carry_out(effects)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """POST /reservations/{id}/output_block."""
@@ -732,7 +734,9 @@ class Driver:
 
     def free(self, reservation_id: str) -> None:
         """DELETE /reservations/{id}."""
-        self._carry_out(self.core.free(reservation_id, self._clock()))
+        effects = self.core.free(reservation_id, self._clock())
+        if effects is not NOTHING or self.keeper is not None:  # as above
+            self._carry_out(effects)
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
         """POST /reservations/batch as far as one slice goes; the task has the answer of more.
