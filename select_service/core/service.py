@@ -43,6 +43,7 @@ from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
 from select_service.core.selecting import Selecting
+from select_service.core.shadow import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -62,13 +63,14 @@ from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
     from select_service.core.marks import Recorder
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
+    from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
 
 
@@ -94,6 +96,7 @@ class SelectionCore:
         first_decision: int = 1,
         recorder: Recorder | None = None,
         trust: TrustSettings | None = None,
+        stopwatch: Callable[[], float] | None = None,
     ) -> None:
         """Start empty.
 
@@ -110,6 +113,7 @@ class SelectionCore:
             first_decision: number of the first record of one; none of an earlier life's.
             recorder: takes the marks of requests that are traced; None: none is.
             trust: when what an index says counts for less.
+            stopwatch: seconds, to measure what a shadow policy costs; None: it is not bounded.
 
         Raises:
             ValueError: those settings make no sense.
@@ -158,6 +162,7 @@ class SelectionCore:
             *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
+        self.shadowing = Shadowing(config, self.partitions, stopwatch)
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
         self.selecting = kind_of_selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
@@ -255,6 +260,10 @@ class SelectionCore:
         self.replica_snapshot_part = replicating.snapshot_part
         self.replica_snapshot_end = replicating.snapshot_end
         self.replica_status = replicating.status
+
+    def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
+        """Let other weights look on from now on; None: nobody does."""
+        self.placing.shadow = self.shadowing.follow(settings, now)
 
     # -- an index out of a dump ------------------------------------------------------------------
 

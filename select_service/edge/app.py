@@ -113,6 +113,7 @@ def create_driver(settings: Settings) -> Driver:
         tracing=_tracing(settings),
         doctor_limits=settings.doctor_limits,
         trust=settings.trust,
+        shadow=settings.shadow,
     )
     service.discovery = _discovery(settings, service)
     return service
