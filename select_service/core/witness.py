@@ -1,0 +1,319 @@
+"""The rooms a request passes through, as they are where a service is recorded.
+
+Each does what the one it stands for does, and notes what it met: references, no copies. A service
+that records nothing has the plain rooms and pays nothing. `tape/notes.py` says what is noted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+
+from typing_extensions import override
+
+from indexer.types import WorkerRank
+from select_service.core.decisions import Decisions
+from select_service.core.desk import Desk
+from select_service.core.placing import Placing
+from select_service.core.tape.notes import (
+    ChangeNote,
+    DecisionNote,
+    LifeNote,
+    SeatsNote,
+    StepNote,
+    WaveNote,
+)
+from select_service.core.wave_plan import WavePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indexer.core.tiers import Matches
+    from indexer.types import Scope
+    from select_service.admission_types import AdmissionSettings
+    from select_service.core.bookings import Booking
+    from select_service.core.columns import Floats, Rows
+    from select_service.core.decision_record import Odds, Record, Seen
+    from select_service.core.desk import Order
+    from select_service.core.effects import Effects
+    from select_service.core.partition import Partition
+    from select_service.core.queue import Ticket
+    from select_service.core.replica_messages import ClaimRecord
+    from select_service.core.reservation import Reservation
+    from select_service.core.roles import Roles
+    from select_service.core.tape.notes import Note, ThresholdsInForce
+    from select_service.core.wave_plan import Member, Seat
+    from select_service.types import Answer, CacheHit
+
+__all__ = ["Rooms", "Sink", "Witness", "rooms_for"]
+
+SCOPES_KEPT: Final = 64
+"""After so many more scopes those that have closed are forgotten."""
+
+
+class Sink(Protocol):
+    """Where notes go.
+
+    Attributes:
+        draws: what chance says is put here by who draws.
+    """
+
+    draws: list[float | int]
+
+    def put(self, note: Note, size: int) -> bool:
+        """Take a note of about so many bytes; False: there is no room, and it is counted."""
+
+
+class Rooms(NamedTuple):
+    """The kinds of rooms to build a service of."""
+
+    desk: type[Desk]
+    placing: type[Placing]
+    decisions: type[Decisions]
+    plan: type[WavePlan]
+
+
+class Witness:
+    """Notes what happens in one service, in order."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.settings: AdmissionSettings | None = None  # as they are in force; set by the service
+        self._roles: dict[Scope, tuple[Partition, Roles]] = {}  # another object: another seating
+        self._columns = b""  # charged last
+        self.now = 0.0
+        """When something was noted last."""
+
+    def seats(self, partition: Partition) -> None:
+        """Note who sits where, if that is not as it was."""
+        known = self._roles.get(partition.scope)
+        if known is not None and known[1] is partition.roles:
+            return
+        workers = tuple(
+            [(one.spec, tuple(one.slots.items()), one.drain) for one in partition.seated.values()]
+        )
+        note = SeatsNote(partition.scope, partition.index.block_size, workers)
+        if self.sink.put(note, 256 + 64 * len(workers)):
+            self._roles[partition.scope] = partition, partition.roles
+            if len(self._roles) % SCOPES_KEPT == 0:
+                self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        self._roles = {scope: one for scope, one in self._roles.items() if one[0].seated}
+
+    def draws(self) -> tuple[float | int, ...]:
+        """Take what chance has said."""
+        draws = self.sink.draws
+        if not draws:
+            return ()
+        said = tuple(draws)
+        draws.clear()
+        return said
+
+    def decision(
+        self, ticket: Ticket, seen: Seen, rows: Rows | None, slot: int, now: float, odds: Odds | None
+    ) -> None:
+        """Note a decision."""
+        partition, request = ticket.partition, ticket.request
+        self.now = now
+        self.seats(partition)
+        couple = thresholds = None
+        if odds is not None:
+            if odds.plan is not None and odds.plan.mode == "disaggregated":
+                couple = odds.plan.couple
+            if odds.is_threshold or odds.plan is not None:
+                thresholds = self._thresholds()
+        columns = seen[0]
+        size = 600 + len(ticket.prompt.block_hashes)
+        if columns is not self._columns:
+            self._columns = columns
+            size += len(columns)
+        note = DecisionNote(
+            *(now, ticket.since, partition.scope, rows, seen, ticket.prompt, ticket.weights, slot),
+            *(request, ticket.reservation_id, odds, couple, thresholds, self.draws()),
+            ticket.in_wave,
+        )
+        self.sink.put(note, size)
+
+    def _thresholds(self) -> ThresholdsInForce | None:
+        settings = self.settings
+        if settings is None:
+            return None
+        return (
+            settings.cache_hit_threshold,
+            settings.cache_hit_attempts_max,
+            settings.cache_hit_basis,
+            settings.cache_hit_scope,
+        )
+
+    def change(self, now: float, what: str, values: dict[str, object]) -> None:
+        """Note settings that were put in force."""
+        self.sink.put(ChangeNote(now, what, values), 512)
+
+
+def rooms_for(witness: Witness, desk: type[Desk], placing: type[Placing]) -> Rooms:
+    """Return the rooms to build a service of whose life this witness notes."""
+    told = {"witness": witness}
+    return Rooms(
+        cast("type[Desk]", type("WitnessedDesk", (_Desk, desk), told)),
+        cast("type[Placing]", type("WitnessedPlacing", (_Placing, placing), told)),
+        cast("type[Decisions]", type("WitnessedDecisions", (_Decisions,), told)),
+        cast("type[WavePlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
+    )
+
+
+class _Placing(Placing):
+    """Lets no draw of a decision that failed be taken for one of the next."""
+
+    witness: Witness
+
+    @override
+    def place(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        matches: Matches | None = None,
+    ) -> tuple[Answer, Effects]:
+        self.witness.sink.draws.clear()
+        return super().place(ticket, rows, now, effects, matches)
+
+
+class _Decisions(Decisions):
+    """Notes every decision, whether it is kept or not."""
+
+    witness: Witness
+
+    @property
+    @override
+    def is_wanted(self) -> bool:
+        return True
+
+    @override
+    def keep(
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None = None,
+        cache_hit: CacheHit | None = None,
+    ) -> Record | None:
+        self.witness.decision(ticket, seen, rows, slot, now, odds)
+        return super().keep(ticket, seen, rows, slot, now, odds, cache_hit)
+
+
+class _Desk(Desk):
+    """Notes what becomes of reservations."""
+
+    witness: Witness
+    _why = "told"  # the end that is being made
+
+    def _note(self, now: float, what: str, name: str, *facts: object) -> None:
+        self.witness.now = now
+        self.witness.sink.put(LifeNote(now, what, name, *facts), 256)  # type: ignore[arg-type]
+
+    def _begun(
+        self, what: str, partition: Partition, slot: int, name: str, tokens: int, isl: int, at: float
+    ) -> None:
+        self.witness.seats(partition)
+        worker, dp_rank = partition.rank_at(slot)
+        rank = WorkerRank(worker.worker_id, dp_rank)
+        self._note(at, what, name, partition.scope, rank, tokens, isl)
+
+    @override
+    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
+        name, isl = order.reservation_id, order.prompt.isl_tokens
+        self._begun("booked", partition, slot, name, order.prefill_tokens, isl, now)
+        return super().book(partition, slot, order, now)
+
+    @override
+    def learn(
+        self,
+        partition: Partition,
+        slot: int,
+        record: ClaimRecord,
+        hashes: bytes,
+        origin: str | int,
+        now: float,
+        *,
+        watched: bool = False,
+    ) -> Reservation:
+        name, isl = record.reservation_id, record.isl_tokens
+        self._begun("learnt", partition, slot, name, record.prefill_tokens, isl, now)
+        return super().learn(partition, slot, record, hashes, origin, now, watched=watched)
+
+    @override
+    def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
+        done = super().prefill_complete(name, now)
+        self._note(now, "prefill_complete", name)
+        return done
+
+    @override
+    def output_block(
+        self, name: str, decay_fraction: float | None, now: float, count: int = 1
+    ) -> None:
+        super().output_block(name, decay_fraction, now, count)
+        self._note(now, "output_block", name, None, None, count, 0, decay_fraction)
+
+    @override
+    def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
+        self._why = "freed"
+        try:
+            return super().free(name, now)
+        finally:
+            self._why = "told"
+
+    @override
+    def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
+        self._why = "expired"
+        try:
+            return super().expire(partition, limit, now, effects)
+        finally:
+            self._why = "told"
+
+    @override
+    def release(self, booking: Booking, now: float) -> None:
+        reservation = booking.reservation
+        blocks = reservation.whole_outputs + reservation.faded_outputs
+        self._note(now, self._why, reservation.reservation_id, None, None, blocks)
+        super().release(booking, now)
+
+
+class _WavePlan(WavePlan):
+    """Notes what each step of a plan met, and the whole of it once it is made."""
+
+    witness: Witness
+    _looked: list[tuple[int, Seen]]
+
+    @override
+    def seats(self) -> Iterator[list[Seat]]:
+        witness, partition = self.witness, self._partition
+        ledger, draws = partition.ledger, witness.sink.draws
+        witness.seats(partition)
+        taken, size = [], 0
+        plan = super().seats()
+        while True:
+            draws.clear()
+            self._looked = []
+            columns, requests = ledger.columns(), ledger.requests.tobytes()
+            piece = next(plan, None)
+            if piece is None:
+                break
+            if piece:
+                seated = [(seat.member.number, seat.slot) for seat in piece]
+                taken.append(StepNote(columns, requests, self._looked, witness.draws(), seated))
+                size += len(columns) + len(requests) + 64 * len(seated)
+            yield piece
+        size += sum(160 + len(one.prompt.block_hashes) for one in self._members)
+        members = [
+            (one.number, one.prompt, one.request, one.weights, one.rows) for one in self._members
+        ]
+        facts = partition.scope, self._load_limit, self._keep_together
+        witness.sink.put(WaveNote(witness.now, *facts, members, taken), size)
+
+    @override
+    def _price(self, member: Member) -> tuple[Floats, Floats]:
+        self._looked.append((member.number, self._partition.see(member.prompt)))
+        return super()._price(member)
