@@ -10,6 +10,7 @@ Slots are little-endian u32, columns little-endian doubles (requests: i64), hash
 
 from __future__ import annotations
 
+import re
 from struct import Struct as Layout
 from typing import Final, TypeAlias
 
@@ -21,6 +22,7 @@ __all__ = [
     *("CHUNKS_MAX", "CHUNK_BYTES", "FRAME", "FRAME_RAW_MAX", "LENGTH", "MAGIC", "OPENING", "VERSION"),
     *("Asked", "Change", "Column", "Decided", "End", "Events", "Found", "Gap", "Header", "Item"),
     *("Life", "Member", "Pair", "Prompted", "SeatedWorker", "Seats", "Step", "Wave"),
+    *("number_of", "numbered"),
 ]
 
 VERSION: Final = 1
@@ -38,6 +40,20 @@ CHUNK_BYTES: Final = 512
 
 CHUNKS_MAX: Final = 32_768
 """Remembered on both sides, 16 MiB; then both forget all of them."""
+
+
+_DIGITS: Final = 6
+
+
+def numbered(name: str, number: int) -> str:
+    """Return what a file of that name is called once it is full."""
+    return f"{name}.{number:0{_DIGITS}d}"
+
+
+def number_of(name: str, file: str) -> int | None:
+    """Return the number of a file that was put aside from one of that name; None: it was not."""
+    found = re.fullmatch(re.escape(name) + rf"\.(\d{{{_DIGITS},}})", file)
+    return None if found is None else int(found[1])
 
 
 class Header(Struct, array_like=True, tag="H"):
@@ -223,10 +239,11 @@ class Change(Struct, array_like=True, tag="C"):
 
 
 class Gap(Struct, array_like=True, tag="G"):
-    """So many items are missing here."""
+    """So much is missing here; nothing behind it refers to what stands before it if it `resets`."""
 
-    items: int
-    why: str  # queue | disk
+    notes: int
+    why: str  # queue | disk | fault
+    resets: bool = False
 
 
 class End(Struct, array_like=True, tag="Z"):

@@ -25,6 +25,7 @@ from select_service.core.tape.items import (
     Column,
     Decided,
     Events,
+    Gap,
     Header,
     Item,
     Life,
@@ -134,7 +135,9 @@ class Tape:
                     continue
                 if isinstance(item, Header):
                     raise BadRecording("a second header")
-                if isinstance(item, Seats):
+                if isinstance(item, Gap) and item.resets:
+                    self._forget()
+                elif isinstance(item, Seats):
                     self._seat(item)
                 elif isinstance(item, Decided | Wave | Events):
                     self.house(item.scope)
@@ -150,6 +153,11 @@ class Tape:
         if not isinstance(item, Header):
             raise BadRecording("it does not begin with a header")
         return item
+
+    def _forget(self) -> None:
+        self.houses.clear()
+        self._columns.clear()
+        self._chunks.clear()
 
     def _seat(self, item: Seats) -> None:
         before = self.houses.get(item.scope)
