@@ -110,7 +110,13 @@ class Witness:
         return said
 
     def decision(
-        self, ticket: Ticket, seen: Seen, rows: Rows | None, slot: int, now: float, odds: Odds | None
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None,
     ) -> None:
         """Note a decision."""
         partition, request = ticket.partition, ticket.request
@@ -215,7 +221,14 @@ class _Desk(Desk):
         self.witness.sink.put(LifeNote(now, what, name, *facts), 256)  # type: ignore[arg-type]
 
     def _begun(
-        self, what: str, partition: Partition, slot: int, name: str, tokens: int, isl: int, at: float
+        self,
+        what: str,
+        partition: Partition,
+        slot: int,
+        name: str,
+        tokens: int,
+        isl: int,
+        at: float,
     ) -> None:
         self.witness.seats(partition)
         worker, dp_rank = partition.rank_at(slot)

@@ -19,7 +19,16 @@ from msgspec import Struct
 from select_service.types import RouterConfig, RouterConfigOverride, WorkerSpec
 
 __all__ = [
-    *("CHUNKS_MAX", "CHUNK_BYTES", "FRAME", "FRAME_RAW_MAX", "LENGTH", "MAGIC", "OPENING", "VERSION"),
+    *(
+        "CHUNKS_MAX",
+        "CHUNK_BYTES",
+        "FRAME",
+        "FRAME_RAW_MAX",
+        "LENGTH",
+        "MAGIC",
+        "OPENING",
+        "VERSION",
+    ),
     *("Asked", "Change", "Column", "Decided", "End", "Events", "Found", "Gap", "Header", "Item"),
     *("Life", "Member", "Pair", "Prompted", "SeatedWorker", "Seats", "Step", "Wave"),
     *("number_of", "numbered"),
@@ -108,7 +117,6 @@ class Prompted(Struct, array_like=True):
     """A prompt: hashes in chunks, those that were there before by number; never tokens."""
 
     hashes: list[int | bytes]
-    blocks: int
     isl_tokens: int
 
 

@@ -133,7 +133,10 @@ class Packer:
                 number,
                 *note.scope,
                 note.block_size,
-                [SeatedWorker(one, list(slots), why) for one, slots, why in fresh[start:][:SEATS_PER_ITEM]],
+                [
+                    SeatedWorker(one, list(slots), why)
+                    for one, slots, why in fresh[start:][:SEATS_PER_ITEM]
+                ],
                 [] if start else gone,
                 is_new and not start,
             )
@@ -227,7 +230,7 @@ class Packer:
                 if len(chunks) >= CHUNKS_MAX:
                     chunks.clear()
                 chunks[chunk] = len(chunks)
-        return Prompted(told, prompt.blocks, prompt.isl_tokens)
+        return Prompted(told, prompt.isl_tokens)
 
     # -- the rest --------------------------------------------------------------------------------
 
