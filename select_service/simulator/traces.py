@@ -15,6 +15,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from select_service.simulator.core.requests import Outcome, Request
+from select_service.simulator.recordings import read_recording
 
 if TYPE_CHECKING:
     import random
