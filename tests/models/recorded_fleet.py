@@ -117,9 +117,10 @@ class RecordedFleet:
             witness=Witness(self.tape),
         )
         self.now = 100.0
-        self.has_roles = draw.random() < 0.3
+        self.has_roles = not seed % 3
         self.prompts = [[draw.getrandbits(64) for _ in range(140)] for _ in range(3)]
-        self.answers: list[tuple[Any, ...]] = []  # kind and ranks, in the order of decisions
+        self.answers: dict[str, tuple[Any, ...]] = {}  # kind and ranks, by id
+        self.refusals = 0
         self.waiting: list[Ticket] = []
         self.live: list[str] = []
         self.count = 0
@@ -141,7 +142,7 @@ class RecordedFleet:
     def worker(self, worker_id: int) -> None:
         draw = self.draw
         role = draw.choice(["prefill", "decode", "aggregated", None]) if self.has_roles else None
-        scope = SCOPES[worker_id % 3]
+        scope = SCOPES[worker_id % (1 if self.has_roles else 3)]
         spec = WorkerSpec(
             worker_id=worker_id,
             model_name=scope.model_name,
@@ -172,11 +173,11 @@ class RecordedFleet:
     def ask(self) -> None:
         draw, core = self.draw, self.core
         self.count += 1
-        asked, kind = self.wishes(), draw.random()
+        asked, kind = {**self.wishes(), "selection_id": f"s{self.count}"}, draw.random()
         verb: Any
         if kind < 0.4:
-            request, verb = SelectRequest(selection_id=f"s{self.count}", **asked), core.select
-        elif kind < 0.9 or not self.has_roles:
+            request, verb = SelectRequest(**asked), core.select
+        elif kind < 0.7 or not self.has_roles:
             request = SelectAndReserveRequest(reservation_id=f"r{self.count}", **asked)
             verb = core.select_and_reserve
         else:
@@ -195,7 +196,7 @@ class RecordedFleet:
 
     def wishes(self) -> dict[str, Any]:
         draw = self.draw
-        prompt, scope = draw.choice(self.prompts), draw.choice(SCOPES)
+        prompt, scope = draw.choice(self.prompts), draw.choice(SCOPES[: 1 if self.has_roles else 3])
         blocks = draw.randint(1, len(prompt))
         own = [draw.getrandbits(64) for _ in range(draw.randint(0, 3))]
         hashes = prompt[:blocks] + own
@@ -312,16 +313,17 @@ class RecordedFleet:
 
     def answered(self, answer: Answer) -> None:
         if isinstance(answer, CacheThreshold):
-            self.answers.append(("cache_threshold",))
+            self.answers[str(answer.selection_id)] = ("cache_threshold",)
             return
         if isinstance(answer, PairSelection):
             self.live.append(answer.reservation_id)
             legs = [answer.decode] if answer.prefill is None else [answer.decode, answer.prefill]
-            self.answers.append(("pair", *((leg.worker_id, leg.dp_rank) for leg in legs if leg)))
+            ranks = [(leg.worker_id, leg.dp_rank) for leg in legs if leg]
+            self.answers[answer.selection_id or ""] = ("pair", *ranks)
             return
         if answer.reservation_id:
             self.live.append(str(answer.reservation_id))
-        self.answers.append(("placed", (answer.worker_id, answer.dp_rank)))
+        self.answers[str(answer.selection_id)] = ("placed", (answer.worker_id, answer.dp_rank))
 
-    def refused(self, error: ServiceError) -> None:
-        self.answers.append(("refused", error.code))
+    def refused(self, _: ServiceError) -> None:
+        self.refusals += 1
