@@ -142,7 +142,7 @@ def _spread(one: Spread) -> str:
 
 
 def _difference(one: Difference) -> list[str]:
-    name = one.reservation_id or one.selection_id or ""
+    name = " ".join(filter(None, (one.reservation_id, one.selection_id)))
     member = "" if one.wave_member is None else f" member {one.wave_member} of a wave,"
     return [
         f"  decision {one.decision} {name} after {one.at_s:.3f} s,{member} {one.model_name} "
