@@ -296,7 +296,7 @@ class Driver:
             worker_key=None if self.credentials is None else self.credentials.worker_key,
             addresses=self.addresses,
             on_refused=self._refuse_source,
-            on_message=None if self.recording is None else self.recording.hear,
+            on_message=None if self.recording is None else self._record_message,
         )
         if self.recording is not None:
             self.recording.start(self._clock)
@@ -979,6 +979,17 @@ class Driver:
             return
         if warm is not None and is_known:
             warm.give_back(listen)
+
+    def _record_message(
+        self,
+        stream: EventStream,
+        frames: Sequence[bytes],
+        is_replay: bool,  # noqa: FBT001 - as the listener tells it
+    ) -> None:
+        assert self.recording is not None
+        index = self.core.registry.index(stream.scope)
+        is_eagle = index is not None and index.is_eagle
+        self.recording.hear(stream, frames, is_replay=is_replay, is_eagle=is_eagle)
 
     def _refuse_source(self, stream: EventStream, error: EndpointRefused) -> None:
         """Take a worker out of service whose events come from where nobody may connect to."""

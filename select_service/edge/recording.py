@@ -175,9 +175,11 @@ class Recording:
         self._queue.append((note, size))
         return True
 
-    def hear(self, stream: EventStream, frames: Sequence[bytes], is_replay: bool) -> None:  # noqa: FBT001 - as told
+    def hear(
+        self, stream: EventStream, frames: Sequence[bytes], *, is_replay: bool, is_eagle: bool
+    ) -> None:
         """Take a message of an engine."""
-        facts = stream.scope, stream.rank, stream.index.is_eagle, is_replay
+        facts = stream.scope, stream.rank, is_eagle, is_replay
         self.put(EventNote(self._clock(), *facts, frames), 128 + sum(map(len, frames)))
 
     def random(self, seed: int | None) -> WitnessRandom:

@@ -253,13 +253,13 @@ class Tape:
 
     def _complain(self, opening: bytes) -> None:
         """Say what is wrong with the first bytes, unless they are too few."""
-        if opening.startswith(MAGIC):
-            raise BadRecording(
-                f"format {opening[len(MAGIC) :]!r} of a recording; this reads format {VERSION}"
-            )
-        if not OPENING.startswith(opening):
+        if OPENING.startswith(opening):
+            self.is_torn = True
+        elif opening.startswith(MAGIC):
+            other = opening[len(MAGIC) :].decode("ascii", "replace").strip()
+            raise BadRecording(f"format {other} of a recording; this reads format {VERSION}")
+        else:
             raise BadRecording("this is no recording of select-service")
-        self.is_torn = True
 
     def _frame(self) -> bytes | None:
         """Return what the next frame holds; None: there is none, or not all of it."""

@@ -149,7 +149,7 @@ class FullDisk:
         self.is_full = False
         self.refusals = threading.Semaphore(0)
         monkeypatch.setattr(module, "RETRY_S", 0.0)
-        monkeypatch.setattr(Recording, "_write_all", self.write)
+        monkeypatch.setattr(Recording, "_write_all", lambda one, data: self.write(one, data))
 
     def write(self, recording: Recording, data: memoryview) -> None:
         file = recording._file

@@ -264,5 +264,5 @@ def test_what_is_no_recording_is_refused(
     assert main(["replay", str(path)]) == 1
     assert "this is no recording of select-service" in capsys.readouterr().err
     path.write_bytes(b"select-service recording 9\nand so on")
-    with pytest.raises(BadRecording, match="format b'9"):
+    with pytest.raises(BadRecording, match="format 9"):
         replay([path])

@@ -82,7 +82,7 @@ def decisions(draw: st.DrawFn) -> DecisionNote:
 
 
 @given(notes=st.lists(decisions() | st.none(), max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | None]) -> None:
     """None: the reader has lost what came before."""
     with pytest.MonkeyPatch.context() as patched:
@@ -159,7 +159,8 @@ def test_a_file_that_was_cut_off_ends_with_its_last_whole_frame(recording: bytes
     assert len(ends) > 4
     counts = []
     around = {end + by for end in ends for by in (-9, -1, 0, 1, 8, 9)}
-    for cut in sorted(around.union(range(0, len(recording), 397))):
+    cuts = {min(cut, len(recording)) for cut in around.union(range(0, len(recording), 397))}
+    for cut in sorted(cuts):
         tape = Tape(io.BytesIO(recording[:cut]).read, "it")
         counts.append(len(list(tape)))
         assert tape.frames == max(0, sum(end <= cut for end in ends) - 1)
