@@ -221,24 +221,18 @@ class _Desk(Desk):
         self.witness.sink.put(LifeNote(now, what, name, *facts), 256)  # type: ignore[arg-type]
 
     def _begun(
-        self,
-        what: str,
-        partition: Partition,
-        slot: int,
-        name: str,
-        tokens: int,
-        isl: int,
-        at: float,
+        self, what: str, partition: Partition, slot: int, facts: tuple[str, int, int], now: float
     ) -> None:
+        """Note where a reservation begins; its id, tokens to prefill, and length."""
         self.witness.seats(partition)
         worker, dp_rank = partition.rank_at(slot)
         rank = WorkerRank(worker.worker_id, dp_rank)
-        self._note(at, what, name, partition.scope, rank, tokens, isl)
+        self._note(now, what, facts[0], partition.scope, rank, *facts[1:])
 
     @override
     def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
-        name, isl = order.reservation_id, order.prompt.isl_tokens
-        self._begun("booked", partition, slot, name, order.prefill_tokens, isl, now)
+        facts = order.reservation_id, order.prefill_tokens, order.prompt.isl_tokens
+        self._begun("booked", partition, slot, facts, now)
         return super().book(partition, slot, order, now)
 
     @override
@@ -253,8 +247,8 @@ class _Desk(Desk):
         *,
         watched: bool = False,
     ) -> Reservation:
-        name, isl = record.reservation_id, record.isl_tokens
-        self._begun("learnt", partition, slot, name, record.prefill_tokens, isl, now)
+        facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
+        self._begun("learnt", partition, slot, facts, now)
         return super().learn(partition, slot, record, hashes, origin, now, watched=watched)
 
     @override

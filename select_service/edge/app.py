@@ -46,9 +46,9 @@ from select_service.edge.reloading import Reloading
 from select_service.edge.traffic import Traffic
 from select_service.errors import (
     InvalidReplicaPeer,
+    RecordingUnusable,
     SecurityFileUnusable,
     ServiceError,
-    RecordingUnusable,
     StateDirUnusable,
 )
 from select_service.version import __version__

@@ -828,7 +828,7 @@ class Driver:
         """DELETE /busy_threshold."""
         answer, effects = self.core.forget_threshold(model, tenant_id, self._clock())
         self._carry_out(effects)
-        gone = {"model": model, "tenant_id": tenant_id}
+        gone: dict[str, object] = {"model": model, "tenant_id": tenant_id}
         self._note_change("busy_threshold_forgotten", gone)
         return answer
 

@@ -56,7 +56,7 @@ FRAME_BYTES: Final = 256 << 10
 """Before compression: long enough to compress well, short enough to be lost with a crash."""
 
 LEVEL: Final = 1
-"""Of zlib: 100 MB/s a core, which is free for others meanwhile; 6 saves a tenth and takes thrice."""
+"""Of zlib: the fastest; it lets go of the interpreter meanwhile."""
 
 LOOK_S: Final = 0.05
 """The thread looks into the queue so often: to wake it with every note would cost the loop more."""
@@ -69,8 +69,7 @@ RETRY_S: Final = 1.0
 """How long a disk that refused is left alone."""
 
 SWITCH_S: Final = 0.0005
-"""Python's own limit to how long the thread may keep the loop waiting; its default is ten times
-that."""
+"""How long Python lets the thread keep the loop waiting; its default is ten times that."""
 
 _DRAWN_BITS_MAX: Final = 64
 """Longer draws are no choices but names."""

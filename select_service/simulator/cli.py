@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     replay = commands.add_parser(
         "replay",
         help="a recording made again, and with other weights",
-        description="Makes every decision of a recording (select-service --record FILE) again, with "
-        "the real code, out of what it met then; exit code 3 if one is another one now. With "
+        description="Makes every decision of a recording (select-service --record FILE) again, "
+        "with the real code, out of what it met then; exit code 3 if one is another one now. With "
         "--weights it also tells what these would have chosen, one decision at a time: loads and "
         "caches stay as recorded. What would have become of those: select-sim run --trace FILE "
         "--format recording.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from indexer.core.hashing import sequence_hashes
-from select_service.core.pairs import leg_ids
+from select_service.core.bookings import leg_ids
 from select_service.core.tape.items import Decided, Life, number_of
 from select_service.core.tape.reading import Tape, hashes_of
 from select_service.simulator.core.requests import Request
@@ -99,8 +99,8 @@ def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[R
     for tape, item in items:
         if isinstance(item, Life) and item.what in _ENDS:
             ended = waits.pop(item.reservation_id, None)
-            if ended is not None and item.count:
-                ended.osl = item.count * block_size
+            if ended is not None and item.amount:
+                ended.osl = item.amount * block_size
         elif isinstance(item, Decided):
             house = tape.house(item.scope)
             if house.block_size != block_size:

@@ -19,7 +19,6 @@ from select_service.core.tape.items import (
     Asked,
     Change,
     Decided,
-    End,
     Events,
     Gap,
     Life,
@@ -31,9 +30,10 @@ from select_service.simulator.core.stage import Stage, changed_weights, recorded
 from select_service.simulator.recordings import play
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from select_service.core.columns import Floats
     from select_service.core.scoring import Weights
     from select_service.core.tape.reading import House
     from select_service.simulator.core.stage import Choice, Rank
@@ -158,7 +158,7 @@ class Replay(Struct):
 
 def replay(
     files: Sequence[Path],
-    changes: dict[str, object] | None = None,
+    changes: Mapping[str, object] | None = None,
     *,
     scope: Callable[[str, str], bool] = lambda _, __: True,
     examples: int = 10,
@@ -177,7 +177,7 @@ def replay(
         BadRecording: one of them cannot be read, with file and offset.
         OSError: one of them is not there.
     """
-    player = _Player(files, changes or {}, scope, examples)
+    player = _Player(files, dict(changes or {}), scope, examples)
     tapes: list[Tape] = []
     for played in play(files, tapes):
         player.take(played)
@@ -211,7 +211,7 @@ class _Tally:
         return Spread(*_evenness(requests), *_evenness(tokens))
 
 
-def _evenness(values: np.ndarray) -> tuple[float, float]:
+def _evenness(values: Floats) -> tuple[float, float]:
     mean = float(values.mean())
     return (float(values.std()) / mean, float(values.max()) / mean) if mean else (0.0, 0.0)
 
@@ -256,16 +256,14 @@ class _Player:
         elif isinstance(item, Events):
             for what, *_ in item.events:
                 told.events[what] = told.events.get(what, 0) + 1
-        elif isinstance(item, Change):
-            told.changes += 1
-        elif isinstance(item, Gap):
-            told.missing.append(Missing(str(path), item.why, item.notes))
         elif isinstance(item, Seats):
             scope = item.model_name, item.tenant_id
             for one in item.workers:
                 self._ranks.update((*scope, one.spec.worker_id, rank) for rank, _ in one.slots)
+        elif isinstance(item, Gap):
+            told.missing.append(Missing(str(path), item.why, item.notes))
         else:
-            assert isinstance(item, End)
+            told.changes += isinstance(item, Change)
 
     def _guarded(self, path: Path, step: Callable[[], None]) -> None:
         """Whatever the core says of what cannot be is the file's fault."""

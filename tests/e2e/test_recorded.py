@@ -1,4 +1,4 @@
-"""A real process records its life over HTTP, ZMQ and between replicas; what it decided is made again.
+"""A real process records its life over HTTP, ZMQ and between replicas; a replay decides the same.
 
 Also when it is killed, and never with a token in it.
 """
@@ -54,7 +54,9 @@ def store(engine: FakeEngine, seq: int, tokens: list[int], salt: int) -> None:
     """Tell that the engine holds these, with their tokens, as vLLM does."""
     blocks = len(tokens) // BLOCK_SIZE
     names = [(salt << 32) + (tokens[0] << 8) + at for at in range(blocks)]
-    engine.publish(seq, [time.time(), [["BlockStored", names, None, tokens, BLOCK_SIZE, None]], None])
+    engine.publish(
+        seq, [time.time(), [["BlockStored", names, None, tokens, BLOCK_SIZE, None]], None]
+    )
 
 
 class Caller(threading.Thread):
@@ -184,7 +186,9 @@ def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path) -> No
         item = played.item
         if isinstance(item, Decided) and item.selection_id in answers:
             workers = played.tape.house(item.scope).workers.values()
-            sits = {slot: (seat.spec.worker_id, rank) for seat in workers for rank, slot in seat.slots}
+            sits = {
+                slot: (seat.spec.worker_id, rank) for seat in workers for rank, slot in seat.slots
+            }
             found[item.selection_id] = sits[item.slot]
     assert found == answers
     second = [played.item for played in play(files_of(paths[1]))]
@@ -226,6 +230,6 @@ def test_a_file_that_cannot_be_had_ends_the_start(tmp_path: Path) -> None:
     nobody = tmp_path / "data"
     nobody.write_text("important")
     server = Server(tmp_path / "log", args=(*OURS_EXTRA, "--record", str(nobody)))
-    with pytest.raises(RuntimeError, match="(?s)ended with 1 .*is no recording"), server:
+    with pytest.raises(RuntimeError, match=r"(?s)ended with 1 .*is no recording"), server:
         pass
     assert nobody.read_text() == "important"

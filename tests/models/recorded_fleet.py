@@ -285,7 +285,11 @@ class RecordedFleet:
         """Time passes; bookings and leases expire."""
         self.now += self.draw.choice([0.3, 2.0, 25.0])
         if self.draw.random() < 0.3:
-            self.did(self.core.open_lease(LeaseRequest(lease_id=f"l{self.now}", owner="o", ttl_s=5.0), self.now)[1])
+            self.did(
+                self.core.open_lease(
+                    LeaseRequest(lease_id=f"l{self.now}", owner="o", ttl_s=5.0), self.now
+                )[1]
+            )
         more = True
         while more:
             more, effects = self.core.tick(self.now)
@@ -295,7 +299,9 @@ class RecordedFleet:
         """A rank's index counts for less from now on; or for all again."""
         partition = self.core.partitions.get(self.draw.choice(SCOPES))
         if partition is not None:
-            column = np.array([self.draw.choice([1.0, 0.5]) for _ in range(partition.index.capacity)])
+            column = np.array(
+                [self.draw.choice([1.0, 0.5]) for _ in range(partition.index.capacity)]
+            )
             partition.trust.column = None if (column == 1.0).all() else column
 
     # -- what was answered ---------------------------------------------------------------------
@@ -318,7 +324,7 @@ class RecordedFleet:
         if isinstance(answer, PairSelection):
             self.live.append(answer.reservation_id)
             legs = [answer.decode] if answer.prefill is None else [answer.decode, answer.prefill]
-            ranks = [(leg.worker_id, leg.dp_rank) for leg in legs if leg]
+            ranks = [(leg.worker_id, leg.dp_rank) for leg in legs]
             self.answers[answer.selection_id or ""] = ("pair", *ranks)
             return
         if answer.reservation_id:

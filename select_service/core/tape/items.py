@@ -1,9 +1,9 @@
 """The words of a recording: one Struct an item, written as MessagePack arrays.
 
-A file is `MAGIC` with the number of the format and an end of line, then frames: length and CRC-32 of what follows as big-endian u32, then a zlib
-stream of items, each behind its length as a big-endian u32. The first item of a file is a Header;
-nothing in a file refers to another one. New members go to the end, with a default; what an older
-reader would read wrong is a new `VERSION`.
+A file is `MAGIC` with the number of the format and an end of line, then frames: length and CRC-32
+of what follows as big-endian u32, then a zlib stream of items, each behind its length as a
+big-endian u32. The first item of a file is a Header; nothing in a file refers to another one. New
+members go to the end, with a default; what an older reader would read wrong is a new `VERSION`.
 
 Slots are little-endian u32, columns little-endian doubles (requests: i64), hashes u64.
 """
@@ -19,19 +19,34 @@ from msgspec import Struct
 from select_service.types import RouterConfig, RouterConfigOverride, WorkerSpec
 
 __all__ = [
-    *(
-        "CHUNKS_MAX",
-        "CHUNK_BYTES",
-        "FRAME",
-        "FRAME_RAW_MAX",
-        "LENGTH",
-        "MAGIC",
-        "OPENING",
-        "VERSION",
-    ),
-    *("Asked", "Change", "Column", "Decided", "End", "Events", "Found", "Gap", "Header", "Item"),
-    *("Life", "Member", "Pair", "Prompted", "SeatedWorker", "Seats", "Step", "Wave"),
-    *("number_of", "numbered"),
+    "CHUNKS_MAX",
+    "CHUNK_BYTES",
+    "FRAME",
+    "FRAME_RAW_MAX",
+    "LENGTH",
+    "MAGIC",
+    "OPENING",
+    "VERSION",
+    "Asked",
+    "Change",
+    "Column",
+    "Decided",
+    "End",
+    "Events",
+    "Found",
+    "Gap",
+    "Header",
+    "Item",
+    "Life",
+    "Member",
+    "Pair",
+    "Prompted",
+    "SeatedWorker",
+    "Seats",
+    "Step",
+    "Wave",
+    "number_of",
+    "numbered",
 ]
 
 VERSION: Final = 1
@@ -217,7 +232,7 @@ class Life(Struct, array_like=True, tag="L"):
     scope: int | None = None
     worker_id: int | None = None
     dp_rank: int | None = None
-    count: int = 0
+    amount: int = 0
     isl_tokens: int = 0
     fraction: float | None = None
 

@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from select_service.types import SelectRequest, WorkerSpec
 
 __all__ = [
-    *("ChangeNote", "DecisionNote", "Draws", "EventNote", "LifeNote", "Note", "SeatsNote"),
-    *("StepNote", "ThresholdsInForce", "WaveNote"),
+    "ChangeNote",
+    "DecisionNote",
+    "Draws",
+    "EventNote",
+    "LifeNote",
+    "Note",
+    "SeatsNote",
+    "StepNote",
+    "ThresholdsInForce",
+    "WaveNote",
 ]
 
 Draws: TypeAlias = "Sequence[float | int]"
@@ -91,7 +99,7 @@ class LifeNote(NamedTuple):
     reservation_id: str
     scope: Scope | None = None  # where it begins
     rank: WorkerRank | None = None
-    count: int = 0  # of tokens to prefill where it begins; else of blocks of output
+    amount: int = 0  # tokens to prefill where it begins; else blocks of output
     isl_tokens: int = 0
     fraction: float | None = None  # that fades a block of output
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from indexer.core.events import Event
     from indexer.types import Scope
-    from select_service.core.columns import Rows, Slots
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.decision_record import Odds, Seen
     from select_service.core.projection import Overlap
     from select_service.core.prompt import Prompt
@@ -157,7 +157,7 @@ class Packer:
             None if shared is None else _groups(shared),
             None if trust is None else self._column("trust", scope, trust),
             self._prompt(note.prompt),
-            tuple(note.weights),
+            note.weights,
             note.slot,
             _short(request.selection_id),
             _short(note.reservation_id),
@@ -180,7 +180,7 @@ class Packer:
                 places[id(prompt)] = len(prompts)
                 prompts.append(self._prompt(prompt))
             at = places[id(prompt)]
-            members.append(Member(number, at, tuple(weights), _rows(rows), _asked(request)))
+            members.append(Member(number, at, weights, _rows(rows), _asked(request)))
         steps = [
             Step(
                 self._column("load", scope, step.columns),
@@ -241,7 +241,7 @@ class Packer:
             scope, (worker_id, dp_rank) = self._scopes[note.scope], note.rank
         yield Life(
             *(note.at, note.what, note.reservation_id[:TEXT_MAX], scope, worker_id, dp_rank),
-            *(note.count, note.isl_tokens, note.fraction),
+            *(note.amount, note.isl_tokens, note.fraction),
         )
 
     def _events(self, note: EventNote) -> Iterator[Item | None]:
@@ -299,7 +299,7 @@ def _found(found: list[tuple[int, Slots]] | Overlap | None) -> Found | None:
     return Found(*(_by_blocks(column) for column in found))
 
 
-def _by_blocks(column: np.ndarray) -> list[tuple[int, bytes]]:
+def _by_blocks(column: Floats) -> list[tuple[int, bytes]]:
     """Return the slots of each number of blocks but 0."""
     slots = np.flatnonzero(column)
     held = column[slots]
@@ -310,7 +310,8 @@ def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:
     if odds is None or odds.plan is None or odds.legs is None:
         return None
     couple = None if note.couple is None else (note.couple.prefill_slot, note.couple.decode_slot)
-    return Pair(*map(_slots, odds.legs), odds.plan.mode, couple)
+    whole, prefill, decode = map(_slots, odds.legs)
+    return Pair(whole, prefill, decode, odds.plan.mode, couple)
 
 
 def _asked(request: SelectRequest) -> Asked | None:

@@ -134,14 +134,12 @@ class Tape:
                     self.header = self._begin(item)
                     continue
                 if isinstance(item, Header):
-                    raise BadRecording("a second header")
+                    raise BadRecording("a second header")  # noqa: TRY301 - its place is added here
                 if isinstance(item, Gap) and item.resets:
                     self._forget()
                 elif isinstance(item, Seats):
                     self._seat(item)
-                elif isinstance(item, Decided | Wave | Events):
-                    self.house(item.scope)
-                elif isinstance(item, Life) and item.scope is not None:
+                elif isinstance(item, Decided | Wave | Events | Life) and item.scope is not None:
                     self.house(item.scope)
                 if isinstance(item, Decided | Wave):
                     self._fill(item)

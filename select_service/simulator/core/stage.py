@@ -2,8 +2,8 @@
 
 A stage is a partition of the real core whose index and ledger answer what the recording says they
 answered: eligibility, admission and what came before have had their say, in who could be chosen.
-What chooses – projection, prices, preferences, ties, temperatures, pairs, plans of waves – runs as
-it did, with what chance said then, or with other weights.
+What chooses (projection, prices, preferences, ties, temperatures, pairs, plans of waves) runs
+as it did, with what chance said then, or with other weights.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ from select_service.types import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from indexer.core.index import KvIndex
     from indexer.core.tiers import SlotTable
-    from indexer.types import WorkerRank
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.ledger import Ledger
     from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave

@@ -1,4 +1,4 @@
-"""The writer's thread: files that rotate, disks that are full, queues that are, and no surprises."""
+"""The writer's thread: files that rotate, disks and queues that are full, and no surprises."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def life(number: int) -> LifeNote:
 
 
 def numbers(played: list[Played]) -> list[int]:
-    return [one.item.count for one in played if isinstance(one.item, Life)]
+    return [one.item.amount for one in played if isinstance(one.item, Life)]
 
 
 def settle(recording: Recording) -> None:
@@ -53,7 +53,9 @@ def settle(recording: Recording) -> None:
     assert not recording.queue_bytes
 
 
-def test_files_rotate_and_each_can_be_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_rotate_and_each_can_be_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "FRAME_BYTES", 2000)
     path = tmp_path / "recording"
     with recorded(path, bytes_max=8000, files_max=3, queue_bytes_max=1 << 30) as recording:
@@ -149,7 +151,7 @@ class FullDisk:
         self.is_full = False
         self.refusals = threading.Semaphore(0)
         monkeypatch.setattr(module, "RETRY_S", 0.0)
-        monkeypatch.setattr(Recording, "_write_all", lambda one, data: self.write(one, data))
+        monkeypatch.setattr(Recording, "_write_all", lambda *told: self.write(*told))  # noqa: PLW0108 - bound to it
 
     def write(self, recording: Recording, data: memoryview) -> None:
         file = recording._file
@@ -179,7 +181,9 @@ def test_a_full_disk_costs_what_it_refused_and_no_more(
                     time.sleep(0.005)
     played = list(play([path]))
     assert numbers(played) == [0, 1, 5]
-    assert [one.item for one in played if isinstance(one.item, Gap)] == [Gap(3, "disk", resets=True)]
+    assert [one.item for one in played if isinstance(one.item, Gap)] == [
+        Gap(3, "disk", resets=True)
+    ]
     assert recording.notes["disk"] == 3
     assert recording.failures >= 3
     assert not recording.is_refused
@@ -196,5 +200,7 @@ def test_a_note_that_cannot_be_written_costs_itself(tmp_path: Path) -> None:
         recording.put(life(3), 10)
     played = list(play([path]))
     assert numbers(played) == [1, 3]
-    assert [one.item for one in played if isinstance(one.item, Gap)] == [Gap(1, "fault", resets=True)]
+    assert [one.item for one in played if isinstance(one.item, Gap)] == [
+        Gap(1, "fault", resets=True)
+    ]
     assert recording.notes["fault"] == recording.failures == 1

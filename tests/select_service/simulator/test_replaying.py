@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
         assert answers == fleet.answers
         met["waves"] += sum(isinstance(one.item, Wave) for one in play([path]))
     wanted = {"placed", "pair", "refused", "cache_threshold"}
-    assert all(met[what] for what in wanted | {"waves", "queued", "trust", "tiers", "draws", "shared"})
+    assert all(
+        met[what] for what in wanted | {"waves", "queued", "trust", "tiers", "draws", "shared"}
+    )
 
 
 def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
@@ -86,7 +89,9 @@ def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
 ) -> None:
     for seed in range(2):
         fleet, path = recorded(tmp_path, seed)
-        same = {name: getattr(fleet.config, name) for name in ("overlap_score_credit", "temperature")}
+        same = {
+            name: getattr(fleet.config, name) for name in ("overlap_score_credit", "temperature")
+        }
         told = replay([path], same).what_if
         assert told is not None
         assert told.agreement == 1.0
@@ -153,7 +158,9 @@ def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(tmp_pa
             costs = naive_costs(one, house, config)
             sits = {slot: seat for seat in house.workers.values() for _, slot in seat.slots}
             changed = elsewhere.get(one.selection_id)
-            worker_id = sits[one.slot].spec.worker_id if changed is None else changed.replayed.worker_id
+            worker_id = (
+                sits[one.slot].spec.worker_id if changed is None else changed.replayed.worker_id
+            )
             best = min(costs.values())
             cheapest = {slot for slot, cost in costs.items() if math.isclose(cost, best)}
             assert worker_id in {sits[slot].spec.worker_id for slot in cheapest}
@@ -209,11 +216,11 @@ def test_draws_beyond_those_recorded_come_from_a_seed() -> None:
 
 
 def test_requests_of_a_recording_go_through_the_simulator(tmp_path: Path) -> None:
-    fleet, path = recorded(tmp_path, 2)
+    _, path = recorded(tmp_path, 2)
     requests = list(requests_of(path, 4))
     decided = [one for one in play([path]) if isinstance(one.item, Decided)]
     assert len(requests) == len(decided)
-    assert all(one.arrival <= other.arrival for one, other in zip(requests, requests[1:], strict=False))
+    assert all(one.arrival <= other.arrival for one, other in pairwise(requests))
     assert max(one.osl for one in requests) > 1
     with pytest.raises(ValueError, match="have 4 tokens"):
         list(requests_of(path, 16))
