@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from typing_extensions import override
 
-from indexer.types import WorkerRank
 from select_service.core.decisions import Decisions
 from select_service.core.desk import Desk
 from select_service.core.placing import Placing
@@ -46,6 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Rooms", "Sink", "Witness", "rooms_for"]
 
+LIFE_BYTES: Final = 256
+"""What a note of a reservation is charged with."""
+
 SCOPES_KEPT: Final = 64
 """After so many more scopes those that have closed are forgotten."""
 
@@ -79,25 +81,32 @@ class Witness:
         self.sink = sink
         self.settings: AdmissionSettings | None = None  # as they are in force; set by the service
         self._roles: dict[Scope, tuple[Partition, Roles]] = {}  # another object: another seating
+        self._last: Roles | None = None  # looked up last, which is mostly the same again
         self._columns = b""  # charged last
         self.now = 0.0
         """When something was noted last."""
 
     def seats(self, partition: Partition) -> None:
         """Note who sits where, if that is not as it was."""
+        roles = partition.roles
+        if roles is self._last:
+            return
         known = self._roles.get(partition.scope)
-        if known is not None and known[1] is partition.roles:
+        if known is not None and known[1] is roles:
+            self._last = roles
             return
         workers = tuple(
             [(one.spec, tuple(one.slots.items()), one.drain) for one in partition.seated.values()]
         )
         note = SeatsNote(partition.scope, partition.index.block_size, workers)
         if self.sink.put(note, 256 + 64 * len(workers)):
-            self._roles[partition.scope] = partition, partition.roles
+            self._roles[partition.scope] = partition, roles
+            self._last = roles
             if len(self._roles) % SCOPES_KEPT == 0:
                 self._forget_closed()
 
     def _forget_closed(self) -> None:
+        self._last = None
         self._roles = {scope: one for scope, one in self._roles.items() if one[0].seated}
 
     def draws(self) -> tuple[float | int, ...]:
@@ -216,18 +225,16 @@ class _Desk(Desk):
     witness: Witness
     _why = "told"  # the end that is being made
 
-    def _note(self, now: float, what: str, name: str, *facts: object) -> None:
-        self.witness.now = now
-        self.witness.sink.put(LifeNote(now, what, name, *facts), 256)  # type: ignore[arg-type]
-
     def _begun(
         self, what: str, partition: Partition, slot: int, facts: tuple[str, int, int], now: float
     ) -> None:
         """Note where a reservation begins; its id, tokens to prefill, and length."""
-        self.witness.seats(partition)
+        witness = self.witness
+        witness.now = now
+        witness.seats(partition)
         worker, dp_rank = partition.rank_at(slot)
-        rank = WorkerRank(worker.worker_id, dp_rank)
-        self._note(now, what, facts[0], partition.scope, rank, *facts[1:])
+        begins = partition.scope, worker.worker_id, dp_rank
+        witness.sink.put(LifeNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
 
     @override
     def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
@@ -254,7 +261,7 @@ class _Desk(Desk):
     @override
     def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
         done = super().prefill_complete(name, now)
-        self._note(now, "prefill_complete", name)
+        self.witness.sink.put(LifeNote(now, "prefill_complete", name), LIFE_BYTES)
         return done
 
     @override
@@ -262,7 +269,8 @@ class _Desk(Desk):
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
     ) -> None:
         super().output_block(name, decay_fraction, now, count)
-        self._note(now, "output_block", name, None, None, count, 0, decay_fraction)
+        note = LifeNote(now, "output_block", name, amount=count, fraction=decay_fraction)
+        self.witness.sink.put(note, LIFE_BYTES)
 
     @override
     def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
@@ -284,7 +292,8 @@ class _Desk(Desk):
     def release(self, booking: Booking, now: float) -> None:
         reservation = booking.reservation
         blocks = reservation.whole_outputs + reservation.faded_outputs
-        self._note(now, self._why, reservation.reservation_id, None, None, blocks)
+        note = LifeNote(now, self._why, reservation.reservation_id, amount=blocks)
+        self.witness.sink.put(note, LIFE_BYTES)
         super().release(booking, now)
 
 

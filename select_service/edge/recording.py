@@ -131,6 +131,7 @@ class Recording:
         self._clock: Callable[[], float] = time.monotonic
         self._queue: deque[tuple[Note | Gap, int]] = deque()
         self._put = self._taken = 0  # bytes; each is written by one thread alone
+        self._queue_bytes_max = settings.queue_bytes_max
         self._missing = 0  # notes that found no room since the last that did
         self.notes: dict[str, int] = {"written": 0, "queue": 0, "disk": 0, "fault": 0}
         self.bytes_written = self.raw_bytes = self.files = self.failures = 0
@@ -163,14 +164,15 @@ class Recording:
 
     def put(self, note: Note, size: int) -> bool:
         """Take a note of about so many bytes; False: there is no room, and it is counted."""
-        if self._put - self._taken + size > self.settings.queue_bytes_max or self._over.is_set():
+        put = self._put + size
+        if put - self._taken > self._queue_bytes_max:
             self._missing += 1
             self.notes["queue"] += 1
             return False
         if self._missing:
             self._queue.append((Gap(self._missing, "queue"), 0))
             self._missing = 0
-        self._put += size
+        self._put = put
         self._queue.append((note, size))
         return True
 
@@ -209,6 +211,7 @@ class Recording:
 
     async def close(self) -> None:
         """Write what is left, and end the file. Idempotent."""
+        self._queue_bytes_max = -1  # what comes now is counted, no more
         self._over.set()
         thread, self._thread = self._thread, None
         if thread is not None:

@@ -1,12 +1,14 @@
 """What the loop notes for a recording: references to what is never written to again, no copies.
 
 `witness.py` makes notes, the writer's thread takes them (`packing.py`): what a note costs the loop
-is a tuple of references, whatever it takes to write it down.
+is an object with references, whatever it takes to write it down. None leads back to itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +44,7 @@ Seated: TypeAlias = "tuple[WorkerSpec, tuple[tuple[int, int], ...], str | None]"
 """A worker's record, its slots by rank, and why it drains."""
 
 
-class SeatsNote(NamedTuple):
+class SeatsNote(Struct, frozen=True, gc=False):
     """Who sits where in a partition from now on."""
 
     scope: Scope
@@ -50,7 +52,7 @@ class SeatsNote(NamedTuple):
     workers: tuple[Seated, ...]
 
 
-class DecisionNote(NamedTuple):
+class DecisionNote(Struct, frozen=True, gc=False):
     """One decision, with all that decided it."""
 
     at: float
@@ -70,7 +72,7 @@ class DecisionNote(NamedTuple):
     in_wave: bool
 
 
-class StepNote(NamedTuple):
+class StepNote(Struct, frozen=True, gc=False):
     """What one step of a wave's plan met, and whom it seated."""
 
     columns: bytes
@@ -80,7 +82,7 @@ class StepNote(NamedTuple):
     seats: list[tuple[int, int]]  # position in the wave, slot
 
 
-class WaveNote(NamedTuple):
+class WaveNote(Struct, frozen=True, gc=False):
     """The plan of a wave in one partition."""
 
     at: float
@@ -91,20 +93,21 @@ class WaveNote(NamedTuple):
     steps: list[StepNote]
 
 
-class LifeNote(NamedTuple):
+class LifeNote(Struct, frozen=True, gc=False):
     """One step in the life of a reservation."""
 
     at: float
     what: str
     reservation_id: str
     scope: Scope | None = None  # where it begins
-    rank: WorkerRank | None = None
+    worker_id: int | None = None
+    dp_rank: int | None = None
     amount: int = 0  # tokens to prefill where it begins; else blocks of output
     isl_tokens: int = 0
     fraction: float | None = None  # that fades a block of output
 
 
-class EventNote(NamedTuple):
+class EventNote(Struct, frozen=True, gc=False):
     """A message of an engine, as it came."""
 
     at: float
@@ -115,7 +118,7 @@ class EventNote(NamedTuple):
     frames: Sequence[bytes]
 
 
-class ChangeNote(NamedTuple):
+class ChangeNote(Struct, frozen=True, gc=False):
     """Settings that were put in force."""
 
     at: float

@@ -235,13 +235,20 @@ class Packer:
     # -- the rest --------------------------------------------------------------------------------
 
     def _life(self, note: LifeNote) -> Iterator[Item]:
-        scope = worker_id = dp_rank = None
-        if note.scope is not None and note.rank is not None:
+        scope = None
+        if note.scope is not None:
             yield from self._name(note.scope)
-            scope, (worker_id, dp_rank) = self._scopes[note.scope], note.rank
+            scope = self._scopes[note.scope]
         yield Life(
-            *(note.at, note.what, note.reservation_id[:TEXT_MAX], scope, worker_id, dp_rank),
-            *(note.amount, note.isl_tokens, note.fraction),
+            note.at,
+            note.what,
+            note.reservation_id[:TEXT_MAX],
+            scope,
+            note.worker_id,
+            note.dp_rank,
+            note.amount,
+            note.isl_tokens,
+            note.fraction,
         )
 
     def _events(self, note: EventNote) -> Iterator[Item | None]:

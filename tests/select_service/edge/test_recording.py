@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from indexer.types import Scope, WorkerRank
+from indexer.types import Scope
 from select_service.core.tape.items import End, Gap, Header, Life
 from select_service.core.tape.notes import LifeNote, SeatsNote
 from select_service.core.tape.reading import Tape
@@ -38,7 +39,7 @@ def recorded(path: Path, **bounds: float) -> Iterator[Recording]:
 
 
 def life(number: int) -> LifeNote:
-    return LifeNote(float(number), "booked", os.urandom(8).hex(), HERE, WorkerRank(1, 0), number)
+    return LifeNote(float(number), "booked", os.urandom(8).hex(), HERE, 1, 0, number)
 
 
 def numbers(played: list[Played]) -> list[int]:
@@ -196,7 +197,7 @@ def test_a_note_that_cannot_be_written_costs_itself(tmp_path: Path) -> None:
     with recorded(path) as recording:
         recording.start(time.monotonic)
         recording.put(life(1), 10)
-        recording.put(life(2)._replace(reservation_id=7), 10)  # type: ignore[arg-type]
+        recording.put(replace(life(2), reservation_id=7), 10)
         recording.put(life(3), 10)
     played = list(play([path]))
     assert numbers(played) == [1, 3]

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from indexer.types import Scope, WorkerRank
+from indexer.types import Scope
 from select_service.core.columns import Slots
 from select_service.core.prompt import Prompt
 from select_service.core.scoring import weights_in_force
@@ -134,9 +135,9 @@ def seats(*workers: tuple[int, int], drains: str | None = None) -> SeatsNote:
 def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "SEATS_PER_ITEM", 2)
     first = seats((1, 0), (2, 1), (3, 2))
-    second = first._replace(workers=(*first.workers[1:], *seats((4, 0)).workers))
+    second = replace(first, workers=(*first.workers[1:], *seats((4, 0)).workers))
     packer = Packer()
-    booked = LifeNote(1.0, "booked", "r", SCOPES[0], WorkerRank(2, 0), 7, 9)
+    booked = LifeNote(1.0, "booked", "r", SCOPES[0], 2, 0, 7, 9)
     notes: list[Note] = [first, booked, second, ChangeNote(2.0, "settings", {"a": 1})]
     items = [item for note in notes for item in packer.pack(note) if item is not None]
     assert [len(one.workers) for one in items if isinstance(one, Seats)] == [2, 1, 1]
