@@ -65,6 +65,10 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
         from select_service.edge import credentials_cli  # noqa: PLC0415 - as above
 
         return partial(credentials_cli.main, arguments)
+    if arguments[:1] == ["leave"]:
+        from select_service.edge import departure  # noqa: PLC0415 - as above
+
+        return partial(departure.main, arguments[1:])
     if arguments[:1] == ["doctor"]:
         from select_service.doctor import cli as doctor  # noqa: PLC0415 - as above
 

@@ -56,7 +56,7 @@ def app(args: dict[str, Any]) -> Any:  # noqa: ANN401 - Serve's Application
             `{"host": "127.0.0.1", "queue-max": 100}`.
 
     Raises:
-        ValueError: a flag that is none.
+        ValueError: a flag that is none, or one that makes no sense here.
     """
     flags = [part for name, one in args.items() if name not in _OWN for part in _flag(name, one)]
     _read(flags)
@@ -78,9 +78,12 @@ def _flag(name: str, value: object) -> list[str]:
 
 def _read(flags: Sequence[str]) -> tuple[Settings, Layers]:
     try:
-        return cli.read(flags, os.environ)
+        settings, layers = cli.read(flags, os.environ)
     except SystemExit:
         raise ValueError(f"not flags of the service: {' '.join(flags)}") from None
+    if settings.uds is not None or settings.side_port is not None:
+        raise ValueError("--uds and --side-port are not for Ray: a replica has one port of its own")
+    return settings, layers
 
 
 class Front:

@@ -343,8 +343,14 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances
         """Go with notice, if there is anybody to give notice to."""
         (leaving.begin if server.started else server.go)()
 
+    def announce() -> None:
+        """Say so, and wait for the order; who has not started yet is not awaited by anybody."""
+        if server.started:
+            leaving.announce()
+
     loop.add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
     loop.add_signal_handler(signal.SIGTERM, leave)
+    loop.add_signal_handler(signal.SIGUSR1, announce)
     loop.add_signal_handler(signal.SIGHUP, door.reloading.hang_up)
     try:
         await service.start(entrances.replica_port, settings.advertise_url)

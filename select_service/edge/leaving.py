@@ -1,5 +1,7 @@
 """How a process goes: it says so first, serves on for a while, and ends when nobody needs it.
 
+The word is SIGTERM, or SIGUSR1 (`departure.py`) of somebody who says SIGTERM later.
+
 From the word on /ready is 503, replicas know, and every answer closes its connection, so that
 clients come back by way of whatever leads them to those who stay. All requests are answered until
 the end: somebody whom the news has not reached yet shall not fail. `app.py` stands before it.
@@ -56,27 +58,34 @@ class Leaving:
         self._service = service
         self._notice_s, self._grace_s = notice_s, grace_s
         self._close_answers, self._end = close_answers, end
+        self._announced_at: float | None = None  # loop time
         self._going: asyncio.Task[None] | None = None
 
+    def announce(self) -> float:
+        """Give notice, from the loop, and serve on until `begin`; return when that was."""
+        if self._announced_at is None:
+            self._announced_at = asyncio.get_running_loop().time()
+            self._service.announce_leaving()
+            self._close_answers()
+            told = {"notice_s": self._notice_s, "grace_s": self._grace_s}
+            _log.info("leaving", extra=told)
+        return self._announced_at
+
     def begin(self) -> None:
-        """Go, from the loop."""
+        """Go, from the loop. Notice and grace count from when it was announced."""
         if self._going is not None:
             return
-        self._service.announce_leaving()
         if max(self._notice_s, self._grace_s) <= 0:
+            if self._announced_at is None:
+                self._service.announce_leaving()
             self._end()
             return
-        self._close_answers()
-        self._going = asyncio.get_running_loop().create_task(self._go())
+        announced_at = self.announce()
+        self._going = asyncio.get_running_loop().create_task(self._go(announced_at))
 
-    async def _go(self) -> None:
-        _log.info(
-            "leaving",
-            extra={"notice_s": self._notice_s, "grace_s": self._grace_s},
-        )
+    async def _go(self, begun: float) -> None:
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        await asyncio.sleep(self._notice_s)
+        await asyncio.sleep(begun + self._notice_s - loop.time())
         while loop.time() - begun < self._grace_s:
             if not self._service.awaited:
                 break

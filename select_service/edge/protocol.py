@@ -57,6 +57,7 @@ _REFUSAL_HEAD: Final = (
     b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 )
 
+_CLOSE: Final = (b"connection", b"close")
 _PROBE_AFTER_S: Final = 60
 _PROBES: Final = 4
 """A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
@@ -243,6 +244,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.counts.refused_by_address += self._is_over_address
             self._turn_away(TooManyConnections("too many open connections"))
             raise _TurnedAway
+        if self._is_reserved:
+            self.headers.append(_CLOSE)  # old versions of uvicorn answer what they find here
         super().on_headers_complete()  # may raise: then the head is still what is wrong
         if self._is_reserved:
             self.cycle.keep_alive = False

@@ -40,9 +40,14 @@ def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
         serve.delete(name, _blocking=False)
 
 
-@pytest.fixture(scope="session")
-def running_cluster() -> Iterator[Cluster]:
+@pytest.fixture(scope="session", autouse=True)
+def quiet() -> None:
+    """Before anybody imports Ray: it reads them then."""
     os.environ.update(QUIET)
+
+
+@pytest.fixture(scope="session")
+def running_cluster(quiet: None) -> Iterator[Cluster]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     from ray import serve
 

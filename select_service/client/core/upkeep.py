@@ -257,9 +257,7 @@ class Upkeep:
             outcome = yield from session.attempts.anywhere(always(ask), now, until, trail)
         finally:
             if trail.is_unsure:
-                booking.is_unsure = True
-                if lease is not None:
-                    lease.is_doubtful = True
+                self._doubt(booking, lease)
         name = draft.reservation_id
         if booking.is_over:  # while it was being booked: it is freed by what waits
             return outcome
@@ -274,6 +272,14 @@ class Upkeep:
                 return outcome
             self._give_up(name, booking)
         return outcome
+
+    @staticmethod
+    def _doubt(booking: Booking, lease: Lease | None) -> None:
+        booking.is_unsure = True
+        if lease is not None and booking.is_over:  # `end` could not know yet
+            lease.doubt(booking.reservation_id)
+        elif lease is not None:
+            lease.is_doubtful = True
 
     def _give_up(self, name: str, booking: Booking) -> None:
         """It is booked nowhere and will not be: its worker is gone, or it is a pair."""

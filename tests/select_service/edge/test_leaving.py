@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from select_service.edge.departure import is_service
 from select_service.edge.leaving import Leaving
 from tests.live.ports import HOST
 from tests.live.replicas import Replica, eventually
@@ -57,6 +61,22 @@ def test_it_goes_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert house.told == ["announced", "closing", "ended"]
 
     monkeypatch.setattr("select_service.edge.leaving.LOOK_S", 0.001)
+    asyncio.run(run())
+
+
+def test_the_word_may_come_long_before_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        house = House()
+        leaving = house.leaving(0.05, 0.05)
+        begun = leaving.announce()
+        assert leaving.announce() == begun
+        await asyncio.sleep(0.06)
+        assert house.told == ["announced", "closing"], "it serves until it is told to go"
+        leaving.begin()
+        await until(lambda: len(house.told) == 3)
+        assert house.told == ["announced", "closing", "ended"]
+
+    monkeypatch.setattr("select_service.edge.leaving.LOOK_S", 3600.0)  # notice and grace are over
     asyncio.run(run())
 
 
@@ -129,3 +149,35 @@ def test_bookings_move_to_those_who_stay(tmp_path: Path) -> None:
         assert staying.load(1) == (0, 2, 1)
         staying.ask("DELETE", "/reservations/r")
         assert staying.load(1) == (0, 0, 0)
+
+
+def test_a_hook_has_it_leave_before_it_must(tmp_path: Path) -> None:
+    args = ("--host", HOST, "--leave-notice-s", "0.1", "--leave-grace-s", "60")
+    with Server(tmp_path / "log", args=args) as server:
+        assert server.process is not None
+        assert server.request("POST", "/workers", worker()).status == 201
+        said = leave("--pid", str(server.process.pid), "--wait-s", "0.1")
+        assert (said.returncode, said.stderr) == (0, "")
+        eventually(lambda: server.request("GET", "/ready").json["waiting_for"], ["leaving"])  # type: ignore[index]
+        assert server.request("POST", "/select", PROMPT).status == 200, "it serves on"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+        said = leave("--pid", str(server.process.pid))
+        assert said.returncode == 1
+        assert f"process {server.process.pid} is no select-service" in said.stderr
+
+
+def test_nobody_else_is_signalled() -> None:
+    """For who has no handler that signal is the end; itself is no service either."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        said = leave("--pid", str(other.pid))
+        assert (said.returncode, other.poll()) == (1, None)
+        assert "is no select-service" in said.stderr
+        other.communicate(b"\n")
+        assert other.returncode == 0
+    assert not is_service(os.getpid())
+
+
+def leave(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "select_service", "leave", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -111,8 +111,9 @@ capabilities:
     # the ClusterIP leads to replicas that are ready, never to this one while it starts
     - --indexer-peers=http://{{ include "select-service.fullname" . }}:8092
     {{- end }}
-    # SIGTERM begins the drain: /ready is 503, replicas are told, every answer closes its
-    # connection, and all is served meanwhile. The notice is what a preStop sleep is for elsewhere.
+    # The drain begins with preStop, or SIGTERM: /ready is 503, replicas are told, every answer
+    # closes its connection, and all is served meanwhile. The notice is the time it takes until
+    # nobody is led here any more.
     - --leave-notice-s={{ $leaving.notice }}
     - --leave-grace-s={{ $leaving.grace }}
     {{- with .Values.extraArgs }}
@@ -126,6 +127,11 @@ capabilities:
     {{- with .Values.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  # the news travels before SIGTERM comes: see --leave-notice-s
+  lifecycle:
+    preStop:
+      exec:
+        command: [select-service, leave, --wait-s={{ $leaving.notice }}]
   ports:
     - name: {{ $port }}
       containerPort: {{ include "select-service.portNumber" . }}

@@ -198,6 +198,7 @@ class Network:
         self.fates: Iterator[str] = itertools.repeat("ok")
         self.is_dead = [False] * len(services)
         self.late: list[tuple[FakeService, Send]] = []
+        self.under_way: Send | None = None  # whose fate is asked for
         self.tell: Callable[[str], object] = lambda _: None
 
     def carry(self, send: Send, now: float) -> Outcome:
@@ -213,6 +214,7 @@ class Network:
         service = self.services[send.selector]
         if self.is_dead[send.selector]:
             return Outcome(now, failure=Failure.REFUSED, reason="dead")
+        self.under_way = send
         fate = next(self.fates)
         slow = Outcome(now + send.timeout_s, failure=Failure.SLOW, reason="slow")
         broken = Outcome(now + REPLY_S, failure=Failure.BROKEN, reason="broken")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -247,6 +247,34 @@ def test_a_pair_is_not_booked_again_and_a_rank_chosen_elsewhere_is() -> None:
     on.keep_up(on.now + 1)
     assert not book.live
     assert not on.session.catalog.under_way
+
+
+def test_what_ends_while_it_is_booked_again_may_be_booked_late() -> None:
+    """The end overtakes the request, which a slow path delivers when its lease is still renewed."""
+    on = stage(lease_rotate_s=1e6)
+    other, booking = reserve(on, "other"), reserve(on)
+    on.network.services[0].book = book = Book()
+    sent: list[str] = []
+
+    def fates() -> Iterator[str]:
+        while True:
+            send = on.network.under_way
+            if send is None or send.path != "/reservations" or not on.session.stats.replays:
+                yield "ok"
+                continue
+            sent.append(send.path)
+            on.session.end(booking, on.now)
+            yield "request late"
+
+    on.network.fates = fates()
+    on.keep_up(on.now + 11)
+    on.network.fates = itertools.repeat("ok")
+    assert sent
+    on.keep_up(on.now + 30)
+    on.network.deliver(on.now)
+    assert len(book.live) > other.legs, "it is booked, and nobody uses it"
+    on.keep_up(on.now + 30)
+    assert list(book.live) == [other.reservation_id]
 
 
 def test_without_selectors_a_choice_stands_and_one_worker_does_for_a_pair() -> None:
