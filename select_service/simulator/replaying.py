@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from select_service.core.columns import Floats
-    from select_service.core.scoring import Weights
     from select_service.core.tape.reading import House
-    from select_service.simulator.core.stage import Choice, Rank
+    from select_service.simulator.core.stage import Choice, Rank, WeightsFor
     from select_service.simulator.recordings import Played
 
 __all__ = ["Difference", "Missing", "Replay", "Spread", "WhatIf", "replay"]
@@ -162,7 +161,6 @@ def replay(
     *,
     scope: Callable[[str, str], bool] = lambda _, __: True,
     examples: int = 10,
-    progress: Callable[[int], None] = lambda _: None,
 ) -> Replay:
     """Make all decisions of some files again.
 
@@ -171,7 +169,6 @@ def replay(
         changes: weights to try beside, by name.
         scope: of what models and tenants.
         examples: changed decisions to be told.
-        progress: told after each decision how many there were.
 
     Raises:
         BadRecording: one of them cannot be read, with file and offset.
@@ -181,7 +178,6 @@ def replay(
     tapes: list[Tape] = []
     for played in play(files, tapes):
         player.take(played)
-        progress(player.told.decisions)
     return player.end(tapes)
 
 
@@ -238,8 +234,8 @@ class _Player:
         self._ranks: set[tuple[str, str, int, int]] = set()
         self._then, self._now = _Tally(), _Tally()
         self._isl_tokens = self._changed = self._compared = self._moved = 0
-        self._as_was: Callable[[tuple[float, ...], Asked], Weights]
-        self._other: Callable[[tuple[float, ...], Asked], Weights] | None = None
+        self._as_was: WeightsFor
+        self._other: WeightsFor | None = None
 
     def take(self, played: Played) -> None:
         """Look at one item."""

@@ -178,7 +178,7 @@ class Decided(Struct, array_like=True, tag="D"):
     shared: list[tuple[int, bytes]] | None
     trust: Column | None
     prompt: Prompted
-    weights: tuple[float, float, float, float, float, float, bool]
+    weights: list[float | bool]  # members of `Weights`, in order
     slot: int
     selection_id: str | None = None
     reservation_id: str | None = None
@@ -196,7 +196,7 @@ class Member(Struct, array_like=True):
 
     number: int
     prompt: int  # position among the wave's
-    weights: tuple[float, float, float, float, float, float, bool]
+    weights: list[float | bool]  # members of `Weights`, in order
     rows: int | bytes
     asked: Asked | None = None
 

@@ -157,7 +157,7 @@ class Packer:
             None if shared is None else _groups(shared),
             None if trust is None else self._column("trust", scope, trust),
             self._prompt(note.prompt),
-            note.weights,
+            list(note.weights),
             note.slot,
             _short(request.selection_id),
             _short(note.reservation_id),
@@ -180,7 +180,7 @@ class Packer:
                 places[id(prompt)] = len(prompts)
                 prompts.append(self._prompt(prompt))
             at = places[id(prompt)]
-            members.append(Member(number, at, weights, _rows(rows), _asked(request)))
+            members.append(Member(number, at, list(weights), _rows(rows), _asked(request)))
         steps = [
             Step(
                 self._column("load", scope, step.columns),

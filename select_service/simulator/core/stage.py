@@ -8,7 +8,7 @@ as it did, with what chance said then, or with other weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from msgspec import UNSET
@@ -50,12 +50,23 @@ if TYPE_CHECKING:
     from select_service.core.tape.reading import House
     from select_service.core.trust import Trust
 
-__all__ = ["Choice", "Rank", "Seatings", "Stage", "changed_weights", "recorded_choice"]
+__all__ = [
+    "Choice",
+    "Rank",
+    "Seatings",
+    "Stage",
+    "WeightsFor",
+    "changed_weights",
+    "recorded_choice",
+]
 
 _ORDINARY = Asked()
 
 Rank = tuple[int, int]
 """worker_id, dp_rank"""
+
+WeightsFor: TypeAlias = "Callable[[list[float | bool], Asked], Weights]"
+"""The weights of a request, by those recorded and by what it asked for."""
 
 
 class Choice(NamedTuple):
@@ -316,7 +327,7 @@ class Stage:
     def plan(
         self,
         wave: Wave,
-        weights: Callable[[tuple[float, ...], Asked], Weights],
+        weights: WeightsFor,
         rng: Callable[[Step], random.Random],
     ) -> Seatings:
         """Plan a wave again, every step under the loads it met.
@@ -426,18 +437,24 @@ def recorded_choice(stage: Stage, item: Decided) -> Choice:
     return Choice("placed", stage.rank_at(item.slot))
 
 
-def changed_weights(
-    config: RouterConfig, changes: dict[str, object]
-) -> Callable[[tuple[float, ...], Asked], Weights]:
+def changed_weights(config: RouterConfig, changes: dict[str, object]) -> WeightsFor:
     """Return how weights are other ones: a request's own stay on top of the process's.
 
     Raises:
         TypeError: there is no such weight.
     """
     if not changes:
-        return lambda recorded, _: Weights(*recorded)  # type: ignore[arg-type]
+        return _as_recorded
     other = replace(config, **changes)
     return lambda _, asked: weights_in_force(other, asked.override)
+
+
+def _as_recorded(recorded: list[float | bool], _: Asked) -> Weights:
+    if len(recorded) != len(Weights._fields):
+        raise BadRecording(
+            f"{len(recorded)} weights, where this version has {len(Weights._fields)}"
+        )
+    return Weights._make(recorded)
 
 
 def _whole(column: bytes | None, values: int) -> bytes:

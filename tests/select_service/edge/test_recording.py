@@ -6,10 +6,10 @@ import asyncio
 import errno
 import os
 import stat
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,12 +46,12 @@ def numbers(played: list[Played]) -> list[int]:
     return [one.item.amount for one in played if isinstance(one.item, Life)]
 
 
-def settle(recording: Recording) -> None:
-    """Wait until the thread has taken everything."""
-    until = time.monotonic() + 30
-    while recording.queue_bytes and time.monotonic() < until:
-        time.sleep(0.005)
-    assert not recording.queue_bytes
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for the thread, which tells nobody."""
+    late = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < late
+        time.sleep(0.002)
 
 
 def test_files_rotate_and_each_can_be_read_alone(
@@ -134,9 +134,9 @@ def test_what_finds_no_room_in_the_queue_is_counted_and_told(tmp_path: Path) -> 
         assert taken == [True] * 10 + [False] * 20
         assert recording.queue_bytes == 1000
         recording.start(time.monotonic)
-        settle(recording)
+        until(lambda: not recording.queue_bytes)
         assert recording.put(life(30), 100)
-        settle(recording)
+        until(lambda: not recording.queue_bytes)
         assert not recording.put(life(31), 2000)
     played = list(play([path]))
     assert numbers(played) == [*range(10), 30]
@@ -145,12 +145,15 @@ def test_what_finds_no_room_in_the_queue_is_counted_and_told(tmp_path: Path) -> 
     assert recording.notes == {"written": 11, "queue": 21, "disk": 0, "fault": 0}
 
 
+def decided_about(recording: Recording, notes: int) -> bool:
+    return recording.notes["written"] + recording.notes["disk"] == notes
+
+
 class FullDisk:
     """Takes half of what is written, then nothing for a while."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
-        self.refusals = threading.Semaphore(0)
         monkeypatch.setattr(module, "RETRY_S", 0.0)
         monkeypatch.setattr(Recording, "_write_all", lambda *told: self.write(*told))  # noqa: PLW0108 - bound to it
 
@@ -159,7 +162,6 @@ class FullDisk:
         assert file is not None
         if self.is_full:
             os.write(file, data[: len(data) // 2])
-            self.refusals.release()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.write(file, data)
 
@@ -173,13 +175,8 @@ def test_a_full_disk_costs_what_it_refused_and_no_more(
         for number in range(6):
             disk.is_full = number in {2, 3, 4}
             recording.put(life(number), 10)
-            settle(recording)
-            if disk.is_full:
-                assert disk.refusals.acquire(timeout=20)
-                assert recording.is_refused or not disk.is_full
-            else:
-                while recording.notes["written"] + recording.notes["disk"] <= number:
-                    time.sleep(0.005)
+            until(partial(decided_about, recording, number + 1))
+            assert recording.is_refused == disk.is_full
     played = list(play([path]))
     assert numbers(played) == [0, 1, 5]
     assert [one.item for one in played if isinstance(one.item, Gap)] == [
@@ -190,6 +187,23 @@ def test_a_full_disk_costs_what_it_refused_and_no_more(
     assert not recording.is_refused
     complaints = [one for one in caplog.records if "cannot be written" in one.message]
     assert len(complaints) == 1
+
+
+def test_a_file_that_somebody_took_away_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRAME_BYTES", 2000)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    path = tmp_path / "recording"
+    with recorded(path, bytes_max=8000, queue_bytes_max=1 << 30) as recording:
+        path.unlink()
+        for number in range(1000):
+            recording.put(life(number), 10)
+        recording.start(time.monotonic)
+    told = numbers(list(play(files_of(path))))
+    assert told == list(range(told[0], 1000))
+    assert 0 < told[0] < 500
+    assert recording.failures == 1
 
 
 def test_a_note_that_cannot_be_written_costs_itself(tmp_path: Path) -> None:

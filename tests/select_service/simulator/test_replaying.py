@@ -206,6 +206,18 @@ def test_a_decision_that_is_another_one_is_told_with_both(
     assert str(victim.selection_id) in capsys.readouterr().out
 
 
+def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
+    _, path = recorded(tmp_path, 1, 20)
+    other = RecordedFleet(1)
+    for one in play([path]):
+        if isinstance(one.item, Decided):
+            one.item.weights.append(0.5)
+            one.item.prompt.hashes = []
+        other.tape.add(one.item)
+    with pytest.raises(BadRecording, match="decision 1: 8 weights, where this version has 7"):
+        replay([other.tape.into(tmp_path / "other")])
+
+
 def test_draws_beyond_those_recorded_come_from_a_seed() -> None:
     again = [RecordedRandom([0.25, 3, 0.5], 7) for _ in range(2)]
     said = [(one.random(), one.getrandbits(2), one.random(), one.random()) for one in again]
