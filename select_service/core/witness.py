@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from select_service.core.replica_messages import ClaimRecord
     from select_service.core.reservation import Reservation
     from select_service.core.roles import Roles
-    from select_service.core.tape.notes import Note, ThresholdsInForce
+    from select_service.core.tape.notes import Note
     from select_service.core.wave_plan import Member, Seat
     from select_service.types import Answer, CacheHit
 
@@ -132,11 +132,16 @@ class Witness:
         self.now = now
         self.seats(partition)
         couple = thresholds = None
-        if odds is not None:
-            if odds.plan is not None and odds.plan.mode == "disaggregated":
-                couple = odds.plan.couple
-            if odds.is_threshold or odds.plan is not None:
-                thresholds = self._thresholds()
+        if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
+            couple = odds.plan.couple
+        settings = self.settings
+        if settings is not None and (settings.cache_hit_threshold or request.cache_hit_threshold):
+            thresholds = (
+                settings.cache_hit_threshold,
+                settings.cache_hit_attempts_max,
+                settings.cache_hit_basis,
+                settings.cache_hit_scope,
+            )
         columns = seen[0]
         size = 600 + len(ticket.prompt.block_hashes)
         if columns is not self._columns:
@@ -148,17 +153,6 @@ class Witness:
             ticket.in_wave,
         )
         self.sink.put(note, size)
-
-    def _thresholds(self) -> ThresholdsInForce | None:
-        settings = self.settings
-        if settings is None:
-            return None
-        return (
-            settings.cache_hit_threshold,
-            settings.cache_hit_attempts_max,
-            settings.cache_hit_basis,
-            settings.cache_hit_scope,
-        )
 
     def change(self, now: float, what: str, values: dict[str, object]) -> None:
         """Note settings that were put in force."""

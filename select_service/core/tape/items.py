@@ -189,6 +189,7 @@ class Decided(Struct, array_like=True, tag="D"):
     refused: str | None = None  # the code of the refusal
     is_threshold: bool = False
     in_wave: bool = False
+    is_pair: bool = False  # whether it might have been one
 
 
 class Member(Struct, array_like=True):

@@ -40,6 +40,7 @@ from select_service.core.tape.notes import (
     SeatsNote,
     WaveNote,
 )
+from select_service.types import SelectPairRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -168,6 +169,7 @@ class Packer:
             None if odds is None or odds.refusal is None else odds.refusal.code,
             odds is not None and odds.is_threshold,
             note.in_wave,
+            isinstance(request, SelectPairRequest),
         )
 
     def _wave(self, note: WaveNote) -> Wave:

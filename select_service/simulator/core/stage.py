@@ -27,7 +27,7 @@ from select_service.core.scoring import Weights, weights_in_force
 from select_service.core.tape.items import Asked
 from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
 from select_service.core.wave_plan import Member, WavePlan
-from select_service.errors import NoEligibleWorker
+from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.types import (
     PinnedWorker,
     RouterConfig,
@@ -60,7 +60,10 @@ __all__ = [
     "recorded_choice",
 ]
 
+NOT_ELIGIBLE = "candidates that are not eligible"
+
 _ORDINARY = Asked()
+_FILTERED = frozenset({NoEligibleWorker.code, NoWorkerForRole.code, WorkerDraining.code})
 
 Rank = tuple[int, int]
 """worker_id, dp_rank"""
@@ -255,7 +258,7 @@ class Stage:
     # -- one decision --------------------------------------------------------------------------
 
     def choose(self, item: Decided, weights: Weights, rng: random.Random) -> Choice:
-        """Make a decision again; a refusal, which was made elsewhere, stays one.
+        """Make a decision again; a refusal at a gate or by a queue stays one.
 
         Args:
             item: out of a Tape.
@@ -265,9 +268,13 @@ class Stage:
         Raises:
             BadRecording: what decided does not fit together.
         """
+        asked = item.asked or _ORDINARY
+        if not item.is_pair and (item.refused is None or item.refused in _FILTERED):
+            refused = self._filter(item, asked)
+            if refused is not None:
+                return refused
         if item.refused is not None or item.rows is None:
             return Choice("refused", None, code=item.refused or "")
-        asked = item.asked or _ORDINARY
         self._ledger.load(_whole(item.load.whole, 2 * self.capacity))
         self._show(item.found, item.shared, None if item.trust is None else item.trust.whole)
         prompt, rows = _prompt(item.prompt), self.rows(item.rows)
@@ -283,6 +290,27 @@ class Stage:
                 return Choice("cache_threshold", None)
             rows = found.rows
         return self._place(request, prompt, rows, weights, rng)
+
+    def _filter(self, item: Decided, asked: Asked) -> Choice | None:
+        """Refuse whom nobody may serve, or whose candidates were not all eligible.
+
+        A gate, a cache threshold or a wave may have left some of those eligible out.
+        """
+        partition = self.partition
+        partition.holds_to_cache = item.thresholds is not None and item.thresholds[0] > 0.0
+        try:
+            eligible = partition.candidates(_request(SelectRequest, asked))
+        except NoEligibleWorker as none:
+            return Choice("refused", None, code=none.code)
+        if item.refused in _FILTERED:
+            return Choice("placed", None)
+        if item.rows is None:
+            return None
+        rows = self.rows(item.rows)
+        every = np.arange(self.capacity)
+        if np.isin(every[rows], every[eligible]).all():
+            return None
+        return Choice("refused", None, code=NOT_ELIGIBLE)
 
     def _place(
         self,
