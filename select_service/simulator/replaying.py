@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from typing_extensions import override
@@ -268,13 +267,7 @@ class _Player:
         except BadRecording as error:
             where = f"{path}, decision {self.told.decisions + 1}"
             raise BadRecording(f"{where}: {error}") from None
-        except (
-            ValueError,
-            IndexError,
-            AssertionError,
-            OverflowError,
-            msgspec.MsgspecError,
-        ) as error:
+        except (ValueError, LookupError, AssertionError, ArithmeticError) as error:
             where = f"{path}, decision {self.told.decisions + 1}"
             why = f"what decided it does not fit together ({type(error).__name__}: {error})"
             raise BadRecording(f"{where}: {why}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from select_service.admission_types import AdmissionSettings
 from select_service.core.effects import Effects
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
-from select_service.core.tape.items import FRAME, OPENING, End, Header, Item
+from select_service.core.tape.items import FRAME, LENGTH, OPENING, End, Header, Item
 from select_service.core.tape.notes import Note
 from select_service.core.tape.packing import Packer, message
 from select_service.core.witness import Witness
@@ -49,12 +50,17 @@ from select_service.wave_types import SelectBatchRequest, WaveItem
 TAINTS = ("a", "b", "c")
 SCOPES = (Scope("m", "default"), Scope("m", "other"), Scope("n", "default"))
 SIZE = 4
+FRAME_BYTES = 2000
 
 
 class Cassette:
-    """A Sink that keeps everything: the bytes of one file."""
+    """A Sink that keeps everything: the bytes of one file.
 
-    def __init__(self, config: RouterConfig) -> None:
+    With `is_whole` nothing is left out because it was told before, and all is one frame.
+    """
+
+    def __init__(self, config: RouterConfig, *, is_whole: bool = False) -> None:
+        self._is_whole = is_whole
         self.draws: list[float | int] = []
         self.notes = 0
         self._packer = Packer()
@@ -65,6 +71,8 @@ class Cassette:
     def put(self, note: Note, size: int) -> bool:
         assert size > 0
         self.notes += 1
+        if self._is_whole:
+            self._packer.begin()
         for item in self._packer.pack(note):
             if item is not None:
                 self.add(item)
@@ -72,8 +80,16 @@ class Cassette:
 
     def add(self, item: Item) -> None:
         self._raw += message(item)
-        if len(self._raw) > 2000:
+        if len(self._raw) > FRAME_BYTES and not self._is_whole:
             self.end_frame()
+
+    def items(self) -> Iterator[bytes]:
+        """Yield what was packed since the last frame ended, item by item."""
+        at = 0
+        while at < len(self._raw):
+            (size,) = LENGTH.unpack_from(self._raw, at)
+            yield bytes(self._raw[at + LENGTH.size :][:size])
+            at += LENGTH.size + size
 
     def end_frame(self) -> None:
         body = zlib.compress(bytes(self._raw), 1)
@@ -91,9 +107,9 @@ class Cassette:
 class RecordedFleet:
     """A random service, what happens to it, and what was answered."""
 
-    def __init__(self, seed: int, *, config: RouterConfig | None = None) -> None:
+    def __init__(self, seed: int, *, blocks: int = 140, is_whole: bool = False) -> None:
         self.draw = draw = random.Random(seed)
-        self.config = config or RouterConfig(
+        self.config = RouterConfig(
             use_kv_events=False,
             temperature=draw.choice([0.0, 0.0, 0.0, 0.7]),
             overlap_score_credit=draw.choice([1.0, 1.0, 0.3]),
@@ -109,7 +125,7 @@ class RecordedFleet:
                 max_inflight=draw.choice([None, 2, 4]),
                 cache_hit_threshold=draw.choice([0.0, 0.0, 0.6]),
             )
-        self.tape = Cassette(self.config)
+        self.tape = Cassette(self.config, is_whole=is_whole)
         self.core = SelectionCore(
             *(Registry(), self.config, WitnessRandom(self.tape.draws, seed)),
             limits=CoreLimits(decision_ring=draw.choice([0, 64]), reservation_ttl_s=20.0),
@@ -118,7 +134,7 @@ class RecordedFleet:
         )
         self.now = 100.0
         self.has_roles = not seed % 3
-        self.prompts = [[draw.getrandbits(64) for _ in range(140)] for _ in range(3)]
+        self.prompts = [[draw.getrandbits(64) for _ in range(blocks)] for _ in range(3)]
         self.answers: dict[str, tuple[Any, ...]] = {}  # kind and ranks, by id
         self.refusals = 0
         self.waiting: list[Ticket] = []
@@ -164,7 +180,7 @@ class RecordedFleet:
         worker = self.draw.choice(list(partition.workers.values()))
         rank = WorkerRank(worker.worker_id, self.draw.choice(list(worker.slots)))
         prompt, parent = self.draw.choice(self.prompts), None
-        for at in range(0, self.draw.randint(1, 100), 20):
+        for at in range(0, min(self.draw.randint(1, 100), len(prompt)), 20):
             piece = prompt[at : at + 20]
             tier = self.draw.choice((Tier.DEVICE, Tier.DEVICE, Tier.HOST_PINNED, Tier.DISK))
             partition.index.store(rank, tier, parent, piece, pack_u64(piece))

@@ -378,6 +378,8 @@ class Stage:
         planned: dict[int, Rank] = {}
         for step in wave.steps:
             recorded |= {number: self.rank_at(slot) for number, slot in step.seats}
+        if not recorded.keys() <= {one.number for one in wave.members}:
+            raise BadRecording("a seat for nobody")
         if wave.steps:
             made = guide.plan(members, wave, rng)
             for piece in made.seats():
