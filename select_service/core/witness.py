@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from select_service.core.decision_record import Odds, Record, Seen
     from select_service.core.desk import Order
     from select_service.core.effects import Effects
+    from select_service.core.leases import Lease
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.core.replica_messages import ClaimRecord
@@ -217,7 +218,7 @@ class _Desk(Desk):
     """Notes what becomes of reservations."""
 
     witness: Witness
-    _why = "told"  # the end that is being made
+    _why = "told"  # the end that is being made; by a replica, unless one of those below
 
     def _begun(
         self, what: str, partition: Partition, slot: int, facts: tuple[str, int, int], now: float
@@ -281,6 +282,21 @@ class _Desk(Desk):
             return super().expire(partition, limit, now, effects)
         finally:
             self._why = "told"
+
+    @override
+    def clear_leases(
+        self, limit: int, now: float, effects: Effects, lease: Lease | None = None
+    ) -> tuple[int, set[Partition]]:
+        self._why = "lease_ended"
+        try:
+            return super().clear_leases(limit, now, effects, lease)
+        finally:
+            self._why = "told"
+
+    @override
+    def _forget_dropped(self, reservation: Reservation, now: float) -> None:
+        self.witness.sink.put(LifeNote(now, "dropped", reservation.reservation_id), LIFE_BYTES)
+        super()._forget_dropped(reservation, now)
 
     @override
     def release(self, booking: Booking, now: float) -> None:

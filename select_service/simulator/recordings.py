@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Played", "files_of", "play", "read_recording", "requests_of"]
 
-_ENDS: Final = frozenset({"freed", "expired", "told"})
+_ENDS: Final = frozenset({"freed", "expired", "lease_ended", "told"})
 
 
 class Played(NamedTuple):

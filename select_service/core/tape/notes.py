@@ -97,7 +97,8 @@ class LifeNote(Struct, frozen=True, gc=False):
     """One step in the life of a reservation."""
 
     at: float
-    what: str
+    what: str  # booked | learnt | prefill_complete | output_block, and how it ended:
+    # freed | expired | lease_ended | dropped | told
     reservation_id: str
     scope: Scope | None = None  # where it begins
     worker_id: int | None = None

@@ -64,6 +64,8 @@ SEATS_PER_ITEM: Final = 32
 """Workers in one item, so that none takes long to write."""
 
 EVENTS_AT_ONCE: Final = 64
+WAVE_AT_ONCE: Final = 16
+"""Of a message, and of a wave, between two pauses."""
 
 _VALUE: Final = 8  # bytes
 _DIFFERENCE: Final = 12  # bytes of a value that differs, with its position
@@ -109,7 +111,7 @@ class Packer:
             yield from self._seated(note)
         elif isinstance(note, WaveNote):
             yield from self._name(note.scope)
-            yield self._wave(note)
+            yield from self._wave(note)
         else:
             assert isinstance(note, ChangeNote)
             yield Change(note.at, note.what, note.values)
@@ -172,29 +174,29 @@ class Packer:
             isinstance(request, SelectPairRequest),
         )
 
-    def _wave(self, note: WaveNote) -> Wave:
+    def _wave(self, note: WaveNote) -> Iterator[Item | None]:
         scope = self._scopes[note.scope]
         places: dict[int, int] = {}
         prompts: list[Prompted] = []
-        members = []
+        members: list[Member] = []
         for number, prompt, request, weights, rows in note.members:
             if id(prompt) not in places:
                 places[id(prompt)] = len(prompts)
                 prompts.append(self._prompt(prompt))
             at = places[id(prompt)]
             members.append(Member(number, at, list(weights), _rows(rows), _asked(request)))
-        steps = [
-            Step(
-                self._column("load", scope, step.columns),
-                self._column("requests", scope, step.requests),
-                [self._looked(scope, number, seen) for number, seen in step.looked],
-                list(step.draws),
-                step.seats,
-            )
-            for step in note.steps
-        ]
+            if len(members) % WAVE_AT_ONCE == 0:
+                yield None
+        steps: list[Step] = []
+        for step in note.steps:
+            load = self._column("load", scope, step.columns)
+            requests = self._column("requests", scope, step.requests)
+            looked = [self._looked(scope, number, seen) for number, seen in step.looked]
+            steps.append(Step(load, requests, looked, list(step.draws), step.seats))
+            if len(steps) % WAVE_AT_ONCE == 0:
+                yield None
         limits = note.load_limit, note.keep_together
-        return Wave(note.at, scope, *limits, prompts, members, steps)
+        yield Wave(note.at, scope, *limits, prompts, members, steps)
 
     def _looked(
         self, scope: int, number: int, seen: Seen

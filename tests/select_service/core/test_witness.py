@@ -9,7 +9,7 @@ from select_service.core.marks import Marks, Recorder
 from select_service.core.tape.notes import DecisionNote, LifeNote, Note, SeatsNote, WaveNote
 from select_service.core.witness import Witness
 from select_service.errors import ServiceError
-from select_service.types import CoreLimits, RouterConfig, Selection
+from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
 from tests.select_service.core.fleet import Fleet
 from tests.select_service.core.test_waves import place, prompt
 
@@ -63,6 +63,23 @@ def test_what_is_answered_is_the_same_with_and_without() -> None:
     assert len(notes.of(DecisionNote)) >= 10
     assert {note.what for note in notes.of(LifeNote)} >= {"booked", "prefill_complete", "freed"}
     assert recorder.current.placement is not None, "and it was traced"
+
+
+def test_every_end_of_a_reservation_is_noted() -> None:
+    notes = Notes()
+    fleet = Fleet(witness=Witness(notes), limits=CoreLimits(reservation_ttl_s=5.0))
+    for worker_id in (1, 2):
+        fleet.worker(worker_id)
+    fleet.core.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=2.0), fleet.now)
+    for name, lease_id in (("freed", None), ("expired", None), ("lease_ended", "l")):
+        fleet.take(name, 1, 2, allowed_worker_ids=[1], lease_id=lease_id)
+    fleet.take("dropped", 1, 2, allowed_worker_ids=[2])
+    fleet.free("freed")
+    fleet.delete(2)
+    fleet.tick(3.0)
+    fleet.tick(3.0)
+    ends = {one.reservation_id: one.what for one in notes.of(LifeNote) if one.what != "booked"}
+    assert ends == {name: name for name in ("freed", "expired", "lease_ended", "dropped")}
 
 
 def test_seats_are_noted_once_until_somebody_comes_or_goes() -> None:
