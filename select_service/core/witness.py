@@ -13,10 +13,11 @@ from typing_extensions import override
 from select_service.core.decisions import Decisions
 from select_service.core.desk import Desk
 from select_service.core.placing import Placing
+from select_service.core.tape.items import Life
 from select_service.core.tape.notes import (
+    BirthNote,
     ChangeNote,
     DecisionNote,
-    LifeNote,
     SeatsNote,
     StepNote,
     WaveNote,
@@ -229,7 +230,7 @@ class _Desk(Desk):
         witness.seats(partition)
         worker, dp_rank = partition.rank_at(slot)
         begins = partition.scope, worker.worker_id, dp_rank
-        witness.sink.put(LifeNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
+        witness.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
 
     @override
     def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
@@ -256,7 +257,7 @@ class _Desk(Desk):
     @override
     def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
         done = super().prefill_complete(name, now)
-        self.witness.sink.put(LifeNote(now, "prefill_complete", name), LIFE_BYTES)
+        self.witness.sink.put(Life(now, "prefill_complete", name), LIFE_BYTES)
         return done
 
     @override
@@ -264,7 +265,7 @@ class _Desk(Desk):
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
     ) -> None:
         super().output_block(name, decay_fraction, now, count)
-        note = LifeNote(now, "output_block", name, amount=count, fraction=decay_fraction)
+        note = Life(now, "output_block", name, amount=count, fraction=decay_fraction)
         self.witness.sink.put(note, LIFE_BYTES)
 
     @override
@@ -295,14 +296,14 @@ class _Desk(Desk):
 
     @override
     def _forget_dropped(self, reservation: Reservation, now: float) -> None:
-        self.witness.sink.put(LifeNote(now, "dropped", reservation.reservation_id), LIFE_BYTES)
+        self.witness.sink.put(Life(now, "dropped", reservation.reservation_id), LIFE_BYTES)
         super()._forget_dropped(reservation, now)
 
     @override
     def release(self, booking: Booking, now: float) -> None:
         reservation = booking.reservation
         blocks = reservation.whole_outputs + reservation.faded_outputs
-        note = LifeNote(now, self._why, reservation.reservation_id, amount=blocks)
+        note = Life(now, self._why, reservation.reservation_id, amount=blocks)
         self.witness.sink.put(note, LIFE_BYTES)
         super().release(booking, now)
 

@@ -58,7 +58,7 @@ FRAME_BYTES: Final = 256 << 10
 LEVEL: Final = 1
 """Of zlib: the fastest; it lets go of the interpreter meanwhile."""
 
-LOOK_S: Final = 0.05
+LOOK_S: Final = 0.1
 """The thread looks into the queue so often: to wake it with every note would cost the loop more."""
 
 SLICE_S: Final = 0.0002

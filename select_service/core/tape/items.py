@@ -225,7 +225,13 @@ class Wave(Struct, array_like=True, tag="W"):
 
 
 class Life(Struct, array_like=True, tag="L"):
-    """One step in the life of a reservation: see `LifeNote`."""
+    """One step in the life of a reservation; the core notes it as it is written.
+
+    `booked` or `learnt` (of a replica), with where and how many tokens to prefill; then
+    `prefill_complete`, `output_block` (how many, and what fades them); in the end, with all its
+    blocks of output, `freed`, `expired`, `lease_ended` or `told` (by a replica), or `dropped` with
+    its worker.
+    """
 
     at: float
     what: str

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
+from select_service.core.tape.items import Life
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
     from select_service.types import SelectRequest, WorkerSpec
 
 __all__ = [
+    "BirthNote",
     "ChangeNote",
     "DecisionNote",
     "Draws",
     "EventNote",
-    "LifeNote",
     "Note",
     "SeatsNote",
     "StepNote",
@@ -93,19 +95,17 @@ class WaveNote(Struct, frozen=True, gc=False):
     steps: list[StepNote]
 
 
-class LifeNote(Struct, frozen=True, gc=False):
-    """One step in the life of a reservation."""
+class BirthNote(Struct, frozen=True, gc=False):
+    """A reservation begins: `booked` here, or `learnt` of a replica."""
 
     at: float
-    what: str  # booked | learnt | prefill_complete | output_block, and how it ended:
-    # freed | expired | lease_ended | dropped | told
+    what: str
     reservation_id: str
-    scope: Scope | None = None  # where it begins
-    worker_id: int | None = None
-    dp_rank: int | None = None
-    amount: int = 0  # tokens to prefill where it begins; else blocks of output
-    isl_tokens: int = 0
-    fraction: float | None = None  # that fades a block of output
+    scope: Scope
+    worker_id: int
+    dp_rank: int
+    prefill_tokens: int
+    isl_tokens: int
 
 
 class EventNote(Struct, frozen=True, gc=False):
@@ -127,4 +127,4 @@ class ChangeNote(Struct, frozen=True, gc=False):
     values: dict[str, object]
 
 
-Note: TypeAlias = SeatsNote | DecisionNote | WaveNote | LifeNote | EventNote | ChangeNote
+Note: TypeAlias = SeatsNote | DecisionNote | WaveNote | BirthNote | Life | EventNote | ChangeNote

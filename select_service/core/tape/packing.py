@@ -33,10 +33,10 @@ from select_service.core.tape.items import (
     Wave,
 )
 from select_service.core.tape.notes import (
+    BirthNote,
     ChangeNote,
     DecisionNote,
     EventNote,
-    LifeNote,
     SeatsNote,
     WaveNote,
 )
@@ -98,11 +98,14 @@ class Packer:
 
     def pack(self, note: Note) -> Iterator[Item | None]:
         """Yield the items of a note, in order; None where others should have their turn."""
-        if isinstance(note, DecisionNote):
+        if isinstance(note, Life):
+            yield note
+        elif isinstance(note, DecisionNote):
             yield from self._name(note.scope)
             yield self._decided(note)
-        elif isinstance(note, LifeNote):
-            yield from self._life(note)
+        elif isinstance(note, BirthNote):
+            yield from self._name(note.scope)
+            yield self._born(note)
         elif isinstance(note, EventNote):
             yield from self._name(note.scope)
             yield from self._events(note)
@@ -238,22 +241,10 @@ class Packer:
 
     # -- the rest --------------------------------------------------------------------------------
 
-    def _life(self, note: LifeNote) -> Iterator[Item]:
-        scope = None
-        if note.scope is not None:
-            yield from self._name(note.scope)
-            scope = self._scopes[note.scope]
-        yield Life(
-            note.at,
-            note.what,
-            note.reservation_id[:TEXT_MAX],
-            scope,
-            note.worker_id,
-            note.dp_rank,
-            note.amount,
-            note.isl_tokens,
-            note.fraction,
-        )
+    def _born(self, note: BirthNote) -> Life:
+        name, scope = note.reservation_id[:TEXT_MAX], self._scopes[note.scope]
+        facts = note.worker_id, note.dp_rank, note.prefill_tokens, note.isl_tokens
+        return Life(note.at, note.what, name, scope, *facts)
 
     def _events(self, note: EventNote) -> Iterator[Item | None]:
         """Decode a message; tokens stay behind."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from indexer.types import Scope
 from select_service.core.tape.items import End, Gap, Header, Life
-from select_service.core.tape.notes import LifeNote, SeatsNote
+from select_service.core.tape.notes import BirthNote, SeatsNote
 from select_service.core.tape.reading import Tape
 from select_service.edge import recording as module
 from select_service.edge.recording import Recording, RecordSettings
@@ -38,8 +38,8 @@ def recorded(path: Path, **bounds: float) -> Iterator[Recording]:
         asyncio.run(recording.close())
 
 
-def life(number: int) -> LifeNote:
-    return LifeNote(float(number), "booked", os.urandom(8).hex(), HERE, 1, 0, number)
+def life(number: int) -> BirthNote:
+    return BirthNote(float(number), "booked", os.urandom(8).hex(), HERE, 1, 0, number, 0)
 
 
 def numbers(played: list[Played]) -> list[int]:

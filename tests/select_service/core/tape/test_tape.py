@@ -32,9 +32,9 @@ from select_service.core.tape.items import (
     Seats,
 )
 from select_service.core.tape.notes import (
+    BirthNote,
     ChangeNote,
     DecisionNote,
-    LifeNote,
     Note,
     SeatsNote,
 )
@@ -137,7 +137,7 @@ def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.Mo
     first = seats((1, 0), (2, 1), (3, 2))
     second = replace(first, workers=(*first.workers[1:], *seats((4, 0)).workers))
     packer = Packer()
-    booked = LifeNote(1.0, "booked", "r", SCOPES[0], 2, 0, 7, 9)
+    booked = BirthNote(1.0, "booked", "r", SCOPES[0], 2, 0, 7, 9)
     notes: list[Note] = [first, booked, second, ChangeNote(2.0, "settings", {"a": 1})]
     items = [item for note in notes for item in packer.pack(note) if item is not None]
     assert [len(one.workers) for one in items if isinstance(one, Seats)] == [2, 1, 1]
