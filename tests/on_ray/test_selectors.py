@@ -53,11 +53,13 @@ def _booked_at_one_is_completed_at_the_other(first: str, second: str) -> None:
         lambda: httpx.post(f"{first}/select_and_reserve", json=body).is_success, "it is booked"
     )
 
-    def known() -> bool:
-        return httpx.post(f"{second}/reservations/{name}/prefill_complete").is_success
+    def known(url: str) -> bool:
+        return httpx.post(f"{url}/reservations/{name}/prefill_complete").is_success
 
-    wait_until(known, "the other one knows the reservation")
+    wait_until(lambda: known(second), "the other one knows the reservation")
     httpx.delete(f"{second}/reservations/{name}").raise_for_status()
+    # of what nobody has a lease on, who dies before he could tell takes the news with him
+    wait_until(lambda: not known(first), "the first one has heard that it is over")
 
 
 async def _work_through_a_death(urls: list[str]) -> None:
