@@ -307,8 +307,12 @@ class Stage:
         if item.rows is None:
             return None
         rows = self.rows(item.rows)
-        every = np.arange(self.capacity)
-        if np.isin(every[rows], every[eligible]).all():
+        if isinstance(rows, slice) and isinstance(eligible, slice):
+            is_within = rows.stop <= eligible.stop
+        else:
+            every = np.arange(self.capacity)
+            is_within = bool(np.isin(every[rows], every[eligible]).all())
+        if is_within:
             return None
         return Choice("refused", None, code=NOT_ELIGIBLE)
 
