@@ -13,7 +13,7 @@ from typing_extensions import override
 from select_service.core.decisions import Decisions
 from select_service.core.desk import Desk
 from select_service.core.placing import Placing
-from select_service.core.tape.items import Life
+from select_service.core.tape.items import Gap, Life
 from select_service.core.tape.notes import (
     BirthNote,
     ChangeNote,
@@ -66,6 +66,9 @@ class Sink(Protocol):
     def put(self, note: Note, size: int) -> bool:
         """Take a note of about so many bytes; False: there is no room, and it is counted."""
 
+    def leave_out(self) -> None:
+        """Count a note that would mean nothing without one that found no room."""
+
 
 class Rooms(NamedTuple):
     """The kinds of rooms to build a service of."""
@@ -88,24 +91,26 @@ class Witness:
         self.now = 0.0
         """When something was noted last."""
 
-    def seats(self, partition: Partition) -> None:
-        """Note who sits where, if that is not as it was."""
+    def seats(self, partition: Partition) -> bool:
+        """Note who sits where, if that is not as it was; False: there was no room for it."""
         roles = partition.roles
         if roles is self._last:
-            return
+            return True
         known = self._roles.get(partition.scope)
         if known is not None and known[1] is roles:
             self._last = roles
-            return
+            return True
         workers = tuple(
             [(one.spec, tuple(one.slots.items()), one.drain) for one in partition.seated.values()]
         )
         note = SeatsNote(partition.scope, partition.index.block_size, workers)
-        if self.sink.put(note, 256 + 64 * len(workers)):
-            self._roles[partition.scope] = partition, roles
-            self._last = roles
-            if len(self._roles) % SCOPES_KEPT == 0:
-                self._forget_closed()
+        if not self.sink.put(note, 256 + 64 * len(workers)):
+            return False
+        self._roles[partition.scope] = partition, roles
+        self._last = roles
+        if len(self._roles) % SCOPES_KEPT == 0:
+            self._forget_closed()
+        return True
 
     def _forget_closed(self) -> None:
         self._last = None
@@ -132,7 +137,9 @@ class Witness:
         """Note a decision."""
         partition, request = ticket.partition, ticket.request
         self.now = now
-        self.seats(partition)
+        if not self.seats(partition):
+            self.sink.leave_out()
+            return
         couple = thresholds = None
         if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
             couple = odds.plan.couple
@@ -227,7 +234,9 @@ class _Desk(Desk):
         """Note where a reservation begins; its id, tokens to prefill, and length."""
         witness = self.witness
         witness.now = now
-        witness.seats(partition)
+        if not witness.seats(partition):
+            witness.sink.leave_out()
+            return
         worker, dp_rank = partition.rank_at(slot)
         begins = partition.scope, worker.worker_id, dp_rank
         witness.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
@@ -313,12 +322,13 @@ class _WavePlan(WavePlan):
 
     witness: Witness
     _looked: list[tuple[int, Seen]]
+    _roles: Roles  # who sat where when it was begun
 
     @override
     def seats(self) -> Iterator[list[Seat]]:
         witness, partition = self.witness, self._partition
         ledger, draws = partition.ledger, witness.sink.draws
-        witness.seats(partition)
+        self._roles = partition.roles
         taken, size = [], 0
         plan = super().seats()
         while True:
@@ -338,6 +348,12 @@ class _WavePlan(WavePlan):
             (one.number, one.prompt, one.request, one.weights, one.rows) for one in self._members
         ]
         facts = partition.scope, self._load_limit, self._keep_together
+        if self._roles is not partition.roles:  # its slots may be others' now
+            witness.sink.put(Gap(1, "seats"), LIFE_BYTES)
+            return
+        if not witness.seats(partition):
+            witness.sink.leave_out()
+            return
         witness.sink.put(WaveNote(witness.now, *facts, members, taken), size)
 
     @override

@@ -129,7 +129,7 @@ class Recording:
         self.settings = settings
         self._config = config
         self._clock: Callable[[], float] = time.monotonic
-        self._queue: deque[tuple[Note | Gap, int]] = deque()
+        self._queue: deque[tuple[Note, int]] = deque()
         self._put = self._taken = 0  # bytes; each is written by one thread alone
         self._queue_bytes_max = settings.queue_bytes_max
         self._missing = 0  # notes that found no room since the last that did
@@ -166,8 +166,7 @@ class Recording:
         """Take a note of about so many bytes; False: there is no room, and it is counted."""
         put = self._put + size
         if put - self._taken > self._queue_bytes_max:
-            self._missing += 1
-            self.notes["queue"] += 1
+            self.leave_out()
             return False
         if self._missing:
             self._queue.append((Gap(self._missing, "queue"), 0))
@@ -175,6 +174,11 @@ class Recording:
         self._put = put
         self._queue.append((note, size))
         return True
+
+    def leave_out(self) -> None:
+        """Count a note that would mean nothing without one that found no room."""
+        self._missing += 1
+        self.notes["queue"] += 1
 
     def hear(
         self, stream: EventStream, frames: Sequence[bytes], *, is_replay: bool, is_eagle: bool
@@ -263,7 +267,7 @@ class Recording:
         while queue:
             note, size = queue.popleft()
             try:
-                for item in (note,) if isinstance(note, Gap) else self._packer.pack(note):
+                for item in self._packer.pack(note):
                     if item is not None:
                         self._raw += message(item)
                     if item is None or perf_counter() >= until:

@@ -78,6 +78,9 @@ class Cassette:
                 self.add(item)
         return True
 
+    def leave_out(self) -> None:
+        raise AssertionError("there is room for everything")
+
     def add(self, item: Item) -> None:
         self._raw += message(item)
         if len(self._raw) > FRAME_BYTES and not self._is_whole:
@@ -260,6 +263,8 @@ class RecordedFleet:
             while True:
                 if draw.random() < 0.05:
                     self.report()  # others go on meanwhile
+                elif draw.random() < 0.01:
+                    self.churn()
                 self.did(steps.send(self.now))
         except StopIteration as done:
             for result in done.value.results:

@@ -269,10 +269,13 @@ class Change(Struct, array_like=True, tag="C"):
 
 
 class Gap(Struct, array_like=True, tag="G"):
-    """So much is missing here; nothing behind it refers to what stands before it if it `resets`."""
+    """So much is missing here; nothing behind it refers to what stands before it if it `resets`.
+
+    For `seats` it is the plan of a wave, during which workers came or went; its decisions are here.
+    """
 
     notes: int
-    why: str  # queue | disk | fault
+    why: str  # queue | disk | fault | seats
     resets: bool = False
 
 

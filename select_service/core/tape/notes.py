@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from select_service.core.tape.items import Life
+from select_service.core.tape.items import Gap, Life
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,4 +127,6 @@ class ChangeNote(Struct, frozen=True, gc=False):
     values: dict[str, object]
 
 
-Note: TypeAlias = SeatsNote | DecisionNote | WaveNote | BirthNote | Life | EventNote | ChangeNote
+Note: TypeAlias = (
+    SeatsNote | DecisionNote | WaveNote | BirthNote | Life | EventNote | ChangeNote | Gap
+)

@@ -23,6 +23,7 @@ from select_service.core.tape.items import (
     Decided,
     Events,
     Found,
+    Gap,
     Life,
     Member,
     Pair,
@@ -98,7 +99,7 @@ class Packer:
 
     def pack(self, note: Note) -> Iterator[Item | None]:
         """Yield the items of a note, in order; None where others should have their turn."""
-        if isinstance(note, Life):
+        if isinstance(note, Life | Gap):
             yield note
         elif isinstance(note, DecisionNote):
             yield from self._name(note.scope)

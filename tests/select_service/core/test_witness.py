@@ -19,6 +19,7 @@ class Notes:
     """A Sink that keeps what it is given, or nothing."""
 
     def __init__(self, *, is_full: bool = False) -> None:
+        self.left_out = 0
         self.draws: list[float | int] = []
         self.taken: list[Note] = []
         self.is_full = is_full
@@ -28,6 +29,9 @@ class Notes:
         if not self.is_full:
             self.taken.append(note)
         return not self.is_full
+
+    def leave_out(self) -> None:
+        self.left_out += 1
 
     def of(self, kind: type) -> list[Any]:
         return [note for note in self.taken if type(note) is kind]
@@ -105,7 +109,8 @@ def test_seats_that_found_no_room_are_noted_later() -> None:
     notes = Notes(is_full=True)
     fleet = Fleet(witness=Witness(notes))
     fleet.worker(1)
-    fleet.select(1)
+    fleet.take("r", 1)
+    assert notes.left_out == 2, "nor is who may sit there, whoever that is"
     notes.is_full = False
     fleet.select(1)
     assert [type(one) for one in notes.taken] == [SeatsNote, DecisionNote]
