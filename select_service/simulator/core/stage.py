@@ -227,6 +227,10 @@ class Stage:
         worker, dp_rank = self.partition.rank_at(slot)
         return worker.worker_id, dp_rank
 
+    def _planned_at(self, slot: int) -> Rank:
+        """Who sat there may have gone since a wave's prompts were read: then (-1, slot)."""
+        return self.rank_at(slot) if slot in self._seated else (-1, slot)
+
     def rows(self, told: int | bytes) -> Rows:
         """Return candidates.
 
@@ -381,13 +385,13 @@ class Stage:
         recorded: dict[int, Rank] = {}
         planned: dict[int, Rank] = {}
         for step in wave.steps:
-            recorded |= {number: self.rank_at(slot) for number, slot in step.seats}
+            recorded |= {number: self._planned_at(slot) for number, slot in step.seats}
         if not recorded.keys() <= {one.number for one in wave.members}:
             raise BadRecording("a seat for nobody")
         if wave.steps:
             made = guide.plan(members, wave, rng)
             for piece in made.seats():
-                planned |= {seat.member.number: self.rank_at(seat.slot) for seat in piece}
+                planned |= {seat.member.number: self._planned_at(seat.slot) for seat in piece}
                 if piece:
                     guide.next()
         return Seatings(recorded, planned)
