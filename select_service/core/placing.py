@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
     from select_service.core.sampling import Sampler
+    from select_service.core.shadow import Shadow
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
 
@@ -63,6 +64,7 @@ class Placing:
         self._rng = rng
         self._trace_decisions = trace_decisions
         self.sampler: Sampler | None = None  # from when on somebody examines the fleet
+        self.shadow: Shadow | None = None  # while other weights look on
 
     def place(
         self,
@@ -80,7 +82,7 @@ class Placing:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
-    def _place_one(  # noqa: C901 - straight on: all pay for it
+    def _place_one(  # noqa: C901, PLR0912 - straight on: all pay for it
         self,
         ticket: Ticket,
         rows: Rows,
@@ -101,7 +103,13 @@ class Placing:
                 if found.refused is not None:
                     return self._refuse_threshold(ticket, rows, matches, found, now), effects
                 rows, hit = found.rows, found.facts
+        sighting = watch = None
+        if self.shadow is not None:
+            watch = self.shadow.watch(ticket, rows, matches, now, self._rng)
+            matches = matches if watch is None else watch.matches
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
+        if watch is not None:  # before anything is booked
+            sighting = watch.score(placement)
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
@@ -113,8 +121,12 @@ class Placing:
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
         if placement.seen is not None:
+            odds = None
+            if sighting is not None:
+                odds = odds_of(ticket)
+                odds.shadow = sighting
             record = self.decisions.keep(
-                ticket, placement.seen, rows, placement.slot, now, None, hit
+                ticket, placement.seen, rows, placement.slot, now, odds, hit
             )
             if record is not None:
                 _explain(answer, record)
@@ -141,6 +153,8 @@ class Placing:
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
     ) -> tuple[Answer, Effects]:
         request = ticket.request
+        if self.shadow is not None:
+            self.shadow.skip(ticket, "pair")
         if not (self.decisions.is_wanted or request.explain):
             return self._matchmaker.serve(ticket, rows, now, effects)[:2]
         seen = ticket.partition.see(ticket.prompt)  # before anything is booked

@@ -43,6 +43,7 @@ from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
 from select_service.core.selecting import Selecting
+from select_service.core.shadow import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -63,7 +64,7 @@ from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
     from select_service.core.witness import Witness
+    from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
 
 
@@ -97,6 +99,7 @@ class SelectionCore:
         recorder: Recorder | None = None,
         witness: Witness | None = None,
         trust: TrustSettings | None = None,
+        stopwatch: Callable[[], float] | None = None,
     ) -> None:
         """Start empty.
 
@@ -114,6 +117,7 @@ class SelectionCore:
             recorder: takes the marks of requests that are traced; None: none is.
             witness: notes what happens, for a recording; None: nobody does.
             trust: when what an index says counts for less.
+            stopwatch: seconds, to measure what a shadow policy costs; None: it is not bounded.
 
         Raises:
             ValueError: those settings make no sense.
@@ -169,6 +173,7 @@ class SelectionCore:
             *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
+        self.shadowing = Shadowing(config, self.partitions, stopwatch)
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
         self.selecting = kind_of_selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
@@ -266,6 +271,10 @@ class SelectionCore:
         self.replica_snapshot_part = replicating.snapshot_part
         self.replica_snapshot_end = replicating.snapshot_end
         self.replica_status = replicating.status
+
+    def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
+        """Let other weights look on from now on; None: nobody does."""
+        self.placing.shadow = self.shadowing.follow(settings, now)
 
     # -- an index out of a dump ------------------------------------------------------------------
 

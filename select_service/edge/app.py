@@ -117,6 +117,7 @@ def create_driver(settings: Settings) -> Driver:
         doctor_limits=settings.doctor_limits,
         trust=settings.trust,
         recording=_recording(settings),
+        shadow=settings.shadow,
     )
     service.discovery = _discovery(settings, service)
     return service

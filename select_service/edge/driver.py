@@ -27,6 +27,7 @@ from select_service.core.discovery import API
 from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.core.shadow_telling import ShadowTelling
 from select_service.doctor_types import DoctorLimits
 from select_service.edge.batches import Batches
 from select_service.edge.clocks import forwards_only
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from select_service.edge.security import Security
     from select_service.edge.tracing import Tracing
     from select_service.edge.warm_start import WarmStart
+    from select_service.shadow_types import ShadowSettings, ShadowStatus
     from select_service.types import (
         Answer,
         BatchAnswer,
@@ -131,6 +133,10 @@ EXAMINED_AFTER_S = 5.0
 DUMP_SLICE_S = 0.0003
 """How long /dump may hold the loop before it lets requests through."""
 
+SHADOW_SCOPES_LISTED = 100
+SHADOW_SLICE = 32
+"""Scopes of GET /shadow looked at in one go: some 10 µs each."""
+
 DUMP_PAUSE_S = 0.001
 """How long it then rests while others ask for workers: a process that always has something to do
 waits for a processor like everybody else, and they with it."""
@@ -164,6 +170,7 @@ class Driver:
         doctor_limits: DoctorLimits | None = None,
         trust: TrustSettings | None = None,
         recording: Recording | None = None,
+        shadow: ShadowSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -189,6 +196,7 @@ class Driver:
             doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
             recording: of all that happens, opened; `close` closes it.
+            shadow: weights that look on; None: there are none.
             seed: for ties and temperatures; None: from the system.
             clock: seconds; when it goes back, time stands still.
 
@@ -222,9 +230,11 @@ class Driver:
             recorder=None if tracing is None else tracing.recorder,
             witness=witness,
             trust=trust,
+            stopwatch=time.perf_counter,
             first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
+        self.core.follow_shadow(shadow, clock())
         self.keeper, self.tracing, self.security = keeper, tracing, security
         self.credentials = credentials = None if security is None else security.credentials
         self.replicas: Replicas | None = None
@@ -474,6 +484,8 @@ class Driver:
         ):
             for name, value in _differing(before, after).items():
                 setattr(limits, name, value)
+        if old.shadow != new.shadow:
+            self.core.follow_shadow(new.shadow, self._clock())
         core = _differing(old.core_limits, new.core_limits)
         admission = _differing(old.admission, new.admission)
         self._carry_out(self.core.reconfigure(core, admission, self._clock()))
@@ -744,7 +756,9 @@ class Driver:
 
     def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
-        self._carry_out(self.core.prefill_complete(reservation_id, self._clock(), cached_tokens))
+        effects = self.core.prefill_complete(reservation_id, self._clock(), cached_tokens)
+        if effects is not NOTHING or self.keeper is not None:  # else there is nothing to do
+            self._carry_out(effects)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """POST /reservations/{id}/output_block."""
@@ -752,7 +766,9 @@ class Driver:
 
     def free(self, reservation_id: str) -> None:
         """DELETE /reservations/{id}."""
-        self._carry_out(self.core.free(reservation_id, self._clock()))
+        effects = self.core.free(reservation_id, self._clock())
+        if effects is not NOTHING or self.keeper is not None:  # as above
+            self._carry_out(effects)
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
         """POST /reservations/batch as far as one slice goes; the task has the answer of more.
@@ -871,6 +887,34 @@ class Driver:
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
         """GET /trust: one of them."""
         return self.core.trusting.row(*seat)
+
+    async def shadow(
+        self,
+        model_name: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = SHADOW_SCOPES_LISTED,
+        tenants: frozenset[str] | None = None,
+    ) -> ShadowStatus:
+        """GET /shadow; others have their turn every so many scopes.
+
+        Args:
+            model_name: of this one alone.
+            tenant_id: of this one alone.
+            limit: scopes told singly.
+            tenants: whose; None: all, and what it costs the process.
+        """
+        telling = ShadowTelling(self.core.shadowing, limit)
+        for number, partition in enumerate(list(self.core.partitions.values()), 1):
+            scope = partition.scope
+            if (
+                model_name in {None, scope.model_name}
+                and tenant_id in {None, scope.tenant_id}
+                and (tenants is None or scope.tenant_id in tenants)
+            ):
+                telling.add(scope, partition.shadow_tally)
+            if not number % SHADOW_SLICE:
+                await asyncio.sleep(0)
+        return telling.status(self._clock(), with_cost=tenants is None)
 
     async def dump(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
         """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds.

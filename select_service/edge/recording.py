@@ -98,6 +98,11 @@ class WitnessRandom(random.Random):
         super().__init__(seed)
 
     @override
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies, with which a shadow policy draws, are plain: what they say decides nothing."""
+        return random.Random, (), self.getstate()
+
+    @override
     def random(self) -> float:
         drawn = super().random()
         self._draws.append(drawn)

@@ -29,6 +29,7 @@ from select_service.core.witness import Witness
 from select_service.drain_types import DrainRequest
 from select_service.edge.recording import WitnessRandom
 from select_service.errors import ServiceError
+from select_service.shadow_types import ShadowSettings
 from select_service.types import (
     Answer,
     CacheThreshold,
@@ -136,6 +137,9 @@ class RecordedFleet:
             witness=Witness(self.tape),
         )
         self.now = 100.0
+        if seed % 2:  # what looks on draws from a copy, and leaves no trace
+            looks_on = ShadowSettings(weights={"temperature": 0.7}, sample=1.0, cost_max=1.0)
+            self.core.follow_shadow(looks_on, self.now)
         self.has_roles = not seed % 3
         self.prompts = [[draw.getrandbits(64) for _ in range(blocks)] for _ in range(3)]
         self.answers: dict[str, tuple[Any, ...]] = {}  # kind and ranks, by id

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from select_service.core.tape.items import End, Gap, Header, Life
 from select_service.core.tape.notes import BirthNote, SeatsNote
 from select_service.core.tape.reading import Tape
 from select_service.edge import recording as module
-from select_service.edge.recording import Recording, RecordSettings
+from select_service.edge.recording import Recording, RecordSettings, WitnessRandom
 from select_service.errors import RecordingUnusable
 from select_service.simulator.recordings import Played, files_of, play
 from select_service.types import RouterConfig, WorkerSpec
@@ -204,6 +206,19 @@ def test_a_file_that_somebody_took_away_is_made_anew(
     assert told == list(range(told[0], 1000))
     assert 0 < told[0] < 500
     assert recording.failures == 1
+
+
+def test_what_is_drawn_is_noted_and_what_a_copy_draws_is_not() -> None:
+    draws: list[float | int] = []
+    one, plain = WitnessRandom(draws, 5), random.Random(5)
+    other = copy(one)
+    said = [one.random(), one.randrange(9), *one.choices(range(3), [1.0, 2.0, 3.0])]
+    assert said == [plain.random(), plain.randrange(9), *plain.choices(range(3), [1.0, 2.0, 3.0])]
+    noted = list(draws)
+    assert len(noted) >= 3
+    assert other.random() == said[0]
+    one.getrandbits(128)  # a name
+    assert draws == noted
 
 
 def test_a_note_that_cannot_be_written_costs_itself(tmp_path: Path) -> None:
