@@ -715,6 +715,10 @@ class StateDirUnusable(Exception):
     """The service cannot start with this state directory; `str(error)` says why."""
 
 
+class RecordingUnusable(Exception):
+    """The service cannot start with this file to record to; `str(error)` says why."""
+
+
 class ShuttingDown(ServiceError):
     """The process is leaving; waiting requests are sent away, to whoever stands in for it."""
 

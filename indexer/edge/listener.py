@@ -115,6 +115,7 @@ class Listeners:
         worker_key: str | None = None,
         addresses: Addresses | None = None,
         on_refused: Callable[[EventStream, EndpointRefused], None] | None = None,
+        on_message: Callable[[EventStream, Sequence[bytes], bool], None] | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -128,10 +129,13 @@ class Listeners:
                 plainly.
             addresses: where sockets may connect to.
             on_refused: told of a stream whose endpoint has a name that leads where it must not.
+            on_message: told every message of events before it is taken, and whether it is a
+                reply to a request for replay.
         """
         self._clock = clock
         self._on_load = on_load
         self._on_refused = on_refused
+        self._on_message = on_message
         self._addresses = addresses or Addresses(clock=clock)
         self._owns_addresses = addresses is None
         self._limits = limits or registry.limits
@@ -391,6 +395,8 @@ class Listeners:
             return False
         reply = None if feed.dealer is None else feed.dealer.receive()
         if reply is not None:
+            if self._on_message is not None:
+                self._on_message(stream, reply, True)  # noqa: FBT003 - a reply
             stream.on_replay(reply, now)
         # live messages are read beside the replies: a long replay must not fill the other queue
         if feed.inbox or self._read(feed):
@@ -411,6 +417,9 @@ class Listeners:
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
             feed.load_reports += 1
             self._on_load(feed.stream, messages.pop())
+        if self._on_message is not None:
+            for one in messages:
+                self._on_message(feed.stream, one, False)  # noqa: FBT003 - live
         feed.inbox.extend(messages)
         return True
 

@@ -732,6 +732,42 @@ FLAGS: Final = (
         watch="index_snapshot_written_timestamp_seconds",
     ),
     Flag(
+        "--record",
+        str,
+        "FILE",
+        "write requests (hashes only), KV events, lifecycle calls and decisions here, for"
+        " `select-sim replay`",
+        watch="recording_notes_total",
+    ),
+    Flag(
+        "--record-bytes-max",
+        _whole(1 << 16, _BYTES),
+        "N",
+        "with --record: compressed bytes of a file, then another one begins",
+        watch="recording_files_total",
+    ),
+    Flag(
+        "--record-files-max",
+        _whole(1, 100_000),
+        "N",
+        "with --record: files kept, the oldest goes",
+        watch="recording_files_total",
+    ),
+    Flag(
+        "--record-queue-bytes-max",
+        _whole(1 << 16, _BYTES),
+        "N",
+        "with --record: what waits for its writer, about; beyond, it is left out of the recording",
+        watch='recording_notes_total{outcome="queue"}',
+    ),
+    Flag(
+        "--record-flush-s",
+        _seconds(zero=False),
+        "S",
+        "with --record: a crash takes no more than this with it",
+        watch="recording_queue_bytes",
+    ),
+    Flag(
         "--reservation-ttl-s",
         _seconds(zero=True),
         "S",

@@ -150,6 +150,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     index_snapshot_hold_s: float = _SNAPSHOTS.hold_s
     index_snapshot_proof_s: float = _STREAMS.recall_wait_s
     index_snapshot_shutdown_s: float = _SNAPSHOTS.shutdown_s
+    record: str | None = None
+    record_bytes_max: int = 64 << 20  # of a file: some hundred thousand decisions
+    record_files_max: int = 8
+    record_queue_bytes_max: int = 16 << 20  # a second of ten thousand decisions
+    record_flush_s: float = 1.0
     reservation_ttl_s: float = _CORE.reservation_ttl_s
     reservation_ttl_max_s: float = _CORE.reservation_ttl_max_s
     freed_ids_max: int = _CORE.freed_ids_max

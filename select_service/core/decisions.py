@@ -97,6 +97,11 @@ class Decisions:
         return len(self._ring)
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether anybody wants decisions to be told here."""
+        return self.is_on
+
+    @property
     def bytes(self) -> int:
         """What the records take together."""
         return self._ring.bytes

@@ -515,10 +515,13 @@ class Desk:
         """Forget up to `limit` reservations whose rank has gone; return how many."""
         swept = partition.ledger.sweep(limit)
         for reservation in swept:
-            self.leases.leave(reservation)
-            self.bookings.forget_dropped(reservation, now)
-            self.announcer.dropped(reservation, now)
+            self._forget_dropped(reservation, now)
         return len(swept)
+
+    def _forget_dropped(self, reservation: Reservation, now: float) -> None:
+        self.leases.leave(reservation)
+        self.bookings.forget_dropped(reservation, now)
+        self.announcer.dropped(reservation, now)
 
     def release(self, booking: Booking, now: float) -> None:
         """Take a live reservation out of the ledger; its id counts as freed."""

@@ -140,7 +140,7 @@ class Placing:
         refused = found.refused
         assert refused is not None
         refused.advice = self._matchmaker.advise(ticket)
-        if self.decisions.is_on or ticket.request.explain:
+        if self.decisions.is_wanted or ticket.request.explain:
             odds = odds_of(ticket)
             odds.is_threshold = True
             seen = ticket.partition.see(ticket.prompt, matches)
@@ -155,7 +155,7 @@ class Placing:
         request = ticket.request
         if self.shadow is not None:
             self.shadow.skip(ticket, "pair")
-        if not (self.decisions.is_on or request.explain):
+        if not (self.decisions.is_wanted or request.explain):
             return self._matchmaker.serve(ticket, rows, now, effects)[:2]
         seen = ticket.partition.see(ticket.prompt)  # before anything is booked
         answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
@@ -237,7 +237,7 @@ class Placing:
         failed[refusal.code] = failed.get(refusal.code, 0) + 1
         if ticket is not None:
             ticket.partition.demand.refused += 1
-        if ticket is not None and (self.decisions.is_on or ticket.request.explain):
+        if ticket is not None and (self.decisions.is_wanted or ticket.request.explain):
             record = self.decisions.refused(ticket, refusal, now)
             if record is not None:
                 refusal.decision = Record._make(record)

@@ -58,6 +58,7 @@ from select_service.core.state import (
 from select_service.core.trusting import Trusting
 from select_service.core.ushering import Usher
 from select_service.core.waiting_room import WaitingRoom
+from select_service.core.wave_plan import WavePlan
 from select_service.core.waves import Waves
 from select_service.types import CoreLimits, TrustSettings
 
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from select_service.core.marks import Recorder
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
+    from select_service.core.witness import Witness
     from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
 
@@ -95,6 +97,7 @@ class SelectionCore:
         admission: AdmissionSettings | None = None,
         first_decision: int = 1,
         recorder: Recorder | None = None,
+        witness: Witness | None = None,
         trust: TrustSettings | None = None,
         stopwatch: Callable[[], float] | None = None,
     ) -> None:
@@ -112,6 +115,7 @@ class SelectionCore:
             admission: who is let in at all; everybody.
             first_decision: number of the first record of one; none of an earlier life's.
             recorder: takes the marks of requests that are traced; None: none is.
+            witness: notes what happens, for a recording; None: nobody does.
             trust: when what an index says counts for less.
             stopwatch: seconds, to measure what a shadow policy costs; None: it is not bounded.
 
@@ -124,6 +128,13 @@ class SelectionCore:
         self.counters = Counters()
         self.catalog = Catalog(self.limits)
         desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
+        kind_of_decisions, self._kind_of_plan = Decisions, WavePlan
+        if witness is not None:
+            from select_service.core.witness import rooms_for  # noqa: PLC0415 - for who records
+
+            rooms = rooms_for(witness, desk, kind_of_placing)
+            desk, kind_of_placing, kind_of_decisions, self._kind_of_plan = rooms
+            witness.settings = settings
         self.desk = desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
@@ -134,13 +145,13 @@ class SelectionCore:
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,
         )
-        self.decisions = Decisions(
+        self.decisions = kind_of_decisions(
             *(self.catalog, self.membership.stream_at, self.membership.partitions),
             count_max=self.limits.decision_ring,
             bytes_max=self.limits.decision_ring_bytes,
             first=first_decision,
         )
-        self.membership.is_watched = self.decisions.is_on
+        self.membership.is_watched = self.decisions.is_wanted
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self.trusting = Trusting(
@@ -232,7 +243,7 @@ class SelectionCore:
         self.leases = reserving.leases
         waves = Waves(
             *(self.reader, self.desk, self.placing, self._usher, self.counters, self._rng),
-            *(self.limits, reserving.free),
+            *(self.limits, reserving.free, self._kind_of_plan),
         )
         self.select_batch = waves.begin
         operating = Operating(self.admitting, self.membership, self.room, self.limits)

@@ -73,6 +73,7 @@ class Waves:
         rng: random.Random,
         limits: CoreLimits,
         free: Callable[[str, float], Effects],
+        plan: type[WavePlan] = WavePlan,
     ) -> None:
         self.reader = reader
         self.desk = desk
@@ -81,6 +82,7 @@ class Waves:
         self.counters = counters
         self.rng = rng
         self.free = free
+        self.plan = plan
         self._limits = limits
 
     def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> Wave:
@@ -213,7 +215,7 @@ class Wave:
             assert sample.read is not None
             assert sample.rows is not None
             members.append(Member(number, sample.request, *sample.read[1:], sample.rows))
-        plan = WavePlan(
+        plan = self._waves.plan(
             partition,
             members,
             load_limit=self._wants.load_limit,

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
+    from select_service.edge.recording import Recording
     from select_service.edge.replicas import Replicas
     from select_service.edge.security import Security
     from select_service.edge.tracing import Tracing
@@ -168,6 +169,7 @@ class Driver:
         tracing: Tracing | None = None,
         doctor_limits: DoctorLimits | None = None,
         trust: TrustSettings | None = None,
+        recording: Recording | None = None,
         shadow: ShadowSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -193,6 +195,7 @@ class Driver:
             tracing: of some requests; `close` closes it.
             doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
+            recording: of all that happens, opened; `close` closes it.
             shadow: weights that look on; None: there are none.
             seed: for ties and temperatures; None: from the system.
             clock: seconds; when it goes back, time stands still.
@@ -202,7 +205,13 @@ class Driver:
         """
         clock = forwards_only(clock)
         self.addresses = Addresses(reach, clock=clock)
-        rng = random.Random(seed)  # noqa: S311  # nosec B311 - ties, not secrets
+        rng, witness = random.Random(seed), None  # noqa: S311  # nosec B311 - ties, not secrets
+        self.recording = recording
+        if recording is not None:
+            from select_service.core.witness import Witness  # noqa: PLC0415 - for who records
+
+            rng, witness = recording.random(seed), Witness(recording)
+        self.witness = witness
         registry = (
             Registry(on_event_loss=on_event_loss)
             if stream_limits is None
@@ -219,6 +228,7 @@ class Driver:
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
             admission=admission,
             recorder=None if tracing is None else tracing.recorder,
+            witness=witness,
             trust=trust,
             stopwatch=time.perf_counter,
             first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
@@ -296,9 +306,12 @@ class Driver:
             worker_key=None if self.credentials is None else self.credentials.worker_key,
             addresses=self.addresses,
             on_refused=self._refuse_source,
+            on_message=None if self.recording is None else self._record_message,
         )
         if self.credentials is not None:
             self.credentials.when_other_keys.append(self._listeners.use_keys)
+        if self.recording is not None:
+            self.recording.start(self._clock)
         if self.warm_start is not None:
             await self.warm_start.open(self._listeners)
         if self.keeper is not None:
@@ -368,6 +381,8 @@ class Driver:
             await self.keeper.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+        if self.recording is not None:
+            await self.recording.close()
 
     def _send_away(self) -> None:
         for futures in self._waiting.values():
@@ -476,6 +491,11 @@ class Driver:
         core = _differing(old.core_limits, new.core_limits)
         admission = _differing(old.admission, new.admission)
         self._carry_out(self.core.reconfigure(core, admission, self._clock()))
+        self._note_change("settings", {**core, **admission})
+
+    def _note_change(self, what: str, values: dict[str, object]) -> None:
+        if self.witness is not None:
+            self.witness.change(self._clock(), what, values)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -813,6 +833,7 @@ class Driver:
         """PUT /admission; housekeeping goes on with who waits."""
         status, effects = self.core.change_admission(change, self._clock())
         self._carry_out(effects)
+        self._note_change("admission", msgspec.to_builtins(change))
         return status
 
     def busy_thresholds(self) -> BusyThresholds:
@@ -823,12 +844,15 @@ class Driver:
         """POST /busy_threshold."""
         answer, effects = self.core.change_threshold(change, self._clock())
         self._carry_out(effects)
+        self._note_change("busy_threshold", msgspec.to_builtins(change))
         return answer
 
     def forget_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
         """DELETE /busy_threshold."""
         answer, effects = self.core.forget_threshold(model, tenant_id, self._clock())
         self._carry_out(effects)
+        gone: dict[str, object] = {"model": model, "tenant_id": tenant_id}
+        self._note_change("busy_threshold_forgotten", gone)
         return answer
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
@@ -1006,6 +1030,17 @@ class Driver:
             return
         if warm is not None and is_known:
             warm.give_back(listen)
+
+    def _record_message(
+        self,
+        stream: EventStream,
+        frames: Sequence[bytes],
+        is_replay: bool,  # noqa: FBT001 - as the listener tells it
+    ) -> None:
+        assert self.recording is not None
+        index = self.core.registry.index(stream.scope)
+        is_eagle = index is not None and index.is_eagle
+        self.recording.hear(stream, frames, is_replay=is_replay, is_eagle=is_eagle)
 
     def _refuse_source(self, stream: EventStream, error: EndpointRefused) -> None:
         """Take a worker out of service whose events come from where nobody may connect to."""

@@ -30,6 +30,7 @@ from select_service.edge.decision_metrics import DecisionMetrics
 from select_service.edge.demand_metrics import DemandMetrics
 from select_service.edge.doctor_metrics import DoctorMetrics
 from select_service.edge.limits import limit_hits, limit_values
+from select_service.edge.recording_metrics import RecordingMetrics
 from select_service.edge.recovery_metrics import RecoveryMetrics
 from select_service.edge.replica_metrics import ReplicaMetrics
 from select_service.edge.scope_series import groups_of, in_use
@@ -100,6 +101,7 @@ class Metrics:
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
         self._registry.register(SnapshotMetrics(service, PREFIX))
+        self._registry.register(RecordingMetrics(service, PREFIX))
         self._registry.register(SecurityMetrics(service, settings, PREFIX))
         self._registry.register(TracingMetrics(service, PREFIX))
         self._registry.register(DoctorMetrics(service, PREFIX))
