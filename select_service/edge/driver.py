@@ -297,19 +297,7 @@ class Driver:
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
         """
-        self._listeners = Listeners(
-            self.core.registry,
-            clock=self._clock,
-            limits=self._stream_limits,
-            on_load=self.load_topic.hear,
-            keys=None if self.credentials is None else self.credentials.keys,
-            worker_key=None if self.credentials is None else self.credentials.worker_key,
-            addresses=self.addresses,
-            on_refused=self._refuse_source,
-            on_message=None if self.recording is None else self._record_message,
-        )
-        if self.credentials is not None:
-            self.credentials.when_other_keys.append(self._listeners.use_keys)
+        self._listeners = self._make_listeners()
         if self.recording is not None:
             self.recording.start(self._clock)
         if self.warm_start is not None:
@@ -341,6 +329,23 @@ class Driver:
             self._examining = loop.create_task(self._examine())
         if self.discovery is not None:
             self.discovery.start()
+
+    def _make_listeners(self) -> Listeners:
+        credentials = self.credentials
+        listeners = Listeners(
+            self.core.registry,
+            clock=self._clock,
+            limits=self._stream_limits,
+            on_load=self.load_topic.hear,
+            keys=None if credentials is None else credentials.keys,
+            worker_key=None if credentials is None else credentials.worker_key,
+            addresses=self.addresses,
+            on_refused=self._refuse_source,
+            on_message=None if self.recording is None else self._record_message,
+        )
+        if credentials is not None:
+            credentials.when_other_keys.append(listeners.use_keys)
+        return listeners
 
     def announce_leaving(self) -> None:
         """Not ready any more; replicas hear it at once, so that ours is theirs when we are gone."""
