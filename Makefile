@@ -18,7 +18,7 @@ RAY := .venv-ray
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
-KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx)
+KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx select_service/edge/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
@@ -207,7 +207,7 @@ readme: $(VENV)/.installed-test
 
 clean:
 	rm -rf $(VENV) .venv-* .engines .manifests build dist *.egg-info htmlcov .coverage .coverage.*
-	rm -f indexer/_*.c indexer/*.so select_service/_*.c select_service/*.so select_service/core/_*.c select_service/core/*.so
+	rm -f indexer/_*.c indexer/*.so select_service/_*.c select_service/*.so select_service/core/_*.c select_service/core/*.so select_service/edge/_*.c select_service/edge/*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -64,6 +64,7 @@ class LinkState(Struct, frozen=True):
     since: float  # when that last changed, or when listening began; monotonic seconds
     connections: int  # made so far
     load_reports: int  # messages that told of load and not of blocks
+    is_refused: bool = False  # somebody is there, and hung up on our handshake
 
 
 class EventLossPolicy(Enum):

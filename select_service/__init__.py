@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ServiceError,
         WorkerNotFound,
     )
+    from select_service.shadow_types import ShadowSettings
     from select_service.types import (
         BatchFree,
         BatchOutputBlock,
@@ -89,6 +90,7 @@ __all__ = [
     "Selection",
     "SelectionService",
     "ServiceError",
+    "ShadowSettings",
     "TrustSettings",
     "WaveAnswer",
     "WaveItem",
@@ -104,6 +106,7 @@ _ROOMS: Final = (
     "select_service.errors",
     "select_service.admission_types",
     "select_service.wave_types",
+    "select_service.shadow_types",
     "select_service.edge.embedded",
 )
 

@@ -179,40 +179,65 @@ static const char digit_pairs[] =
     "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
     "8081828384858687888990919293949596979899";
 
-/* Prints a number below 10^8 with all eight digits. */
-static inline void print_eight(uint32_t value, char *out)
+/* Prints a number below 10^8 with all eight digits: two halves, then four pairs, then all digits are
+ * parted at once, each in its lane of one word. */
+static inline char *print_eight(uint64_t value, char *out)
 {
-    uint32_t upper = value / 10000, lower = value % 10000;
-    memcpy(out, digit_pairs + 2 * (upper / 100), 2);
-    memcpy(out + 2, digit_pairs + 2 * (upper % 100), 2);
-    memcpy(out + 4, digit_pairs + 2 * (lower / 100), 2);
-    memcpy(out + 6, digit_pairs + 2 * (lower % 100), 2);
+    uint64_t halves = value / 10000 | (value % 10000) << 32;
+    uint64_t upper = (halves * 10486 >> 20) & 0x0000007F0000007FULL;
+    uint64_t pairs = upper | (halves - 100 * upper) << 16;
+    uint64_t tens = (pairs * 103 >> 10) & 0x000F000F000F000FULL;
+    write64((uint8_t *)out, (tens | (pairs - 10 * tens) << 8) | 0x30 * ONES);
+    return out + 8;
+}
+
+/* Prints a number below 10^8 without leading zeros. */
+static inline char *print_first(uint64_t value, char *out)
+{
+    char digits[8];
+    int at = 0;
+    if (value < 10) {
+        *out = (char)('0' + value);
+        return out + 1;
+    }
+    if (value < 1000) { /* what leads a hash, as a rule */
+        if (value >= 100) *out++ = (char)('0' + value / 100);
+        memcpy(out, digit_pairs + 2 * (value % 100), 2);
+        return out + 2;
+    }
+    print_eight(value, digits);
+    while (digits[at] == '0') at++;
+    memcpy(out, digits + at, (size_t)(8 - at));
+    return out + (8 - at);
 }
 
 /* Prints little-endian hashes as a JSON array of signed numbers; returns where it ends. */
 static inline char *print_signed(const uint8_t *hashes, size_t count, char *out)
 {
+    const uint64_t eight = 100000000; /* 10^8 */
     *out++ = '[';
     for (size_t i = 0; i < count; i++) {
-        char digits[24];
-        int at = 0;
-        uint64_t value = 0;
-        for (int byte = 7; byte >= 0; byte--)
-            value = value << 8 | hashes[8 * i + byte];
-        if (i)
-            *out++ = ',';
+        uint64_t value;
+        memcpy(&value, hashes + 8 * i, sizeof value);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        value = __builtin_bswap64(value);
+#endif
+        if (i) *out++ = ',';
         if (value >> 63) {
             *out++ = '-';
             value = 0 - value;
         }
-        uint64_t upper = value / 100000000;
-        print_eight((uint32_t)(upper / 100000000), digits);
-        print_eight((uint32_t)(upper % 100000000), digits + 8);
-        print_eight((uint32_t)(value % 100000000), digits + 16);
-        while (at < 23 && digits[at] == '0')
-            at++;
-        memcpy(out, digits + at, (size_t)(24 - at));
-        out += 24 - at;
+        if (value < eight) {
+            out = print_first(value, out);
+        } else if (value < eight * eight) {
+            out = print_first(value / eight, out);
+            out = print_eight(value % eight, out);
+        } else {
+            uint64_t lower = value % (eight * eight);
+            out = print_first(value / (eight * eight), out);
+            out = print_eight(lower / eight, out);
+            out = print_eight(lower % eight, out);
+        }
     }
     *out++ = ']';
     return out;

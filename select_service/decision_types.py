@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.shadow_types import ShadowWeights
+
 __all__ = [
     "Candidate",
     "Chosen",
@@ -19,6 +21,8 @@ __all__ = [
     "DecisionPair",
     "DecisionPrompt",
     "DecisionRefusal",
+    "DecisionShadow",
+    "DecisionShadowChoice",
     "DecisionWeights",
     "RunnerUp",
 ]
@@ -129,6 +133,30 @@ class DecisionPair(Struct, frozen=True, kw_only=True):
     decode: DecisionLeg | None
 
 
+class DecisionShadowChoice(Struct, frozen=True, kw_only=True):
+    """The rank of one side's choice, and what it means for the prompt."""
+
+    worker_id: int
+    dp_rank: int
+    cost_by_live_weights: float
+    cost_by_shadow_weights: float
+    prefill_tokens: int  # of the prompt, to compute
+    cached_tokens: int  # of the prompt, on the rank
+    queued_prefill_tokens: int  # of others, before it
+    decode_blocks: int  # with the prompt's
+
+
+class DecisionShadow(Struct, frozen=True, kw_only=True):
+    """Whom the weights that look on would have chosen; regrets in blocks."""
+
+    weights: ShadowWeights
+    agrees: bool
+    regret_by_live_weights: float  # what the shadow's choice costs more
+    regret_by_shadow_weights: float  # what the live choice costs more
+    live: DecisionShadowChoice
+    shadow: DecisionShadowChoice
+
+
 class DecisionIndex(Struct, frozen=True):
     """What was known of a rank's KV events, a quarter of a second before at most."""
 
@@ -195,6 +223,7 @@ class Decision(Struct, kw_only=True):
     admission: DecisionAdmission | None
     chosen: Chosen | None
     pair: DecisionPair | UnsetType = UNSET
+    shadow: DecisionShadow | UnsetType = UNSET  # where other weights scored it, too
     candidates: list[Candidate] | UnsetType = UNSET
 
 

@@ -117,7 +117,7 @@ class UnknownField(ServiceError):
 
 
 class UnsupportedMediaType(ServiceError):
-    """A body that does not claim to be JSON."""
+    """A body that does not claim to be JSON, or is compressed."""
 
     status = 415
     code = "unsupported_media_type"
@@ -713,6 +713,10 @@ class CertificatesUnusable(SecurityFileUnusable):
 
 class StateDirUnusable(Exception):
     """The service cannot start with this state directory; `str(error)` says why."""
+
+
+class RecordingUnusable(Exception):
+    """The service cannot start with this file to record to; `str(error)` says why."""
 
 
 class ShuttingDown(ServiceError):

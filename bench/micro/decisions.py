@@ -38,11 +38,14 @@ STANDING = 4
 _random = random.Random(1)
 
 
-def core_of(workers: int, *, ring: bool) -> SelectionCore:
+def core_of(
+    workers: int, *, ring: bool, stopwatch: Callable[[], float] | None = None
+) -> SelectionCore:
     """A service with its workers, each with some requests on it, and a ring that is full."""
     limits = CoreLimits() if ring else CoreLimits(decision_ring=0)
     config = RouterConfig(use_kv_events=False)
-    core = SelectionCore(Registry(), config, random.Random(1), limits=limits)
+    rng = random.Random(1)
+    core = SelectionCore(Registry(), config, rng, limits=limits, stopwatch=stopwatch)
     for worker_id in range(workers):
         core.upsert_worker(WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=16), 0.0)
     for number in range(STANDING * workers):

@@ -2,8 +2,9 @@
 
 The protocol class of the server, fed with the bytes of the workloads in this process, its answers
 thrown away: no kernel, no loop, no second process whose turn it might be. Prints CPU µs per
-operation, the quietest and the median of many short rounds, the rows in turn; with
-SELECT_SERVICE_PURE=1 those of the plain twins. `--profile ROW` tells where the time goes.
+operation, the quietest and the median of many short rounds, the rows in turn, and instructions
+where they can be counted; with SELECT_SERVICE_PURE=1 those of the plain twins. `--profile ROW`
+tells where the time goes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from bench.compare.workloads import (
     selections,
 )
 from bench.load.http import request_bytes
+from bench.micro.instructions import instruction_counter
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.config import Settings
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from bench.load.http import Operation
 
 ROWS = ("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024")
+
+
+_executed = instruction_counter() or int  # which says 0
 
 
 class _Nowhere(asyncio.Transport):
@@ -85,17 +90,20 @@ class Rig:
         self._operation = operation
         self._number = 0
         self.times: list[float] = []
+        self.instructions: list[float] = []
 
     def run(self, count: int) -> None:
         """Carry out operations and note what one has cost."""
         operations = [self._operation(self._number + one) for one in range(count)]
         self._number += count
         receive = self._lane.data_received
+        executed = _executed()
         start = process_time()
         for operation in operations:
             for part in operation:
                 receive(part)
         self.times.append((process_time() - start) / count * 1e6)
+        self.instructions.append((_executed() - executed) / count)
         answer = self._transport.written
         if not answer.startswith(b"HTTP/1.1 200"):
             raise SystemExit(f"{self.row}: {answer[:300]!r}")
@@ -153,6 +161,7 @@ async def compare(rows: Sequence[str], rounds: int, count: int) -> None:
     for rig in rigs:
         rig.run(1500)
         rig.times.clear()
+        rig.instructions.clear()
     gc.collect()
     gc.freeze()
     for _ in range(rounds):
@@ -163,6 +172,7 @@ async def compare(rows: Sequence[str], rounds: int, count: int) -> None:
         print(
             f"{rig.row:8} least {min(rig.times):7.1f}  quarter {quarter:7.1f}"
             f"  median {median(rig.times):7.1f} µs"
+            f"  instructions {median(rig.instructions) / 1e3:6.0f} k"
         )
 
 

@@ -25,6 +25,8 @@ _TRANSLATED: Final = (
     ip_network("::ffff:0:0:0/96"),  # SIIT
 )
 _IPV4_MASK: Final = (1 << 32) - 1
+_ISATAP: Final = 0x5EFE  # and an IPv4 address, behind any prefix (RFC 5214)
+_ISATAP_MASK: Final = 0xFDFF_FFFF  # without the bit that says whether the address is global
 _HOST_CHARACTERS: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%[];"
 )
@@ -159,7 +161,7 @@ def read_address(text: str) -> Address | None:
 
 
 def _faces(address: Address) -> Iterator[Address]:
-    """Yield an address, and the IPv4 address it may lead to."""
+    """Yield an address, and the IPv4 addresses it may lead to."""
     yield address
     if isinstance(address, IPv4Address):
         return
@@ -167,5 +169,9 @@ def _faces(address: Address) -> Iterator[Address]:
         yield address.ipv4_mapped
     if address.sixtofour is not None:
         yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo  # the server that lets packets through, and the client
+    if int(address) >> 32 & _ISATAP_MASK == _ISATAP:
+        yield IPv4Address(int(address) & _IPV4_MASK)
     if any(address in one for one in _TRANSLATED) or (not int(address) >> 32 and int(address) > 1):
         yield IPv4Address(int(address) & _IPV4_MASK)

@@ -392,9 +392,9 @@ class Repair(Progress):
         limits = self._limits
         if self._is_proof_due:
             self._doubt()
-        if self._replay is not None:
-            self._drop_suspects(self._replay)
         replay = self._replay
+        if replay is not None and not replay.is_verified:
+            self._drop_suspects(replay)  # of a proven engine they are live batches like any other
         # a gap that live batches could not wait for is given up; a rebuilding stays wanted, and
         # asked for at once again it would hold a busy stream back for ever
         is_asked_again = replay is not None and replay.mode is Mode.REBUILD

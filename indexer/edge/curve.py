@@ -103,7 +103,9 @@ class ReplicaKeys:
 
     Attributes:
         allowed: The keys of those who may listen.
-        when_narrower: Called when some of them may no longer; must not fail.
+        own: Our pair.
+        when_narrower: Called when some of them may no longer, or we have another pair; must not
+            fail.
         when_changed: Called whenever another list is in force; must not fail.
     """
 
@@ -121,13 +123,16 @@ class ReplicaKeys:
         self._by_endpoint: Mapping[str, str] = {}
         self.adopt(self.prepare())
 
-    def prepare(self) -> dict[str, list[str]]:
+    def prepare(self, own: KeyPair | None = None) -> dict[str, list[str]]:
         """Read the file again, for `adopt`: endpoints by key.
+
+        Args:
+            own: the pair that will be ours; None: the one we have.
 
         Raises:
             KeyFileUnusable: it cannot be used.
         """
-        keys: dict[str, list[str]] = {self.own.public: []}
+        keys: dict[str, list[str]] = {(own or self.own).public: []}
         if self._path is None:
             return keys
         named: set[str] = set()
@@ -140,11 +145,13 @@ class ReplicaKeys:
             keys.setdefault(key, []).extend(endpoints)
         return keys
 
-    def adopt(self, keys: Mapping[str, list[str]]) -> None:
-        """Put a list in force."""
+    def adopt(self, keys: Mapping[str, list[str]], own: KeyPair | None = None) -> None:
+        """Put a list in force, and the pair it was prepared for."""
+        is_other = own is not None and own.public != self.own.public
+        self.own = own or self.own
         before, self.allowed = self.allowed, frozenset(map(_raw, keys))
         self._by_endpoint = {at: key for key, endpoints in keys.items() for at in endpoints}
-        if not before <= self.allowed:
+        if is_other or not before <= self.allowed:
             for tell in self.when_narrower:
                 tell()
         for tell in self.when_changed:

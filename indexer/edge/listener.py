@@ -19,7 +19,7 @@ from indexer.errors import EndpointRefused
 from indexer.types import LinkState, StreamLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from indexer.core.registry import Registry
     from indexer.core.replay import ReplayRequest
@@ -115,6 +115,7 @@ class Listeners:
         worker_key: str | None = None,
         addresses: Addresses | None = None,
         on_refused: Callable[[EventStream, EndpointRefused], None] | None = None,
+        on_message: Callable[[EventStream, Sequence[bytes], bool], None] | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -128,10 +129,13 @@ class Listeners:
                 plainly.
             addresses: where sockets may connect to.
             on_refused: told of a stream whose endpoint has a name that leads where it must not.
+            on_message: told every message of events before it is taken, and whether it is a
+                reply to a request for replay.
         """
         self._clock = clock
         self._on_load = on_load
         self._on_refused = on_refused
+        self._on_message = on_message
         self._addresses = addresses or Addresses(clock=clock)
         self._owns_addresses = addresses is None
         self._limits = limits or registry.limits
@@ -164,7 +168,15 @@ class Listeners:
         if feed is None:
             return None
         since = self._clock() if feed.is_held else feed.changed_at  # nothing was heard meanwhile
-        return LinkState(feed.is_connected, since, feed.connections, feed.load_reports)
+        return LinkState(
+            *(feed.is_connected, since, feed.connections, feed.load_reports),
+            is_refused=feed.subscriber.is_refused,
+        )
+
+    @property
+    def handshakes_failed(self) -> Mapping[str, int]:
+        """Handshakes with publishers that failed, by how."""
+        return self._sockets.handshakes_failed
 
     # -- verbs -------------------------------------------------------------------------------------
 
@@ -219,6 +231,12 @@ class Listeners:
         if self._tick_handle is None:
             self._tick_due = self._clock()
             self._tick()
+
+    def use_keys(self, keys: KeyPair) -> None:
+        """Be somebody else to workers that ask, from the next connection on: no event is missed."""
+        self._sockets.use_keys(keys)
+        for feed in self._feeds.values():
+            feed.subscriber.use_keys(keys)
 
     def hold(self, stream: EventStream) -> None:
         """Let a stream's messages wait in their socket until `release`: the stream stands still."""
@@ -377,6 +395,8 @@ class Listeners:
             return False
         reply = None if feed.dealer is None else feed.dealer.receive()
         if reply is not None:
+            if self._on_message is not None:
+                self._on_message(stream, reply, True)  # noqa: FBT003 - a reply
             stream.on_replay(reply, now)
         # live messages are read beside the replies: a long replay must not fill the other queue
         if feed.inbox or self._read(feed):
@@ -392,9 +412,14 @@ class Listeners:
         if not messages:
             return False
         feed.vain_looks = 0
+        if not feed.is_connected:
+            self._hear_news(feed)  # they came over a new connection: of that the stream hears first
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
             feed.load_reports += 1
             self._on_load(feed.stream, messages.pop())
+        if self._on_message is not None:
+            for one in messages:
+                self._on_message(feed.stream, one, False)  # noqa: FBT003 - live
         feed.inbox.extend(messages)
         return True
 

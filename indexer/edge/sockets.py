@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -59,15 +60,15 @@ _ZAP_FRAMES: Final = 7
 _DELIMITER: Final = b""
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _CONNECTED: Final = frozenset({zmq.EVENT_HANDSHAKE_SUCCEEDED})
-_BROKEN: Final = frozenset(
-    {
-        zmq.EVENT_DISCONNECTED,
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-    }
+_REFUSED: Final = {
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",  # hung up without a word: a key it cannot read
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "protocol",  # one side encrypts, or it is no ZMQ
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "key",  # our key is not on its list
+}
+_BROKEN: Final = frozenset({zmq.EVENT_DISCONNECTED, *_REFUSED})
+_RETRYING: Final = frozenset(
+    {zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CLOSED}
 )
-_RETRYING: Final = frozenset({zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECT_DELAYED})
 _WATCHED: Final = sum(_CONNECTED | _BROKEN | _RETRYING)
 
 
@@ -150,12 +151,19 @@ class Subscriber(Receiver):
     libzmq reconnects after a lost connection, but never after a breach of protocol (a message
     beyond the limit, an HTTP server on the port while the engine restarts). Without the news such
     a subscriber would be deaf for good.
+
+    Attributes:
+        is_refused: Whether somebody is there, and hung up on our handshake the last time.
     """
 
-    __slots__ = ("_endpoint", "_monitor", "news_fd")
+    __slots__ = ("_endpoint", "_failures", "_monitor", "is_refused", "news_fd")
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str | None) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], endpoint: str | None, failures: Counter[str] | None = None
+    ) -> None:
         super().__init__(socket)
+        self.is_refused = False
+        self._failures = Counter() if failures is None else failures  # of handshakes, by how
         self._endpoint = endpoint  # None: not connected yet
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_WATCHED)
         self.news_fd: int = self._monitor.getsockopt(zmq.FD)  # type: ignore[assignment]
@@ -167,7 +175,12 @@ class Subscriber(Receiver):
                 frames = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:
                 return
-            event = int.from_bytes(frames[0][:2], sys.byteorder)
+            event = zmq.Event(int.from_bytes(frames[0][:2], sys.byteorder))
+            if event in _REFUSED:
+                self.is_refused = True
+                self._failures[_REFUSED[event]] += 1
+            elif event in _CONNECTED or event == zmq.EVENT_CLOSED:  # the latter: nobody is there
+                self.is_refused = False
             if event in _CONNECTED:
                 yield Link.CONNECTED
             else:
@@ -176,6 +189,11 @@ class Subscriber(Receiver):
     def connect_again(self) -> None:
         """Give up the old connection for a new one."""
         self.move_to(self._endpoint)
+
+    def use_keys(self, keys: KeyPair) -> None:
+        """Be somebody else from the next connection on; the one that stands goes on."""
+        if self._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE:
+            _introduce(self._socket, keys)
 
     def move_to(self, endpoint: str | None) -> None:
         """Give up the connection for one to another endpoint, or for none."""
@@ -286,8 +304,14 @@ class Sockets:
         """
         self._limits = limits
         self._keys = keys
+        self.handshakes_failed: Counter[str] = Counter(dict.fromkeys(_REFUSED.values(), 0))
+        """Of subscribers, by how; libzmq makes few attempts a minute."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+
+    def use_keys(self, keys: KeyPair) -> None:
+        """Be somebody else from the next socket on; open ones have to be told, too."""
+        self._keys = keys
 
     def subscribe(
         self,
@@ -310,7 +334,8 @@ class Sockets:
         for topic in topics:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
-            subscriber = Subscriber(socket, endpoint)  # before connecting, or early news is missed
+            # before connecting, or early news is missed
+            subscriber = Subscriber(socket, endpoint, self.handshakes_failed)
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise EndpointRefused(endpoint or "", str(error)) from error
@@ -387,9 +412,13 @@ class Sockets:
         if server_key is not None:
             keys = self._keys = self._keys or KeyPair.new()
             socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
-            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+            _introduce(socket, keys)
         return socket
+
+
+def _introduce(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
 
 
 def open_publisher(

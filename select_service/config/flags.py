@@ -19,6 +19,7 @@ from indexer.core.reach import Reach
 from indexer.edge.plain_file import open_plain
 from select_service.config.environment import parse_float
 from select_service.config.settings import SAMPLERS, Durability, FieldValidation, Settings
+from select_service.shadow_types import Weight, read_shadow_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,7 @@ _NO_LIMITS: Final = frozenset(
         "global_cache_hit_threshold",
         "slo_target_ttft_s",
         "prefill_tokens_per_s",
+        "shadow_sample",
         "trace_sample_ratio",
     }
 )
@@ -130,6 +132,22 @@ def _json_object(text: str) -> dict[str, Any]:
         raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"not a JSON object: {error}") from None
+
+
+def _shadow_weights(text: str) -> dict[str, Weight]:
+    """Read a JSON object, `@FILE` with one in it, or name=value,..."""
+    if text.startswith(("@", "{")):
+        return read_shadow_weights(_json_object(text))
+    said: dict[str, object] = {}
+    for part in filter(None, text.split(",")):
+        name, is_said, value = part.strip().partition("=")
+        if not is_said:
+            raise ValueError(f"{part[:64]!r} is not name=value")
+        if name in said:
+            raise ValueError(f"{name} comes twice")
+        switch = {"true": True, "false": False}.get(value.lower())
+        said[name] = parse_float(value) if switch is None else switch
+    return read_shadow_weights(said)
 
 
 def _content(path: str) -> bytes:
@@ -299,7 +317,8 @@ FLAGS: Final = (
         "--curve-key",
         _path,
         "FILE",
-        "encrypt the replica plane with this key pair (`select-service keys new`)",
+        "encrypt the replica plane with this key pair (`select-service keys new`), read again on"
+        " SIGHUP",
         watch="curve_refused_total",
     ),
     Flag(
@@ -715,6 +734,42 @@ FLAGS: Final = (
         "S",
         "longest wait for the last index snapshot at the end",
         watch="index_snapshot_written_timestamp_seconds",
+    ),
+    Flag(
+        "--record",
+        str,
+        "FILE",
+        "write requests (hashes only), KV events, lifecycle calls and decisions here, for"
+        " `select-sim replay`",
+        watch="recording_notes_total",
+    ),
+    Flag(
+        "--record-bytes-max",
+        _whole(1 << 16, _BYTES),
+        "N",
+        "with --record: compressed bytes of a file, then another one begins",
+        watch="recording_files_total",
+    ),
+    Flag(
+        "--record-files-max",
+        _whole(1, 100_000),
+        "N",
+        "with --record: files kept, the oldest goes",
+        watch="recording_files_total",
+    ),
+    Flag(
+        "--record-queue-bytes-max",
+        _whole(1 << 16, _BYTES),
+        "N",
+        "with --record: what waits for its writer, about; beyond, it is left out of the recording",
+        watch='recording_notes_total{outcome="queue"}',
+    ),
+    Flag(
+        "--record-flush-s",
+        _seconds(zero=False),
+        "S",
+        "with --record: a crash takes no more than this with it",
+        watch="recording_queue_bytes",
     ),
     Flag(
         "--reservation-ttl-s",
@@ -1526,6 +1581,31 @@ FLAGS: Final = (
         "S",
         "beyond that, half of the credit goes in so many seconds",
         watch="trust_factor",
+    ),
+    Flag(
+        "--shadow-weights",
+        _shadow_weights,
+        "NAME=VALUE,...|JSON|@FILE",
+        "weights that score live traffic and act on nothing, where they differ from those in force;"
+        " {} = none",
+        watch="shadow_decisions_total",
+        reloads=True,
+    ),
+    Flag(
+        "--shadow-sample",
+        _number(0.0001, 1.0),
+        "SHARE",
+        "of the decisions they score",
+        watch='shadow_skipped_total{reason="sample"}',
+        reloads=True,
+    ),
+    Flag(
+        "--shadow-cost-max",
+        _number(0.0001, 1.0),
+        "SHARE",
+        "of the time that may go into it; once it is spent, decisions are skipped",
+        watch='shadow_skipped_total{reason="budget"}',
+        reloads=True,
     ),
     Flag("--access-log", None, "", "log every request"),
     Flag(

@@ -22,6 +22,7 @@ from indexer.config import (
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
 from select_service.doctor_types import DoctorLimits
+from select_service.shadow_types import ShadowSettings, Weight
 from select_service.types import (
     CacheBasis,
     CacheScope,
@@ -56,6 +57,7 @@ _RECOVERY: Final = RecoveryLimits()
 _REACH: Final = ReachSettings()
 _DOCTOR: Final = DoctorLimits()
 _TRUST: Final = TrustSettings()
+_SHADOW: Final = ShadowSettings()
 _UNSET: Final = RouterSettings(RouterConfig(), None, ())
 
 
@@ -149,6 +151,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     index_snapshot_hold_s: float = _SNAPSHOTS.hold_s
     index_snapshot_proof_s: float = _STREAMS.recall_wait_s
     index_snapshot_shutdown_s: float = _SNAPSHOTS.shutdown_s
+    record: str | None = None
+    record_bytes_max: int = 64 << 20  # of a file: some hundred thousand decisions
+    record_files_max: int = 8
+    record_queue_bytes_max: int = 16 << 20  # a second of ten thousand decisions
+    record_flush_s: float = 1.0
     reservation_ttl_s: float = _CORE.reservation_ttl_s
     reservation_ttl_max_s: float = _CORE.reservation_ttl_max_s
     freed_ids_max: int = _CORE.freed_ids_max
@@ -227,6 +234,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     no_freshness_weighting: bool = not _TRUST.weigh_freshness
     freshness_grace_s: float = _TRUST.lag_grace_s
     freshness_half_s: float = _TRUST.lag_half_s
+    shadow_weights: Mapping[str, Weight] = {}
+    shadow_sample: float = _SHADOW.sample
+    shadow_cost_max: float = _SHADOW.cost_max
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
     header_timeout_s: float = 10.0
@@ -401,6 +411,17 @@ class Settings(Struct, frozen=True, kw_only=True):
             weigh_freshness=not self.no_freshness_weighting,
             lag_grace_s=self.freshness_grace_s,
             lag_half_s=self.freshness_half_s,
+        )
+
+    @property
+    def shadow(self) -> ShadowSettings | None:
+        """Weights that look on; None: there are none."""
+        if not self.shadow_weights:
+            return None
+        return ShadowSettings(
+            weights=dict(self.shadow_weights),
+            sample=self.shadow_sample,
+            cost_max=self.shadow_cost_max,
         )
 
     @property

@@ -64,7 +64,8 @@ class Bookings:
     def __init__(self, *, freed_ids_max: int) -> None:
         self._live: dict[str, Booking] = {}
         self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it
-        self._pairs: dict[str, list[Booking]] = {}  # the legs of each pair
+        self.pairs: dict[str, list[Booking]] = {}
+        """The legs of each pair that is booked."""
         self._waiting: dict[str, Ticket] = {}
         self._freed: Memory[str] = Memory()  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
@@ -96,8 +97,8 @@ class Bookings:
 
         Of several made with one selection_id it is the youngest.
         """
-        booking = self._find_live(name)
-        if booking is None:
+        booking = self._live.get(name)  # as `_find_live`, without its frame
+        if booking is None or not booking.reservation.lane.is_open:
             booking = self._second_names.get(name)
             while booking is not None and not booking.reservation.live:
                 booking = booking.older
@@ -112,23 +113,18 @@ class Bookings:
         booking = self._live.get(reservation_id)
         return booking if booking is not None and booking.reservation.lane.is_open else None
 
-    @property
-    def has_pairs(self) -> bool:
-        """Whether any leg of a pair is booked."""
-        return bool(self._pairs)
-
     def legs(self, name: str) -> list[Booking]:
         """Return the live legs of a pair, by its id or the selection_id it was made with.
 
         None when a reservation has that very id.
         """
-        if not self._pairs or self._find_live(name) is not None:
+        if not self.pairs or self._find_live(name) is not None:
             return []
-        legs = self._pairs.get(name)
+        legs = self.pairs.get(name)
         if legs is None:
             youngest = self.find(name)
             pair = None if youngest is None else youngest.reservation.pair
-            legs = [] if pair is None else self._pairs[pair]
+            legs = [] if pair is None else self.pairs[pair]
         return [leg for leg in legs if leg.reservation.live]
 
     def get(self, name: str) -> Booking:
@@ -149,7 +145,7 @@ class Bookings:
             ReservationConflict: the id is live with another body or route (D14, D16).
         """
         booking = self._find_live(reservation_id)
-        if booking is None and self._pairs:
+        if booking is None and self.pairs:
             booking = next(iter(self._legs_of(reservation_id)), None)
         if booking is None:
             return None
@@ -163,7 +159,7 @@ class Bookings:
         )
 
     def _legs_of(self, pair: str) -> list[Booking]:
-        return [leg for leg in self._pairs.get(pair, ()) if leg.reservation.live]
+        return [leg for leg in self.pairs.get(pair, ()) if leg.reservation.live]
 
     def add(self, booking: Booking) -> None:
         """Remember a new live booking; its id must be unused."""
@@ -180,7 +176,7 @@ class Bookings:
             else:
                 self.changes.booked(reservation.reservation_id)
         if reservation.pair is not None:
-            self._pairs.setdefault(reservation.pair, []).append(booking)
+            self.pairs.setdefault(reservation.pair, []).append(booking)
             self._recall(reservation.pair)
         second = reservation.selection_id
         if second is not None:
@@ -211,11 +207,11 @@ class Bookings:
             self._part_from_pair(booking, reservation.pair, now)
 
     def _part_from_pair(self, booking: Booking, pair: str, now: float) -> None:
-        legs = self._pairs[pair]
+        legs = self.pairs[pair]
         legs.remove(booking)
         if legs:
             return
-        del self._pairs[pair]
+        del self.pairs[pair]
         is_ours = booking.reservation.origin == "local"
         if is_ours or all(self.was_freed(name) for name in leg_ids(pair)):
             self._remember_freed(pair, now)  # else there may be a leg that we have yet to hear of
@@ -243,7 +239,7 @@ class Bookings:
             self._dropped -= 1
 
     def _remember_freed(self, name: str, now: float) -> None:
-        if name in self._live or name in self._second_names or name in self._pairs:
+        if name in self._live or name in self._second_names or name in self.pairs:
             return  # somebody else's by now
         key = key_of(name)
         self._freed.put(key, now)
@@ -261,7 +257,7 @@ class Bookings:
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was so not long ago."""
-        if name in self._live or name in self._second_names or name in self._pairs:
+        if name in self._live or name in self._second_names or name in self.pairs:
             return True
         return key_of(name) in self._freed
 
@@ -326,7 +322,7 @@ class Bookings:
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with bookings; see `slimming.py`."""
-        yield from (self._live, self._second_names, self._pairs, self._waiting)
+        yield from (self._live, self._second_names, self.pairs, self._waiting)
 
     def check(self) -> None:
         """State every promise: each live id is in exactly one ledger, and the other way round."""
@@ -351,14 +347,14 @@ class Bookings:
             booking.reservation.selection_id is not None for booking in self._live.values()
         )
         assert named == seconds, "every selection_id finds its booking"
-        for pair, legs in self._pairs.items():
+        for pair, legs in self.pairs.items():
             assert legs, "a pair ends with its last leg"
             for leg in legs:
                 assert leg.reservation.pair == pair
                 assert self._live[leg.reservation.reservation_id] is leg
         paired = sum(booking.reservation.pair is not None for booking in self._live.values())
-        assert paired == sum(map(len, self._pairs.values())), "every leg is found by its pair"
-        taken = {key_of(name) for name in (*self._live, *self._second_names, *self._pairs)}
+        assert paired == sum(map(len, self.pairs.values())), "every leg is found by its pair"
+        taken = {key_of(name) for name in (*self._live, *self._second_names, *self.pairs)}
         assert not any(name in self._freed for name in taken), "live and freed at once"
         assert len(self._freed) <= self._freed_ids_max
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from select_service.core.projection import Overlap
     from select_service.core.roles import Legs, Roles
     from select_service.core.scoring import Weights
+    from select_service.core.shadow_tally import Sighting
     from select_service.decision_types import DecisionRefusal
     from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
 
@@ -106,6 +107,7 @@ class Odds(Struct, gc=False):
     plan: Plan | None = None  # of a pair
     legs: Legs | None = None
     roles: Roles | None = None
+    shadow: Sighting | None = None  # what other weights would have chosen, if it was scored
 
 
 class Record(NamedTuple):

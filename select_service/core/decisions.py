@@ -52,6 +52,7 @@ EXPLAINED_BYTES_MAX: Final = 4 << 20
 
 _CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
 _ODDS_BYTES: Final = 512
+_SIGHTING_BYTES: Final = 768  # two tuples of numbers; the weights are shared
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 503})
 """Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
@@ -95,6 +96,11 @@ class Decisions:
 
     def __len__(self) -> int:
         return len(self._ring)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody wants decisions to be told here."""
+        return self.is_on
 
     @property
     def bytes(self) -> int:
@@ -308,6 +314,8 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
     if constraints is not None:
         size += sum(map(_text_bytes, constraints.required_taints))
         size += sum(map(_text_bytes, constraints.preferred_taints))
+    if odds.shadow is not None:
+        size += _SIGHTING_BYTES
     if odds.plan is not None:
         size += _PLAN_BYTES_PER_RANK * (columns // 16)
     return size

@@ -309,20 +309,27 @@ class Desk:
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        booking = self.bookings.get(name)
-        reservation = booking.reservation
+        booking = self.bookings.find(name)
+        if booking is None:
+            raise ReservationNotFound(name)
+        partition, reservation = booking.partition, booking.reservation
         if not reservation.prefill_done:
-            demand = booking.partition.demand
+            demand = partition.demand
             demand.first_tokens += 1
             demand.ttft_s += now - reservation.created
             reservation.first_token_at = now
-        booking.partition.ledger.prefill_complete(reservation, now)
-        self._cared_for(booking, now)
+        partition.ledger.prefill_complete(reservation, now)
+        if (  # as a rule there is nobody to tell
+            reservation.lease is not None
+            or reservation.claim is not None
+            or self.bookings.changes is not None
+        ):
+            self._cared_for(booking, now)
         if not self.announcer.speaks:
-            return booking.partition, NOTHING
+            return partition, NOTHING
         effects = Effects()
-        effects.published.append(self.announcer.completed(booking.partition, booking.reservation))
-        return booking.partition, effects
+        effects.published.append(self.announcer.completed(partition, reservation))
+        return partition, effects
 
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
@@ -424,18 +431,20 @@ class Desk:
                     self.announcer.claims.note_freed(name, now)
                 return None, NOTHING
             raise ReservationNotFound(name)
-        self._renew_lease(booking, now)
-        effects = self._announce_end(booking, now)
-        reservation, demand = booking.reservation, booking.partition.demand
+        partition, reservation = booking.partition, booking.reservation
+        if reservation.lease is not None or reservation.claim is not None:
+            self._renew_lease(booking, now)
+        effects = self._announce_end(booking, now) if self.announcer.speaks else NOTHING
+        demand = partition.demand
         demand.ended += 1
         demand.request_s += now - reservation.created
         outputs = reservation.whole_outputs + reservation.faded_outputs
         if outputs:
-            tokens = outputs * booking.partition.index.block_size
+            tokens = outputs * partition.index.block_size
             demand.tell_output(tokens, reservation.first_token_at, now)
         self.release(booking, now)
         self._counters.reservations_freed += 1
-        return booking.partition, effects
+        return partition, effects
 
     def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
         """End reservations nobody has touched for their TTL; return how many steps that took.
@@ -506,20 +515,23 @@ class Desk:
         """Forget up to `limit` reservations whose rank has gone; return how many."""
         swept = partition.ledger.sweep(limit)
         for reservation in swept:
-            self.leases.leave(reservation)
-            self.bookings.forget_dropped(reservation, now)
-            self.announcer.dropped(reservation, now)
+            self._forget_dropped(reservation, now)
         return len(swept)
+
+    def _forget_dropped(self, reservation: Reservation, now: float) -> None:
+        self.leases.leave(reservation)
+        self.bookings.forget_dropped(reservation, now)
+        self.announcer.dropped(reservation, now)
 
     def release(self, booking: Booking, now: float) -> None:
         """Take a live reservation out of the ledger; its id counts as freed."""
-        booking.partition.ledger.free(booking.reservation)
-        self.leases.leave(booking.reservation)
-        self.bookings.forget(booking.reservation, now)
+        reservation = booking.reservation
+        booking.partition.ledger.free(reservation)
+        if reservation.lease is not None:
+            self.leases.leave(reservation)
+        self.bookings.forget(reservation, now)
 
     def _announce_end(self, booking: Booking, now: float) -> Effects:
-        if not self.announcer.speaks:
-            return NOTHING
         return Effects(
             published=[self.announcer.freed(booking.partition, booking.reservation, now)]
         )

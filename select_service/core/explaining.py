@@ -24,15 +24,19 @@ from select_service.decision_types import (
     DecisionAdmission,
     DecisionIndex,
     DecisionPrompt,
+    DecisionShadow,
+    DecisionShadowChoice,
     DecisionWeights,
     RunnerUp,
 )
+from select_service.shadow_types import ShadowWeights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
     from select_service.core.decision_record import Odds, Record, Seat
+    from select_service.core.shadow_tally import Side, Sighting
     from select_service.decision_types import Excluded
 
 
@@ -90,6 +94,8 @@ class Told:
         )
         if self._pair is not None:
             told.pair = self._pair.pair()
+        if odds is not None and odds.shadow is not None:
+            told.shadow = _shadow(odds.shadow, record)
         return told
 
     def whole(self) -> Decision:
@@ -192,6 +198,32 @@ class Told:
         lag = max(age, 0.0) if abs(age) < PLAUSIBLE_LAG_S else None  # nor is nan
         state = states[position]
         return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING))
+
+
+def _shadow(sighting: Sighting, record: Record) -> DecisionShadow:
+    return DecisionShadow(
+        weights=ShadowWeights(**sighting.weights._asdict()),
+        agrees=sighting.agrees,
+        regret_by_live_weights=sighting.regret_live,
+        regret_by_shadow_weights=sighting.regret_shadow,
+        live=_shadow_choice(sighting.live, record),
+        shadow=_shadow_choice(sighting.shadow, record),
+    )
+
+
+def _shadow_choice(side: Side, record: Record) -> DecisionShadowChoice:
+    seating = record.seating
+    seat = seating.seats[seating.at[side.slot]]
+    return DecisionShadowChoice(
+        worker_id=seat.worker_id,
+        dp_rank=seat.dp_rank,
+        cost_by_live_weights=side.cost_live,
+        cost_by_shadow_weights=side.cost_shadow,
+        prefill_tokens=side.prefill_tokens,
+        cached_tokens=side.cached_tokens,
+        queued_prefill_tokens=int(side.queued_prefill_tokens),
+        decode_blocks=int(side.decode_blocks),
+    )
 
 
 def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:

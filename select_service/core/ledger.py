@@ -197,7 +197,8 @@ class Ledger:
         """The prompt is computed: its tokens leave P, its blocks stay. Repeatable."""
         assert reservation.lane.is_open
         reservation.touched = now
-        self._deadlines.touch(reservation, now)
+        if reservation.ttl_s:
+            self._deadlines.touch(reservation, now)
         if not reservation.prefill_done:
             reservation.prefill_done = True
             slot, tokens = reservation.slot, reservation.prefill_tokens
@@ -318,7 +319,8 @@ class Ledger:
         self._deadlines.remove(reservation)
         self.blocks.release(reservation.chain, lane.number)
         reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
-        self._drop_outputs(reservation)
+        if reservation.whole_outputs or reservation.faded_outputs:
+            self._drop_outputs(reservation)
         reservation.leave()
         self.work.ended += 1
         if self.changes is not None and self.changes.names_wanted:

@@ -214,7 +214,7 @@ class Pairs:
 
     def _legs(self, name: str) -> tuple[str, list[Booking]] | None:
         """Return the pair meant, and those of its legs that are booked here."""
-        if not self._desk.bookings.has_pairs and not self._desk.announcer.speaks:
+        if not self._desk.bookings.pairs and not self._desk.announcer.speaks:
             return None
         legs = self._desk.bookings.legs(name)
         if legs:

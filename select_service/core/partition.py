@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.catalog import Worker
     from select_service.core.columns import Floats, Rows, Slots
-    from select_service.core.decision_record import Seen
+    from select_service.core.decision_record import Groups, Seen
     from select_service.core.gatekeeping import Gatekeeper
     from select_service.core.lookout import Lookout
     from select_service.core.policy import PolicyClass, RoutingPolicy
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from select_service.core.prompt import Prompt
     from select_service.core.roles import Legs
     from select_service.core.scoring import Weights
+    from select_service.core.shadow_tally import ShadowTally
     from select_service.types import SelectRequest
 
 _NEVER_BUSY = np.inf
@@ -119,6 +120,8 @@ class Partition:
         """Only where something is to be judged; see `admitting.py`."""
         self.hit_tally = HitTally()
         self.demand = DemandTally()
+        self.shadow_tally: ShadowTally | None = None
+        """What another set of weights would have chosen, once one looks on; see `shadow.py`."""
         self.is_watched = False
         """Whether decisions are kept; see `decisions.py`."""
         self.lookout: Lookout | None = None
@@ -282,6 +285,27 @@ class Partition:
         ledger, ranks = self.ledger, max(1, self._ranks)
         return weights.at_present(ledger.prefilling / ranks, ledger.churned / ranks)
 
+    def priced(
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        rows: Rows,
+        weights: Weights,
+        matches: Matches,
+    ) -> tuple[Projection, Floats]:
+        """Return what each of the rows would carry with this prompt, and what it costs."""
+        projection = self.project(prompt, rows, weights, matches)
+        prices = costs(projection, self.at_present(weights))
+        constraints = request.routing_constraints
+        if (
+            constraints is not UNSET
+            and constraints.preferred_taints
+            and request.pinned_worker is None
+        ):
+            taints = [self.rank_at(slot)[0].taints for slot in self._slots(rows)]
+            prices = prefer(prices, constraints.preferred_taints, taints)
+        return projection, prices
+
     def place(
         self,
         request: SelectRequest,
@@ -297,21 +321,13 @@ class Partition:
         """
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
+        asked = weights
         if not weights.is_kv_cost:
             weights = self.at_present(weights)
-        if not (matches.host or matches.disk) and _is_plain(request, weights):
+        if not (matches.host or matches.disk) and is_plain(request, weights):
             watched = self.is_watched or request.explain
             return self._place_plain(prompt, rows, weights, rng, matches, watched)
-        projection = self.project(prompt, rows, weights, matches)
-        prices = costs(projection, weights)
-        constraints = request.routing_constraints
-        if (
-            constraints is not UNSET
-            and constraints.preferred_taints
-            and request.pinned_worker is None
-        ):
-            taints = [self.rank_at(slot)[0].taints for slot in self._slots(rows)]
-            prices = prefer(prices, constraints.preferred_taints, taints)
+        projection, prices = self.priced(request, prompt, rows, asked, matches)
         position = pick(prices, weights.temperature, rng)
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.rank_at(slot)
@@ -405,6 +421,42 @@ class Partition:
                 seen,
             )
         )
+
+    def quote(
+        self,
+        prompt: Prompt,
+        rows: Rows,
+        weights: Weights,
+        device: Groups | None,
+        shared: Groups | None,
+    ) -> tuple[int, float, int]:
+        """Return (slot, cost, decode blocks) of the cheapest rank, the first of equals.
+
+        Where nothing but the formula decides (`is_plain`) and lower tiers take no part.
+
+        Args:
+            prompt: what is to be placed.
+            rows: the candidates.
+            weights: plain ones.
+            device: blocks of it on devices, as `see` returns them.
+            shared: and in active chains.
+        """
+        return self._pricer.cheapest(
+            rows.stop if isinstance(rows, slice) else rows,
+            *(prompt.isl_tokens, self.index.block_size, prompt.blocks),
+            *(weights.prefill_load_scale, weights.overlap_score_credit),
+            weights.track_prefill_tokens,
+            device,
+            shared,
+            lambda: 0.0,
+            self.trust.column,
+            None if weights.is_kv_cost else self.at_present(weights)[-4:],
+        )
+
+    def believed_tokens(self, slot: int) -> int:
+        """Tokens that a rank is believed to have on its device, by what was quoted last."""
+        tokens, trust = self._pricer.matched_at(slot) * self.index.block_size, self.trust.column
+        return tokens if trust is None else int(tokens * trust[slot])
 
     def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
         """Return what decides where a prompt goes, for who does not place it by `place`."""
@@ -705,7 +757,7 @@ class Partition:
             assert slot in owned or self.trust.factor(slot) == 1.0, "nor an opinion"
 
 
-def _is_plain(request: SelectRequest, weights: Weights) -> bool:
+def is_plain(request: SelectRequest, weights: Weights) -> bool:
     """Tell whether nothing but the formula decides, without its rarer terms."""
     constraints = request.routing_constraints
     return (

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from select_service.core.queue import Ticket
     from select_service.core.sampling import Sampler
     from select_service.core.sessions import Sessions
+    from select_service.core.shadow import Shadow
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
 
@@ -65,6 +66,7 @@ class Placing:
         self._trace_decisions = trace_decisions
         self.sampler: Sampler | None = None  # from when on somebody examines the fleet
         self.sessions: Sessions | None = None  # where requests may name the session they are of
+        self.shadow: Shadow | None = None  # while other weights look on
 
     def place(
         self,
@@ -82,7 +84,7 @@ class Placing:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
-    def _place_one(  # noqa: C901, PLR0912 - straight on: all pay for it
+    def _place_one(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
         self,
         ticket: Ticket,
         rows: Rows,
@@ -105,7 +107,13 @@ class Placing:
                 rows, hit = found.rows, found.facts
         if request.session_id is not None:
             rows = self._seated(ticket, request.session_id, rows, now)
+        sighting = watch = None
+        if self.shadow is not None:
+            watch = self.shadow.watch(ticket, rows, matches, now, self._rng)
+            matches = matches if watch is None else watch.matches
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
+        if watch is not None:  # before anything is booked
+            sighting = watch.score(placement)
         if request.session_id is not None:
             self._note_session(ticket, request.session_id, placement.slot, now)
         if self.sampler is not None and self.sampler.left:
@@ -119,8 +127,12 @@ class Placing:
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
         if placement.seen is not None:
+            odds = None
+            if sighting is not None:
+                odds = odds_of(ticket)
+                odds.shadow = sighting
             record = self.decisions.keep(
-                *(ticket, placement.seen, rows, placement.slot, now, None, hit),
+                *(ticket, placement.seen, rows, placement.slot, now, odds, hit),
                 placement.weights,
             )
             if record is not None:
@@ -151,7 +163,7 @@ class Placing:
         refused = found.refused
         assert refused is not None
         refused.advice = self._matchmaker.advise(ticket)
-        if self.decisions.is_on or ticket.request.explain:
+        if self.decisions.is_wanted or ticket.request.explain:
             odds = odds_of(ticket)
             odds.is_threshold = True
             seen = ticket.partition.see(ticket.prompt, matches)
@@ -164,7 +176,9 @@ class Placing:
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
     ) -> tuple[Answer, Effects]:
         request = ticket.request
-        if not (self.decisions.is_on or request.explain):
+        if self.shadow is not None:
+            self.shadow.skip(ticket, "pair")
+        if not (self.decisions.is_wanted or request.explain):
             return self._matchmaker.serve(ticket, rows, now, effects)[:2]
         seen = ticket.partition.see(ticket.prompt)  # before anything is booked
         answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
@@ -246,7 +260,7 @@ class Placing:
         failed[refusal.code] = failed.get(refusal.code, 0) + 1
         if ticket is not None:
             ticket.partition.demand.refused += 1
-        if ticket is not None and (self.decisions.is_on or ticket.request.explain):
+        if ticket is not None and (self.decisions.is_wanted or ticket.request.explain):
             record = self.decisions.refused(ticket, refusal, now)
             if record is not None:
                 refusal.decision = Record._make(record)

@@ -121,7 +121,8 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """I live, have stated this much, and own so many claims with this digest.
 
     `leaving`: I shall go soon, and am asked by fewer and fewer. `left`: this is my last word: what
-    is mine is whose it is told of.
+    is mine is whose it is told of. `number` counts the heartbeats of this epoch from 1: one that
+    comes again, or late, says nothing about now.
     """
 
     router_id: U64
@@ -133,6 +134,7 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     url: Text | None = None
     leaving: bool = False
     left: bool = False
+    number: U64 = 0  # 0: not counted
 
 
 Statement: TypeAlias = ClaimRecord | Grown | Ended | Renewed | Closed

@@ -44,6 +44,7 @@ class View:
         self.heard_at = now
         self.gone = False
         self.leaving = False  # it has said that it will go
+        self.beaten = (0, 0)  # statement and number of the newest heartbeat
         self.buried = False  # being forgotten
         self.bury_at = 0.0  # not before
         self.greeted = False
@@ -66,6 +67,20 @@ class View:
         self._skip_to(seq - 1, now, limits)
         self.high = seq
         return True
+
+    def is_old(self, beat: Heartbeat) -> bool:
+        """Tell whether a heartbeat was heard before, or a later one was; also of one that is gone.
+
+        Of another life statements are numbered higher, and so are its heartbeats.
+        """
+        return bool(beat.number) and (beat.seq, beat.number) <= self.beaten
+
+    def follow(self, beat: Heartbeat) -> None:
+        """Believe what it says of itself, unless it has said more since."""
+        if beat.seq >= self.high or not any(self.beaten):  # the first, or no late one
+            self.http_port, self.url = beat.http_port, beat.url
+            self.leaving = beat.leaving
+        self.beaten = beat.seq, beat.number
 
     def announced(self, beat: Heartbeat, now: float, limits: CoreLimits) -> bool:
         """It says how much it has said; False when it must have said something else than we know.

@@ -71,6 +71,7 @@ class Replicas:
         self._foreigners = Foreigners(limits, claims, desk, self.resolver, self.counters)
         self._chores = self.leases.chores  # long work, done in slices
         self._beat_at: float | None = None
+        self._beats = 0
 
     # -- what is heard -------------------------------------------------------------------------
 
@@ -82,16 +83,7 @@ class Replicas:
             return
         self.counters.heard += 1
         if isinstance(message, Heartbeat):
-            view = self._view(router_id, message.epoch, peer, now)
-            if view is not None:
-                view.http_port, view.url = message.http_port, message.url
-                view.leaving = message.leaving
-                if not view.announced(message, now, self._limits):
-                    self.counters.digests_differed += 1
-                if message.left and message.seq >= view.high:  # of this life, and none before
-                    self._lose(view)
-                else:
-                    view.greet(message, now, self._limits)
+            self._heard_heartbeat(peer, message, now)
         elif isinstance(message, Said):
             view = self._view(router_id, message.epoch, peer, now)
             if view is not None and self._is_news(view, message.seq, now):
@@ -99,6 +91,22 @@ class Replicas:
                     self._apply(view, item, now)
         else:
             self._heard_envelope(peer, message, now)
+
+    def _heard_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
+        known = self.views.get(beat.router_id)
+        if known is not None and known.is_old(beat):
+            self.counters.repeated += 1  # no sign of life either: somebody may have kept it
+            return
+        view = self._view(beat.router_id, beat.epoch, peer, now)
+        if view is None:
+            return
+        view.follow(beat)
+        if not view.announced(beat, now, self._limits):
+            self.counters.digests_differed += 1
+        if beat.left and beat.seq >= view.high:  # of this life, and none before
+            self._lose(view)
+        else:
+            view.greet(beat, now, self._limits)
 
     def _is_echo(self, message: ReplicaMessage) -> bool:
         """Whether we may have said this ourselves; else somebody lives on a copy of our state."""
@@ -330,6 +338,7 @@ class Replicas:
 
     def _heartbeat(self) -> Heartbeat:
         claims = self._claims
+        self._beats += 1
         return Heartbeat(
             claims.router_id,
             claims.epoch,
@@ -339,6 +348,7 @@ class Replicas:
             self.http_port,
             self.url,
             self.is_leaving,
+            number=self._beats,
         )
 
     def _look_around(self, now: float) -> None:

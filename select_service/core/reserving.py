@@ -193,8 +193,11 @@ class Reserving:
         """
         if cached_tokens is not None:
             self._trusting.hear(name, cached_tokens, now)
-        of_pair = self._pairs.prefill_complete(name, now)
-        partition, effects = of_pair or self._desk.prefill_complete(name, now)
+        desk = self._desk
+        of_pair = None
+        if desk.bookings.pairs or desk.announcer.speaks:  # else no id is a pair's
+            of_pair = self._pairs.prefill_complete(name, now)
+        partition, effects = of_pair or desk.prefill_complete(name, now)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)
@@ -222,7 +225,11 @@ class Reserving:
         Raises:
             ReservationNotFound: the id was never seen.
         """
-        partition, effects = self._pairs.free(name, now) or self._desk.free(name, now)
+        desk = self._desk
+        of_pair = None
+        if desk.bookings.pairs or desk.announcer.speaks:  # as above
+            of_pair = self._pairs.free(name, now)
+        partition, effects = of_pair or desk.free(name, now)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)

@@ -44,6 +44,7 @@ from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
 from select_service.core.selecting import Selecting
 from select_service.core.sessions import Sessions
+from select_service.core.shadow import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -58,18 +59,21 @@ from select_service.core.state import (
 from select_service.core.trusting import Trusting
 from select_service.core.ushering import Usher
 from select_service.core.waiting_room import WaitingRoom
+from select_service.core.wave_plan import WavePlan
 from select_service.core.waves import Waves
 from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
     from select_service.core.marks import Recorder
     from select_service.core.partition import Partition
     from select_service.core.policy import PolicyBook, PolicyError
+    from select_service.core.witness import Witness
+    from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
 
 
@@ -94,7 +98,9 @@ class SelectionCore:
         admission: AdmissionSettings | None = None,
         first_decision: int = 1,
         recorder: Recorder | None = None,
+        witness: Witness | None = None,
         trust: TrustSettings | None = None,
+        stopwatch: Callable[[], float] | None = None,
     ) -> None:
         """Start empty.
 
@@ -110,7 +116,9 @@ class SelectionCore:
             admission: who is let in at all; everybody.
             first_decision: number of the first record of one; none of an earlier life's.
             recorder: takes the marks of requests that are traced; None: none is.
+            witness: notes what happens, for a recording; None: nobody does.
             trust: when what an index says counts for less.
+            stopwatch: seconds, to measure what a shadow policy costs; None: it is not bounded.
 
         Raises:
             ValueError: those settings make no sense.
@@ -121,6 +129,13 @@ class SelectionCore:
         self.counters = Counters()
         self.catalog = Catalog(self.limits)
         desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
+        kind_of_decisions, self._kind_of_plan = Decisions, WavePlan
+        if witness is not None:
+            from select_service.core.witness import rooms_for  # noqa: PLC0415 - for who records
+
+            rooms = rooms_for(witness, desk, kind_of_placing)
+            desk, kind_of_placing, kind_of_decisions, self._kind_of_plan = rooms
+            witness.settings = settings
         self.desk = desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
@@ -131,13 +146,13 @@ class SelectionCore:
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,
         )
-        self.decisions = Decisions(
+        self.decisions = kind_of_decisions(
             *(self.catalog, self.membership.stream_at, self.membership.partitions),
             count_max=self.limits.decision_ring,
             bytes_max=self.limits.decision_ring_bytes,
             first=first_decision,
         )
-        self.membership.is_watched = self.decisions.is_on
+        self.membership.is_watched = self.decisions.is_wanted
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self.trusting = Trusting(
@@ -160,6 +175,7 @@ class SelectionCore:
             trace_decisions=trace_decisions,
         )
         self.sessions = placing.sessions = Sessions(self.limits)
+        self.shadowing = Shadowing(config, self.partitions, stopwatch)
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
         self.selecting = kind_of_selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
@@ -229,7 +245,7 @@ class SelectionCore:
         self.leases = reserving.leases
         waves = Waves(
             *(self.reader, self.desk, self.placing, self._usher, self.counters, self._rng),
-            *(self.limits, reserving.free),
+            *(self.limits, reserving.free, self._kind_of_plan),
         )
         self.select_batch = waves.begin
         operating = Operating(self.admitting, self.membership, self.room, self.limits)
@@ -257,6 +273,10 @@ class SelectionCore:
         self.replica_snapshot_part = replicating.snapshot_part
         self.replica_snapshot_end = replicating.snapshot_end
         self.replica_status = replicating.status
+
+    def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
+        """Let other weights look on from now on; None: nobody does."""
+        self.placing.shadow = self.shadowing.follow(settings, now)
 
     # -- an index out of a dump ------------------------------------------------------------------
 

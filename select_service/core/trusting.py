@@ -167,7 +167,7 @@ class Trusting:
 
     def _booking(self, name: str) -> Booking | None:
         """Return the reservation whose prompt it is: of a pair, the leg that computes."""
-        legs = self._bookings.legs(name) if self._bookings.has_pairs else []
+        legs = self._bookings.legs(name) if self._bookings.pairs else []
         if not legs:
             return self._bookings.find(name)
         pair = legs[0].reservation.pair

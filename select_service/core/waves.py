@@ -7,6 +7,7 @@ prompt should go, `ushering.py` takes it there.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
@@ -20,9 +21,11 @@ from select_service.wave_types import WaveAnswer, WaveItem, WaveRank, WaveResult
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Generator, Sequence
+    from contextlib import AbstractContextManager
     from typing import TypeAlias
 
     from indexer.types import Scope
+    from select_service.core.changes import Hold
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.desk import Desk
@@ -73,6 +76,7 @@ class Waves:
         rng: random.Random,
         limits: CoreLimits,
         free: Callable[[str, float], Effects],
+        plan: type[WavePlan] = WavePlan,
     ) -> None:
         self.reader = reader
         self.desk = desk
@@ -81,6 +85,7 @@ class Waves:
         self.counters = counters
         self.rng = rng
         self.free = free
+        self.plan = plan
         self._limits = limits
 
     def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> Wave:
@@ -122,6 +127,7 @@ class Wave:
         self._groups = 0
         self._computed = 0
         self._ranks: dict[tuple[str, str, int, int], list[int]] = {}  # requests, prefill tokens
+        self._hold: Hold = {}  # all or none is one commit
 
     def steps(self, now: float) -> Steps:
         """Place the wave, a step each time the generator is sent what time it is.
@@ -147,6 +153,7 @@ class Wave:
         except BatchNotPlaced:
             yield from self.undo(now)
             raise
+        self._release(stands=True)
         return self._answer()
 
     def undo(self, now: float) -> Generator[Effects, float, None]:
@@ -159,6 +166,12 @@ class Wave:
                 except ServiceError:  # its worker went, and it with it
                     continue
                 now = yield effects
+        self._release(stands=False)
+
+    def _release(self, *, stands: bool) -> None:
+        changes = self._waves.desk.bookings.changes
+        if changes is not None:
+            changes.release(self._hold, stands=stands)
 
     # -- who comes -------------------------------------------------------------------------------
 
@@ -213,7 +226,7 @@ class Wave:
             assert sample.read is not None
             assert sample.rows is not None
             members.append(Member(number, sample.request, *sample.read[1:], sample.rows))
-        plan = WavePlan(
+        plan = self._waves.plan(
             partition,
             members,
             load_limit=self._wants.load_limit,
@@ -239,9 +252,10 @@ class Wave:
         usher = self._waves.usher
         try:
             if self._wants.reserve:
-                answer, effects = usher.book(
-                    *(sample.request, sample.unknown, sample.read, slot, shared_tokens), now
-                )
+                with self._held():
+                    answer, effects = usher.book(
+                        *(sample.request, sample.unknown, sample.read, slot, shared_tokens), now
+                    )
             else:
                 answer, effects = usher.choose(
                     *(sample.request, sample.read, slot, shared_tokens), now
@@ -267,6 +281,13 @@ class Wave:
             assert isinstance(answer, CacheThreshold), "nobody is given a pair that wants none"
             sample.result = WaveResult(sample.item, 200, cache_threshold=answer)
         return effects
+
+    def _held(self) -> AbstractContextManager[None]:
+        """Keep what is booked from the disk until all of it is, where it is all or none."""
+        changes = self._waves.desk.bookings.changes
+        if changes is None or not self._wants.atomic:
+            return nullcontext()
+        return changes.holding(self._hold)
 
     def _count(self, scope: Scope, answer: Selection, shared_tokens: int) -> None:
         self._computed += not shared_tokens

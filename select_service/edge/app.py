@@ -46,6 +46,7 @@ from select_service.edge.reloading import Reloading
 from select_service.edge.traffic import Traffic
 from select_service.errors import (
     InvalidReplicaPeer,
+    RecordingUnusable,
     SecurityFileUnusable,
     ServiceError,
     StateDirUnusable,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from select_service.edge.keeper import Keeper
     from select_service.edge.metrics import Metrics
     from select_service.edge.protocol import GuardedProtocol
+    from select_service.edge.recording import Recording
     from select_service.edge.security import Security
     from select_service.edge.tracing import Tracing
 
@@ -91,6 +93,7 @@ def create_driver(settings: Settings) -> Driver:
     Raises:
         SecurityFileUnusable: tokens or certificates cannot be used.
         indexer.errors.KeyFileUnusable: keys cannot.
+        RecordingUnusable: the file to record to cannot be had.
     """
     security = create_security(settings)
     router = settings.router
@@ -113,6 +116,8 @@ def create_driver(settings: Settings) -> Driver:
         tracing=_tracing(settings),
         doctor_limits=settings.doctor_limits,
         trust=settings.trust,
+        recording=_recording(settings),
+        shadow=settings.shadow,
     )
     service.discovery = _discovery(settings, service)
     return service
@@ -154,6 +159,28 @@ def _keeper(settings: Settings) -> Keeper | None:
     strict = settings.durability is Durability.STRICT
     directory = Path(settings.state_dir)
     return Keeper(directory, strict=strict, interval_s=settings.durability_window_s)
+
+
+def _recording(settings: Settings) -> Recording | None:
+    if settings.record is None:
+        return None
+    from select_service.edge.recording import (  # noqa: PLC0415 - for who records
+        SWITCH_S,
+        Recording,
+        RecordSettings,
+    )
+
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+    bounds = RecordSettings(
+        path=Path(settings.record),
+        bytes_max=settings.record_bytes_max,
+        files_max=settings.record_files_max,
+        queue_bytes_max=settings.record_queue_bytes_max,
+        flush_s=settings.record_flush_s,
+    )
+    recording = Recording(bounds, settings.router_config)
+    recording.open()
+    return recording
 
 
 def _discovery(settings: Settings, service: Driver) -> Discovery | None:
@@ -301,7 +328,7 @@ def _configure_logs(settings: Settings) -> None:
 async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances) -> int:
     try:
         service = create_driver(settings)
-    except (StateDirUnusable, SecurityFileUnusable, IndexerError) as error:
+    except (RecordingUnusable, StateDirUnusable, SecurityFileUnusable, IndexerError) as error:
         _log.error("cannot start: %s", error)
         return 1
     door, traffic = create_door(service, settings, layers)

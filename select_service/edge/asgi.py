@@ -124,7 +124,7 @@ class Door:
         routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
         self._traffic = traffic
         self._stats = {id(route): _stats_of(traffic, route) for route in routes}
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
         self._access_log = access_log
         self.lead_to(routes)
         self._leaving = asyncio.Event()
@@ -151,7 +151,7 @@ class Door:
 
     def follow(self, settings: Settings) -> None:
         """Take bodies as long as the settings say from now on."""
-        self._max_body_bytes = settings.max_body_bytes
+        self.max_body_bytes = settings.max_body_bytes
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
         """The process has begun to serve."""
@@ -251,10 +251,27 @@ class Door:
             return None
         return Call(route, (name.decode("ascii"),), b"", line[len(route.method) + 1 : -_VERSION])
 
+    def ways(
+        self,
+    ) -> tuple[
+        list[tuple[bytes, Route[Handler], RouteTraffic]],
+        list[tuple[tuple[bytes, bytes], Route[Handler], RouteTraffic]],
+    ]:
+        """Return what leads to which route and is counted where, as the two before find it.
+
+        Returns:
+            (plain, open): whole request lines, and what stands before and behind an id in one.
+        """
+        stats = self._stats
+        plain = [
+            (one, call.route, stats[id(call.route)]) for one, call in self._plain_lines.items()
+        ]
+        return plain, [(one, route, stats[id(route)]) for one, route in self._open_lines.items()]
+
     def suits(self, call: Call, head: Head) -> bool:
         """Tell whether a body under this head may be handled at once."""
         route = call.route
-        if head.length > self._max_body_bytes:
+        if head.length > self.max_body_bytes:
             return False
         if head.grant is not None and not head.grant.allows(route):
             return False
@@ -273,7 +290,7 @@ class Door:
             request = Request(call.params, call.query, b"" if route.takes is None else body)
             answer = head.api.do(route, request)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
-            answer = self._fault(error, head.api, route.method, call.path)
+            answer = self.fault(error, head.api, route.method, call.path)
         if type(answer) is Response and answer.stream is None:
             self._stats[id(route)].observe(answer.status, perf_counter() - started)
         return answer
@@ -290,7 +307,7 @@ class Door:
         error = answer.written.exception()
         response = answer.response
         if isinstance(error, Exception):
-            response = self._fault(error, head.api, call.route.method, call.path)
+            response = self.fault(error, head.api, call.route.method, call.path)
         self._stats[id(call.route)].observe(response.status, perf_counter() - since)
         return response
 
@@ -320,7 +337,7 @@ class Door:
             except _ClientGoneError:
                 return
             except Exception as error:  # noqa: BLE001 - one bad request must not end the process
-                response = self._fault(error, head.api, method, raw_path)
+                response = self.fault(error, head.api, method, raw_path)
             status = response.status
             if self._leaving.is_set() or _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
@@ -355,6 +372,8 @@ class Door:
             if head.grant is not None and self.authority is not None:
                 self.authority.check(head.grant, route)
             bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
+            if not bare and not route.body_lenient:
+                _refuse_encoding(scope)
             body = b"" if bare else await self._read_body(call.route, head, receive)
             answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
@@ -376,12 +395,12 @@ class Door:
         try:
             return head.api.do(call.route, Request(call.params, call.query, body))
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
-            return self._fault(error, head.api, call.route.method, call.path)
+            return self.fault(error, head.api, call.route.method, call.path)
 
     async def _read_body(self, route: Route[Handler], head: Head, receive: Receive) -> bytes:
         if not (head.is_readable or route.body_lenient):
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
-        limit = self._max_body_bytes
+        limit = self.max_body_bytes
         if head.length > limit:
             return _refuse_length(route, limit)
         message = await receive()
@@ -487,7 +506,7 @@ class Door:
             return False
         return True
 
-    def _fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
+    def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         """Make an answer of what a handler raised."""
         if isinstance(error, ServiceError | IndexerError):
             response = api.writer.refusal(error)
@@ -532,6 +551,17 @@ def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
 def _has_no_body(head: Head, scope: Scope) -> bool:
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
     return not head.has_type and not head.length and not chunked
+
+
+def _refuse_encoding(scope: Scope) -> None:
+    """Refuse a body that is compressed: it would be read as what it is not.
+
+    Raises:
+        UnsupportedMediaType: it says that it is.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in {b"identity", b""}:
+            raise UnsupportedMediaType("a body with Content-Encoding is not understood")
 
 
 def _body_is_unwelcome(scope: Scope, status: int) -> bool:

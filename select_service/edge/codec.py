@@ -18,12 +18,12 @@ from indexer.compiled import usable
 from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
 from indexer.types import U64_MASK
 from select_service.config import FieldValidation
+from select_service.edge.bulk import may_hold_many, refuse_bulk, refuse_parts
 from select_service.edge.forms import Form
 from select_service.edge.members import (
     DuplicateMemberError,
     flat_names,
     is_deeper,
-    parts_of,
     top_level_names,
     without_items,
 )
@@ -100,14 +100,15 @@ def _packed_in(shown: object) -> PackedHashes:
 encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
 encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
+LOOSE_BYTES_MAX: Final = 1 << 18
+"""Of a member nobody knows: making Python's objects of it takes half a second a megabyte in the
+worst case, all in one go. In MessagePack it is refused unless it is one text or binary, in JSON it
+is taken as it is written."""
+
 DEPTH_MAX: Final = 128
 """How deep a body may be unless told otherwise; the reference's parser stops there as well."""
 
-PARTS_MAX: Final = 16_384
-"""Strings, objects and arrays in a body that is not just a few names and numbers: each is looked at
-for a microsecond or two, all of them in one go. Of items that are read one by one each has as many.
-"""
-
+_DEPTH_BYTES: Final = 1 << 16  # of a body that is refused: where it is looked at for its depth
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -151,7 +152,10 @@ class RequestDecoder(Generic[T]):
             InvalidJson: it is no JSON text.
             InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
             UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
+            BodyTooLarge: it is longer than anything of this type needs to be.
         """
+        if may_hold_many(body):
+            refuse_bulk(self._type, body)
         if self._scan is not None:
             scanned = self._scan(body)
             if scanned is not None:
@@ -159,6 +163,7 @@ class RequestDecoder(Generic[T]):
                     return self._fill_in(scanned)
                 except (ServiceError, ValueError, RecursionError):
                     pass  # what exactly is wrong has to be said of the body as it came
+        self._weigh(body)
         try:
             request = self._decode(body)
         except (ValueError, RecursionError) as error:
@@ -178,19 +183,31 @@ class RequestDecoder(Generic[T]):
     def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
         """Decode what the kernel has left of a body, and put in what it has taken out."""
         skeleton, plain, arrays = scanned
+        self._weigh(skeleton)
         request = self._decode(skeleton)
         _check(request, skeleton)
         for name, packed in arrays:
             setattr(request, name, packed)
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
+    def _weigh(self, text: bytes) -> None:
+        if not may_hold_many(text) or _read_later(self._type):
+            return
+        try:
+            refuse_parts(text)
+        except InvalidField:
+            self._refuse_depth(text[:_DEPTH_BYTES])  # many brackets are mostly deep: no JSON then
+            raise
+
+    def _refuse_depth(self, text: bytes) -> None:
+        if is_deeper(text, self._depth_max):  # only what no type describes can be
+            raise InvalidJson(f"not JSON that can be read: more than {self._depth_max} deep")
+
     def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
         for name in _read_later(self._type):
             body = without_items(body, getattr(request, name))
-        if parts_of(body) > PARTS_MAX:
-            raise InvalidField(f"more than {PARTS_MAX} strings, objects and arrays")
-        if is_deeper(body, self._depth_max):  # only what no type describes can be
-            raise InvalidJson(f"not JSON that can be read: more than {self._depth_max} deep")
+        refuse_parts(body)
+        self._refuse_depth(body)
         try:
             names = top_level_names(body, _names_of_objects(self._type))
         except DuplicateMemberError as error:
@@ -334,8 +351,11 @@ def _printable(names: list[str]) -> str:
 def _canonical(body: bytes, unknown: list[str]) -> bytes:
     """Return the unknown members so that equal JSON values give equal bytes."""
     raw = _RAW_MEMBERS.decode(body)
-    members = {}
+    members: dict[str, object] = {}
     for name in unknown:
+        if len(memoryview(raw[name])) > LOOSE_BYTES_MAX:
+            members[name] = raw[name]  # as it is written: nobody sends the same in two spellings
+            continue
         try:
             members[name] = msgspec.json.decode(raw[name])
         except (ValueError, RecursionError) as error:

@@ -27,6 +27,7 @@ from select_service.core.discovery import API
 from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
+from select_service.core.shadow_telling import ShadowTelling
 from select_service.doctor_types import DoctorLimits
 from select_service.edge.batches import Batches
 from select_service.edge.clocks import forwards_only
@@ -45,7 +46,7 @@ from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDow
 from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from indexer.core.stream import EventStream
     from indexer.edge.recovery import Recovery
@@ -78,10 +79,12 @@ if TYPE_CHECKING:
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.keeper import Keeper
+    from select_service.edge.recording import Recording
     from select_service.edge.replicas import Replicas
     from select_service.edge.security import Security
     from select_service.edge.tracing import Tracing
     from select_service.edge.warm_start import WarmStart
+    from select_service.shadow_types import ShadowSettings, ShadowStatus
     from select_service.types import (
         Answer,
         BatchAnswer,
@@ -130,6 +133,10 @@ EXAMINED_AFTER_S = 5.0
 DUMP_SLICE_S = 0.0003
 """How long /dump may hold the loop before it lets requests through."""
 
+SHADOW_SCOPES_LISTED = 100
+SHADOW_SLICE = 32
+"""Scopes of GET /shadow looked at in one go: some 10 µs each."""
+
 DUMP_PAUSE_S = 0.001
 """How long it then rests while others ask for workers: a process that always has something to do
 waits for a processor like everybody else, and they with it."""
@@ -162,6 +169,8 @@ class Driver:
         tracing: Tracing | None = None,
         doctor_limits: DoctorLimits | None = None,
         trust: TrustSettings | None = None,
+        recording: Recording | None = None,
+        shadow: ShadowSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -186,6 +195,8 @@ class Driver:
             tracing: of some requests; `close` closes it.
             doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
+            recording: of all that happens, opened; `close` closes it.
+            shadow: weights that look on; None: there are none.
             seed: for ties and temperatures; None: from the system.
             clock: seconds; when it goes back, time stands still.
 
@@ -194,7 +205,13 @@ class Driver:
         """
         clock = forwards_only(clock)
         self.addresses = Addresses(reach, clock=clock)
-        rng = random.Random(seed)  # noqa: S311  # nosec B311 - ties, not secrets
+        rng, witness = random.Random(seed), None  # noqa: S311  # nosec B311 - ties, not secrets
+        self.recording = recording
+        if recording is not None:
+            from select_service.core.witness import Witness  # noqa: PLC0415 - for who records
+
+            rng, witness = recording.random(seed), Witness(recording)
+        self.witness = witness
         registry = (
             Registry(on_event_loss=on_event_loss)
             if stream_limits is None
@@ -211,10 +228,13 @@ class Driver:
             trace_decisions=_log.isEnabledFor(logging.DEBUG),
             admission=admission,
             recorder=None if tracing is None else tracing.recorder,
+            witness=witness,
             trust=trust,
+            stopwatch=time.perf_counter,
             first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
+        self.core.follow_shadow(shadow, clock())
         self.keeper, self.tracing, self.security = keeper, tracing, security
         self.credentials = credentials = None if security is None else security.credentials
         self.replicas: Replicas | None = None
@@ -277,16 +297,9 @@ class Driver:
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
         """
-        self._listeners = Listeners(
-            self.core.registry,
-            clock=self._clock,
-            limits=self._stream_limits,
-            on_load=self.load_topic.hear,
-            keys=None if self.credentials is None else self.credentials.keys,
-            worker_key=None if self.credentials is None else self.credentials.worker_key,
-            addresses=self.addresses,
-            on_refused=self._refuse_source,
-        )
+        self._listeners = self._make_listeners()
+        if self.recording is not None:
+            self.recording.start(self._clock)
         if self.warm_start is not None:
             await self.warm_start.open(self._listeners)
         if self.keeper is not None:
@@ -316,6 +329,23 @@ class Driver:
             self._examining = loop.create_task(self._examine())
         if self.discovery is not None:
             self.discovery.start()
+
+    def _make_listeners(self) -> Listeners:
+        credentials = self.credentials
+        listeners = Listeners(
+            self.core.registry,
+            clock=self._clock,
+            limits=self._stream_limits,
+            on_load=self.load_topic.hear,
+            keys=None if credentials is None else credentials.keys,
+            worker_key=None if credentials is None else credentials.worker_key,
+            addresses=self.addresses,
+            on_refused=self._refuse_source,
+            on_message=None if self.recording is None else self._record_message,
+        )
+        if credentials is not None:
+            credentials.when_other_keys.append(listeners.use_keys)
+        return listeners
 
     def announce_leaving(self) -> None:
         """Not ready any more; replicas hear it at once, so that ours is theirs when we are gone."""
@@ -356,6 +386,8 @@ class Driver:
             await self.keeper.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+        if self.recording is not None:
+            await self.recording.close()
 
     def _send_away(self) -> None:
         for futures in self._waiting.values():
@@ -459,9 +491,16 @@ class Driver:
         ):
             for name, value in _differing(before, after).items():
                 setattr(limits, name, value)
+        if old.shadow != new.shadow:
+            self.core.follow_shadow(new.shadow, self._clock())
         core = _differing(old.core_limits, new.core_limits)
         admission = _differing(old.admission, new.admission)
         self._carry_out(self.core.reconfigure(core, admission, self._clock()))
+        self._note_change("settings", {**core, **admission})
+
+    def _note_change(self, what: str, values: dict[str, object]) -> None:
+        if self.witness is not None:
+            self.witness.change(self._clock(), what, values)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -568,6 +607,11 @@ class Driver:
     def diagnosed(self) -> Doctor | None:
         """Who examines the fleet, once there was reason to."""
         return self._doctor
+
+    @property
+    def event_handshakes_failed(self) -> Mapping[str, int]:
+        """Handshakes with workers that failed, by how."""
+        return {} if self._listeners is None else self._listeners.handshakes_failed
 
     def _link_of(self, stream: EventStream) -> LinkState | None:
         return None if self._listeners is None else self._listeners.link(stream)
@@ -724,7 +768,9 @@ class Driver:
 
     def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
-        self._carry_out(self.core.prefill_complete(reservation_id, self._clock(), cached_tokens))
+        effects = self.core.prefill_complete(reservation_id, self._clock(), cached_tokens)
+        if effects is not NOTHING or self.keeper is not None:  # else there is nothing to do
+            self._carry_out(effects)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """POST /reservations/{id}/output_block."""
@@ -732,7 +778,9 @@ class Driver:
 
     def free(self, reservation_id: str) -> None:
         """DELETE /reservations/{id}."""
-        self._carry_out(self.core.free(reservation_id, self._clock()))
+        effects = self.core.free(reservation_id, self._clock())
+        if effects is not NOTHING or self.keeper is not None:  # as above
+            self._carry_out(effects)
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
         """POST /reservations/batch as far as one slice goes; the task has the answer of more.
@@ -790,6 +838,7 @@ class Driver:
         """PUT /admission; housekeeping goes on with who waits."""
         status, effects = self.core.change_admission(change, self._clock())
         self._carry_out(effects)
+        self._note_change("admission", msgspec.to_builtins(change))
         return status
 
     def busy_thresholds(self) -> BusyThresholds:
@@ -800,12 +849,15 @@ class Driver:
         """POST /busy_threshold."""
         answer, effects = self.core.change_threshold(change, self._clock())
         self._carry_out(effects)
+        self._note_change("busy_threshold", msgspec.to_builtins(change))
         return answer
 
     def forget_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
         """DELETE /busy_threshold."""
         answer, effects = self.core.forget_threshold(model, tenant_id, self._clock())
         self._carry_out(effects)
+        gone: dict[str, object] = {"model": model, "tenant_id": tenant_id}
+        self._note_change("busy_threshold_forgotten", gone)
         return answer
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
@@ -847,6 +899,34 @@ class Driver:
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
         """GET /trust: one of them."""
         return self.core.trusting.row(*seat)
+
+    async def shadow(
+        self,
+        model_name: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = SHADOW_SCOPES_LISTED,
+        tenants: frozenset[str] | None = None,
+    ) -> ShadowStatus:
+        """GET /shadow; others have their turn every so many scopes.
+
+        Args:
+            model_name: of this one alone.
+            tenant_id: of this one alone.
+            limit: scopes told singly.
+            tenants: whose; None: all, and what it costs the process.
+        """
+        telling = ShadowTelling(self.core.shadowing, limit)
+        for number, partition in enumerate(list(self.core.partitions.values()), 1):
+            scope = partition.scope
+            if (
+                model_name in {None, scope.model_name}
+                and tenant_id in {None, scope.tenant_id}
+                and (tenants is None or scope.tenant_id in tenants)
+            ):
+                telling.add(scope, partition.shadow_tally)
+            if not number % SHADOW_SLICE:
+                await asyncio.sleep(0)
+        return telling.status(self._clock(), with_cost=tenants is None)
 
     async def dump(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
         """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds.
@@ -955,6 +1035,17 @@ class Driver:
             return
         if warm is not None and is_known:
             warm.give_back(listen)
+
+    def _record_message(
+        self,
+        stream: EventStream,
+        frames: Sequence[bytes],
+        is_replay: bool,  # noqa: FBT001 - as the listener tells it
+    ) -> None:
+        assert self.recording is not None
+        index = self.core.registry.index(stream.scope)
+        is_eagle = index is not None and index.is_eagle
+        self.recording.hear(stream, frames, is_replay=is_replay, is_eagle=is_eagle)
 
     def _refuse_source(self, stream: EventStream, error: EndpointRefused) -> None:
         """Take a worker out of service whose events come from where nobody may connect to."""

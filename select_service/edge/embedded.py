@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from select_service.decision_types import Decision
     from select_service.drain_types import DrainStatus
     from select_service.edge.telling import Wanted
+    from select_service.shadow_types import ShadowSettings, ShadowStatus
     from select_service.types import (
         Answer,
         BatchRequest,
@@ -72,6 +73,7 @@ class SelectionService:
         strict: bool = True,
         admission: AdmissionSettings | None = None,
         trust: TrustSettings | None = None,
+        shadow: ShadowSettings | None = None,
         seed: int | None = None,
     ) -> None:
         """Build the service; sockets open when the context is entered.
@@ -86,6 +88,7 @@ class SelectionService:
             strict: a verb that changes something returns once that is on disk.
             admission: who is let in at all; None: everybody.
             trust: when what an index says counts for less; None: as without flags.
+            shadow: weights that look on and act on nothing; None: there are none.
             seed: for ties and temperatures; None: from the system.
 
         Raises:
@@ -100,6 +103,7 @@ class SelectionService:
             keeper=keeper,
             admission=admission,
             trust=trust,
+            shadow=shadow,
             snapshot_limits=SnapshotLimits(),
             seed=seed,
         )
@@ -263,6 +267,12 @@ class SelectionService:
     ) -> TrustTable:
         """Return how far every rank's index is believed; GET /trust."""
         return self.driver.trust(model_name, tenant_id)
+
+    async def shadow(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> ShadowStatus:
+        """Return what the weights that look on would have done; GET /shadow."""
+        return await self.driver.shadow(model_name, tenant_id)
 
     def dump(self) -> AsyncIterator[bytes]:
         """Return the index as pieces of JSON; GET /dump."""

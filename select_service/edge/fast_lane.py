@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from indexer.compiled import usable
 from select_service.edge.answers import ONLY_JSON, Response, Settling
 from select_service.edge.asgi import CERTIFICATE, HANDED_OVER
 from select_service.edge.protocol import GuardedProtocol, Phase
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
 
-_UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
+_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
 _DIGITS_MAX: Final = 12
 _CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
@@ -129,17 +130,23 @@ class Peers:
             heads.forget()
 
 
-class Outbox:
+class PlainOutbox:
     """Answers to what one turn of the loop has read, of all connections; sent when all are made.
 
     A client that is woken by the first of them runs while the others are made, on the same
     processor if it has to: a lifecycle costs a tenth less than with each answer sent at once.
     """
 
-    __slots__ = ("_answers",)
+    __slots__ = ("_answers", "_most")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """Be empty.
+
+        Args:
+            most: so many are sent at the latest.
+        """
         self._answers: list[tuple[asyncio.Transport, bytes]] = []
+        self._most = most
 
     def put(
         self, transport: asyncio.Transport, data: bytes, loop: asyncio.AbstractEventLoop
@@ -149,7 +156,7 @@ class Outbox:
         if not answers:
             loop.call_soon(self.flush)
         answers.append((transport, data))
-        if len(answers) >= ANSWERS_MAX:
+        if len(answers) >= self._most:
             self.flush()
 
     def flush(self) -> None:
@@ -158,6 +165,16 @@ class Outbox:
         for transport, data in answers:
             if not transport.is_closing():
                 transport.write(data)
+
+
+if usable("select_service.edge._lane", 1):
+    from select_service.edge._lane import Outbox as CompiledOutbox
+    from select_service.edge._lane import Turnstile as _Turnstile
+
+    Turnstile: type[_Turnstile] | None = _Turnstile
+    Outbox: type[PlainOutbox | CompiledOutbox] = CompiledOutbox
+else:
+    Turnstile, Outbox = None, PlainOutbox
 
 
 class _Preamble:
@@ -213,13 +230,14 @@ class FastLane(GuardedProtocol):
     door: Door
     heads: Heads
     peers: Peers
-    outbox: Outbox
+    outbox: PlainOutbox | CompiledOutbox
+    turnstile: _Turnstile | None = None
 
     _certificate: tuple[str, ...] = ()  # names in the client's, where they may count
     _is_between = True  # requests: nothing has come of the next one, nothing is owed
     _lines_read = b""  # header lines that the parser is reading, to learn them
     _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
-    _preamble = _Preamble()
+    preamble = _Preamble()
     _call: Call | None = None  # the request whose body is arriving
     _head: Head  # of that
     _body: bytes | bytearray = b""
@@ -253,12 +271,15 @@ class FastLane(GuardedProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._is_between and self._answer_whole(data):
-            return
+        if not (self._is_between and self._answer_whole(data)):
+            super().data_received(data)
+
+    @override
+    def take(self, data: bytes) -> None:
         self._is_between = False  # an upgrade is read as new data, behind what came with it
         self._turn_used = False
         self._idle_since = None
-        super().data_received(data)
+        super().take(data)
         self._lines_read = b""
         self._is_between = self._rests()
         if self._is_between and self._idle_since is None:
@@ -266,6 +287,10 @@ class FastLane(GuardedProtocol):
 
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
+        if self.turnstile is not None:
+            done = self.turnstile.answer(self, data)
+            if done is not None:
+                return done
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
@@ -279,14 +304,18 @@ class FastLane(GuardedProtocol):
         self._idle_since = None
         answer = self.door.answer_now(call, head, data[end + 4 :])
         if type(answer) is Response and answer.stream is None:
-            self._write_answer(answer)
-        elif isinstance(answer, Settling):
+            self.write_answer(answer)
+            return True
+        return self.hand_on(call, head, answer)
+
+    def hand_on(self, call: Call, head: Head, answer: Response | Awaitable[Response]) -> bool:
+        """Have an answer sent that takes its time; False: by the ASGI way, to which it is due."""
+        if isinstance(answer, Settling):
             self._is_between = False
             self._owe(call, head, answer)
-        else:
-            self._handed = answer
-            return False
-        return True
+            return True
+        self._handed = answer
+        return False
 
     def _known_call(self, data: bytes, end: int) -> tuple[Call, Head] | None:
         """Return the call of a request whose head ends at `end`, and what its lines mean."""
@@ -325,6 +354,7 @@ class FastLane(GuardedProtocol):
             and self._debt is None
             and not self._refused
             and not self._is_last
+            and self._pieces is None
             and not self.pipeline
             and self._unanswered() is None
         )
@@ -373,7 +403,7 @@ class FastLane(GuardedProtocol):
             answer = self.door.answer_now(call, self._head, bytes(body))
         if isinstance(answer, Response) and answer.stream is None:
             self._enter_rest()
-            self._write_answer(answer)
+            self.write_answer(answer)
             return
         if isinstance(answer, Settling):
             self._enter_rest()
@@ -398,7 +428,7 @@ class FastLane(GuardedProtocol):
         if self.transport.is_closing() or not self.hears:
             self.door.count_gone(call)
             return
-        self._write_answer(self.door.answer_settled(call, head, answer, since))
+        self.write_answer(self.door.answer_settled(call, head, answer, since))
         if self.pipeline:
             self.server_state.total_requests -= 1  # it counts one more
             self.on_response_complete()  # lets the next one in
@@ -493,8 +523,9 @@ class FastLane(GuardedProtocol):
         if self._certificate:
             self.scope[CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
 
-    def _write_answer(self, answer: Response) -> None:
-        preamble, body = self._preamble, answer.body
+    def write_answer(self, answer: Response) -> None:
+        """Put an answer that is whole into the outbox, and count it."""
+        preamble, body = self.preamble, answer.body
         preamble.follow(self.server_state.default_headers)
         if answer.status == _OK and not self._is_last:
             headers = answer.headers
@@ -520,7 +551,9 @@ def fast_lane(
     """Return the protocol class for one server: uvicorn makes the instances itself."""
     lane: type[FastLane] = type("Lane", (kind,), {})
     lane.door, lane.limits, lane.counts = door, limits, counts
-    lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox()
+    lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox(ANSWERS_MAX)
+    if Turnstile is not None and kind is FastLane:  # who traces looks at every request
+        lane.turnstile = Turnstile(door, lane.preamble, lane.outbox)
     if door.authority is not None:
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)

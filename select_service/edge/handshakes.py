@@ -2,7 +2,9 @@
 
 Whoever has connected and not yet shaken hands is no connection to the server: it would be counted
 by no limit, and hold a descriptor and some 60 KB until it has taken too long. So connections are
-accepted here, where it is known from where they come.
+accepted here, where it is known from where they come. When all places are taken, who has been
+longest about it makes room: a handshake takes milliseconds, and those who only sit there must not
+keep out who would be let in, the one least of all who can change the limit.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ class Handshakes:
         self._listeners = listeners
         self._limits = limits
         self._counts = counts
-        self._by_address: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_address: dict[str, dict[asyncio.Task[None], None]] = {}  # the longest first
+        self._shaking: dict[asyncio.Task[None], str] = {}  # from where; the longest first
+        self._tasks: set[asyncio.Task[None]] = set()  # also those that were given up
         self._again: asyncio.TimerHandle | None = None
         self._is_open = False
         self._context: ssl.SSLContext
@@ -106,19 +108,24 @@ class Handshakes:
     def _greet(
         self, client: socket.socket, address: str, make: Callable[[], asyncio.Protocol]
     ) -> None:
-        if len(self._tasks) >= self._limits.tls_handshakes_max:
-            self._counts.refused_handshakes += 1
-            client.close()
-        elif self._by_address[address] >= self._limits.connections_per_address_max:
+        others = self._by_address.get(address)
+        if others is not None and len(others) >= self._limits.connections_per_address_max:
             self._counts.refused_by_address += 1
-            client.close()
-        else:
-            client.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
-            self._by_address[address] += 1
-            task = asyncio.get_running_loop().create_task(self._shake(client, make))
-            self._tasks.add(task)
-            self._counts.handshakes = len(self._tasks)
-            task.add_done_callback(lambda done: self._over(done, address))
+            self._give_up(next(iter(others)))
+        elif len(self._shaking) >= self._limits.tls_handshakes_max:
+            self._counts.refused_handshakes += 1
+            self._give_up(next(iter(self._shaking)))
+        client.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
+        task = asyncio.get_running_loop().create_task(self._shake(client, make))
+        self._tasks.add(task)
+        self._shaking[task] = address
+        self._by_address.setdefault(address, {})[task] = None
+        self._counts.handshakes = len(self._shaking)
+        task.add_done_callback(self._over)
+
+    def _give_up(self, task: asyncio.Task[None]) -> None:
+        self._forget(task)
+        task.cancel()
 
     async def _shake(self, client: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
         with contextlib.suppress(OSError):  # also what is no TLS, and who has taken too long
@@ -129,9 +136,15 @@ class Handshakes:
                 ssl_handshake_timeout=self._limits.header_timeout_s,
             )
 
-    def _over(self, task: asyncio.Task[None], address: str) -> None:
+    def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._counts.handshakes = len(self._tasks)
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        self._forget(task)
+        self._counts.handshakes = len(self._shaking)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        address = self._shaking.pop(task, None)
+        if address is not None:
+            others = self._by_address[address]
+            del others[task]
+            if not others:
+                del self._by_address[address]

@@ -34,7 +34,8 @@ __all__ = ["Journal"]
 _log = logging.getLogger("select_service.state")
 
 BATCH_ROWS_MAX: Final = 128
-"""Records made in one turn of the loop, some 2 µs each, and rows in one commit."""
+"""Records made in one turn of the loop, some 2 µs each, and rows in one commit, unless more of them
+belong together."""
 
 GATHER_FROM_S: Final = 0.002
 GATHER_MAX_S: Final = 0.002
@@ -210,14 +211,29 @@ class Journal:
         changes = self._changes
         if self._busy or changes is None:
             return
-        batch: _Batch = []
-        while changes.marked and len(batch) < BATCH_ROWS_MAX:
-            key, ordinal = changes.marked.popitem(last=False)
-            self._flying[key] = ordinal
-            batch.append((key, self._record(key)))
         self._busy = True
         self._answered.clear()
-        self._work.put(batch)
+        self._fill(changes, [], [])
+
+    def _fill(self, changes: Changes, batch: _Batch, rest: list[StateKey]) -> None:
+        """Make a turn's worth of records; what belongs together waits until all of it is there."""
+        most = len(batch) + BATCH_ROWS_MAX
+        while len(batch) < most and (rest or (changes.marked and len(batch) < BATCH_ROWS_MAX)):
+            if rest:
+                key = rest.pop()
+                ordinal = changes.marked.pop(key, None)
+                if ordinal is None:  # it is in there, or was before
+                    continue
+            else:
+                key, ordinal = changes.marked.popitem(last=False)
+                rest += reversed(changes.together.get(key, ()))
+            self._flying[key] = ordinal
+            batch.append((key, self._record(key)))
+        if rest:
+            assert self._loop is not None
+            self._loop.call_soon(self._fill, changes, batch, rest)
+        else:
+            self._work.put(batch)
 
     def _written(self, seconds: float, error: Exception | None) -> None:
         """The writer has answered."""
@@ -238,9 +254,11 @@ class Journal:
         if self.refusal is not None:
             _log.info("the state is written again", extra={"pending": len(self._changes.marked)})
             self.refusal = None
+        latest = max(self._flying.values(), default=0)
+        first_left = next(iter(self._changes.marked.values()), latest + 1)
+        self._written_up_to = max(self._written_up_to, min(latest, first_left - 1))
         for key, ordinal in self._flying.items():
             self._changes.written(key, ordinal)
-            self._written_up_to = max(self._written_up_to, ordinal)
         self._flying.clear()
         while self._waiting and self._waiting[0][0] <= self._written_up_to:
             _, future = self._waiting.popleft()

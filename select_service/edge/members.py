@@ -21,7 +21,6 @@ __all__ = [
     "DuplicateMemberError",
     "flat_names",
     "is_deeper",
-    "parts_of",
     "top_level_names",
     "without_items",
 ]
@@ -80,11 +79,6 @@ def is_deeper(body: bytes, most: int) -> bool:
         return False
     steps = np.frombuffer(_STRING.sub(b"", body).translate(_STEPS, _NO_STEP), dtype=np.int8)
     return bool(len(steps)) and int(steps.cumsum(dtype=np.int64).max()) > most
-
-
-def parts_of(body: bytes) -> int:
-    """Return about how many strings, objects and arrays there are; never fewer. Linear."""
-    return body.count(b'"') // 2 + body.count(b"{") + body.count(b"[")
 
 
 def without_items(body: bytes, items: Sequence[msgspec.Raw]) -> bytes:

@@ -30,10 +30,12 @@ from select_service.edge.decision_metrics import DecisionMetrics
 from select_service.edge.demand_metrics import DemandMetrics
 from select_service.edge.doctor_metrics import DoctorMetrics
 from select_service.edge.limits import limit_hits, limit_values
+from select_service.edge.recording_metrics import RecordingMetrics
 from select_service.edge.recovery_metrics import RecoveryMetrics
 from select_service.edge.replica_metrics import ReplicaMetrics
 from select_service.edge.scope_series import groups_of, in_use
 from select_service.edge.security_metrics import SecurityMetrics
+from select_service.edge.shadow_metrics import ShadowMetrics
 from select_service.edge.snapshot_metrics import SnapshotMetrics
 from select_service.edge.state_metrics import StateMetrics
 from select_service.edge.tracing_metrics import TracingMetrics
@@ -94,10 +96,12 @@ class Metrics:
         self._registry.register(DecisionMetrics(service, PREFIX))
         self._registry.register(DemandMetrics(service, PREFIX, settings))
         self._registry.register(TrustMetrics(service, PREFIX, settings))
+        self._registry.register(ShadowMetrics(service, PREFIX, settings))
         self._registry.register(ReplicaMetrics(service, PREFIX))
         self._registry.register(RecoveryMetrics(service, PREFIX))
         self._registry.register(StateMetrics(service, PREFIX))
         self._registry.register(SnapshotMetrics(service, PREFIX))
+        self._registry.register(RecordingMetrics(service, PREFIX))
         self._registry.register(SecurityMetrics(service, settings, PREFIX))
         self._registry.register(TracingMetrics(service, PREFIX))
         self._registry.register(DoctorMetrics(service, PREFIX))

@@ -18,9 +18,15 @@ from msgspec import Raw, inspect
 
 from indexer.core.hashing import TOKEN_BYTES
 from indexer.types import HASH_BYTES
+from select_service.edge.bulk import (
+    PARTS_MAX,
+    may_hold_many,
+    refuse_long,
+    refuse_many_numbers,
+)
 from select_service.edge.codec import (
     HASHES,
-    PARTS_MAX,
+    LOOSE_BYTES_MAX,
     TOKENS,
     Decoded,
     check_values,
@@ -52,15 +58,16 @@ _PACKED_TYPES: Final = {TOKENS: bytes | list[U32] | None} | dict.fromkeys(
 _members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _items_of: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _decode_any: Final = msgspec.msgpack.Decoder().decode
-LOOSE_BYTES_MAX: Final = 1 << 18
-"""Of what no type describes, unless it is one text or binary: making Python's objects of it takes
-half a second a megabyte, all in one go."""
+STRUCTURED_BYTES_MAX: Final = 1 << 20
+"""Of an array whose items are looked at, at most as many as there may be parts: what they hold in
+turn is counted only once it was read."""
 
 _FIXMAP: Final = 0x80  # and up to 15 members; other heads give more than any type has
 _NIL: Final = 0xC0
 _MAP_16: Final = 0xDE
 _MAP_32: Final = 0xDF
 _ARRAY_32: Final = b"\xdd"
+_ARRAY_HEADS: Final = {b"\xdc": 3, _ARRAY_32: 5}  # bytes, with the number of items
 _ONE_PIECE: Final = frozenset((0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))  # binaries and long texts
 
 
@@ -88,6 +95,8 @@ class MsgpackDecoder(Generic[T]):
         if tools is None:
             tools = self._tools = _tools_for(self._kind)
         try:
+            if may_hold_many(body):
+                _refuse_bulk(self._kind, body, tools.shape)
             request = tools.decode(body)
             check_values(request)
             _check_head(body)
@@ -104,6 +113,23 @@ class MsgpackDecoder(Generic[T]):
         if tools.has_lists:
             _pack_unless_packed(cast("PromptFields", request), members)
         return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
+
+
+def _refuse_bulk(kind: type[msgspec.Struct], body: bytes, shape: _MapOf) -> None:
+    """Refuse what is announced to be too much, before objects are made of it."""
+    refuse_long(kind, body)
+    _check_head(body)
+    for name, value in _members_of(body).items():
+        view = memoryview(value)
+        inner = shape.members.get(name, shape.others)
+        if isinstance(inner, _Unknown):
+            _refuse_loose(view, name)
+        elif bytes(view[:1]) in _ARRAY_HEADS:
+            refuse_many_numbers(int.from_bytes(view[1 : _ARRAY_HEADS[bytes(view[:1])]]), name)
+            if inner is not None and len(view) > STRUCTURED_BYTES_MAX:
+                raise InvalidField(f"{name}: more than {STRUCTURED_BYTES_MAX} bytes", field=name)
+        elif view[0] in {_MAP_16, _MAP_32} and _map_head(view)[0] > PARTS_MAX:
+            raise InvalidField(f"{name}: more than {PARTS_MAX} members", field=name)
 
 
 @cache
@@ -233,10 +259,13 @@ def _look_at(value: Raw, shape: Shape, path: str) -> None:
 
 def _loose(value: Raw, path: str) -> object:
     """Return what no type describes, if there is not too much of it."""
-    view = memoryview(value)
+    _refuse_loose(memoryview(value), path)
+    return _decode_any(value)
+
+
+def _refuse_loose(view: memoryview, path: str) -> None:
     if len(view) > LOOSE_BYTES_MAX and view[0] not in _ONE_PIECE:
         raise InvalidField(f"{path}: more than {LOOSE_BYTES_MAX} bytes", field=path or None)
-    return _decode_any(value)
 
 
 def _is_in_json(value: object) -> bool:

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from select_service.edge.codec import encode
+from select_service.edge.pieces import Flow, pieces_of
 from select_service.errors import (
     HeadTooLarge,
     MalformedHttp,
@@ -34,6 +35,8 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from select_service.edge.traffic import Connections
 
 __all__ = ["ConnectionLimits", "GuardedProtocol", "Phase"]
@@ -53,6 +56,10 @@ RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
 PIPELINED_MAX: Final = 16
 """Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
 
+HEADERS_MAX: Final = 128
+"""Header lines of a request; each costs forty times its bytes in memory. Proxies allow some 100."""
+
+_VERSIONS: Final = frozenset({"1.0", "1.1"})
 _REFUSAL_HEAD: Final = (
     b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 )
@@ -96,6 +103,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     limits: ConnectionLimits
     counts: Connections
+    flow: Flow  # type: ignore[mutable-override] # ours is made in place of uvicorn's
 
     _owes_answer = False  # to a request that has no ASGI cycle
 
@@ -111,12 +119,14 @@ class GuardedProtocol(HttpToolsProtocol):
     _is_reserved = False  # let in beyond the limit, for one request of RESERVED_PATHS
     _is_over_address = False
     _at_work: RequestResponseCycle | None = None  # the request whose answer is next
+    _pieces: Iterator[bytes] | None = None  # of the last read, not parsed yet
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = Flow(transport)
         self.counts.accepted += 1
         self._stamp()
         _probe_when_silent(transport)
@@ -179,12 +189,40 @@ class GuardedProtocol(HttpToolsProtocol):
             at_work.message_event.set()
             at_work.transport = self.transport  # no ring: what a request holds goes with it
         self._at_work = None
+        self._pieces = None
         if isinstance(self.cycle, RequestResponseCycle):
             self.cycle.transport = self.transport  # no ring: what a request holds goes with it
         self.pipeline.clear()
 
     @override
     def data_received(self, data: bytes) -> None:
+        """Parse what has come, in several turns of the loop if it is of many lines."""
+        pieces = pieces_of(data)
+        if pieces is None:
+            self.take(data)
+        else:
+            self._pieces = pieces
+            self.flow.hold()
+            self._take_piece()
+
+    def _take_piece(self) -> None:
+        """Parse a piece, and the next one soon, or when there is room for more requests."""
+        assert self._pieces is not None
+        piece = next(self._pieces, None)
+        if piece is None or self.transport.is_closing():
+            self._pieces = None
+            self.flow.release()
+            return
+        self.take(piece)
+        if len(self.pipeline) < PIPELINED_MAX:
+            self.loop.call_soon(self._take_next)
+
+    def _take_next(self) -> None:
+        if self._pieces is not None:
+            self._take_piece()
+
+    def take(self, data: bytes) -> None:
+        """Parse one piece."""
         if self._refused:
             self._discard(data)
             return
@@ -235,7 +273,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._enter_head()
 
     @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is Phase.BODY:
+            return  # a trailer: nobody has judged it when the request was let in
+        if len(self.headers) >= HEADERS_MAX:
+            self.counts.malformed += 1
+            self._turn_away(HeadTooLarge(f"more than {HEADERS_MAX} header lines"))
+            raise _TurnedAway
+        super().on_header(name, value)
+
+    @override
     def on_headers_complete(self) -> None:
+        self._judge_framing()
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return
@@ -263,10 +312,26 @@ class GuardedProtocol(HttpToolsProtocol):
         self._enter_rest()
         super().on_message_complete()
 
+    def _judge_framing(self) -> None:
+        """Refuse what another server, or a proxy before us, may read as something else."""
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise httptools.HttpParserError(f"HTTP/{version} is not understood")
+        for name, value in self.headers:
+            if name != b"transfer-encoding":
+                continue
+            if value.strip().lower() != b"chunked":
+                raise httptools.HttpParserError("a transfer-encoding other than chunked")
+            if version != "1.1":
+                raise httptools.HttpParserError("chunks are not for HTTP/1.0")
+
     @override
     def on_response_complete(self) -> None:
         self._at_work = self.pipeline[-1][0] if self.pipeline else None
+        is_full = len(self.pipeline) >= PIPELINED_MAX
         super().on_response_complete()
+        if is_full and self._pieces is not None:
+            self.loop.call_soon(self._take_next)
 
     def _enter_head(self) -> None:
         self._phase = Phase.HEAD
@@ -310,7 +375,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if now - self._stalled_since > self.limits.body_timeout_s:
                 self.counts.write_timeouts += 1
                 self.transport.abort()
-        elif self.flow.read_paused:
+        elif self.flow.read_paused or self.flow.is_held:
             self._since = now  # it is us who do not read
         elif self._phase is Phase.HEAD:
             self._sweep_head(now)

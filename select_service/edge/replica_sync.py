@@ -18,7 +18,7 @@ from indexer.types import StreamLimits
 from select_service.doctor_types import PeerLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from indexer.edge.addresses import Addresses
     from indexer.edge.curve import ReplicaKeys
@@ -213,9 +213,17 @@ class Subscriptions:
         """How it stands with every peer, as the doctor wants to know."""
         now = self._clock()
         return [
-            PeerLink(endpoint, peer.state is Link.CONNECTED, now - peer.heard_at)
+            PeerLink(
+                *(endpoint, peer.state is Link.CONNECTED, now - peer.heard_at),
+                is_refused=peer.subscriber.is_refused,
+            )
             for endpoint, peer in self._peers.items()
         ]
+
+    @property
+    def handshakes_failed(self) -> Mapping[str, int]:
+        """Handshakes with replicas that failed, by how."""
+        return self._sockets.handshakes_failed
 
     # -- verbs -------------------------------------------------------------------------------------
 
@@ -271,8 +279,10 @@ class Subscriptions:
     def _follow_keys(self) -> None:
         """Listen anew to whoever must have another key now: the old one may be a thief's."""
         assert self._keys is not None
+        self._sockets.use_keys(self._keys.own)
         for endpoint, peer in list(self._peers.items()):
             if peer.key == self._keys.key_of(endpoint):
+                peer.subscriber.use_keys(self._keys.own)
                 continue
             self.remove(endpoint)
             try:

@@ -72,18 +72,17 @@ class Security:
             SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
         """
         authority, certificates = self.authority, self.certificates
-        replica_keys = self.credentials.replica_keys
         book = None if authority is None else authority.prepare()
         context = None if certificates is None else certificates.prepare()
-        keys = None if replica_keys is None else replica_keys.prepare()
+        keys = self.credentials.prepare()
 
         def put_in_force() -> None:
             if authority is not None and book is not None:
                 authority.adopt(book)
             if certificates is not None and context is not None:
                 certificates.adopt(context)
-            if replica_keys is not None and keys is not None:
-                replica_keys.adopt(keys)
+            if keys is not None:
+                keys()
             self.reloads["done"] += 1
 
         return put_in_force

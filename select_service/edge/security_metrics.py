@@ -79,6 +79,11 @@ class SecurityMetrics(Collector):
         refused = CounterMetricFamily(
             self._prefix + "curve_refused", "Listeners with a key that is not listed."
         )
+        failed = CounterMetricFamily(
+            self._prefix + "handshakes_failed",
+            "Handshakes with publishers that ended before we could listen.",
+            labels=("plane", "reason"),
+        )
         withheld = CounterMetricFamily(
             self._prefix + "peer_token_withheld",
             "Fetches without the token, because nobody knows who is there.",
@@ -93,4 +98,11 @@ class SecurityMetrics(Collector):
         if credentials is not None:
             withheld.add_metric((), credentials.passport.withheld)
             failures.add_metric((), credentials.passport.failures)
-        yield from (accepted, refused, withheld, failures)
+        planes = {
+            "events": self._service.event_handshakes_failed,
+            "replicas": {} if plane is None else plane.subscriptions.handshakes_failed,
+        }
+        for name, counts in planes.items():
+            for reason, count in counts.items():
+                failed.add_metric([name, reason], count)
+        yield from (accepted, refused, failed, withheld, failures)

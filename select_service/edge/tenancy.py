@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driver import Driver
     from select_service.edge.keeper import Keeper
+    from select_service.shadow_types import ShadowStatus
     from select_service.types import (
         Answer,
         BatchRequest,
@@ -482,6 +483,13 @@ class TenantView:
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
         """GET /trust: one of them."""
         return self._service.trust_row(seat)
+
+    async def shadow(
+        self, model_name: str | None, tenant_id: str | None, limit: int
+    ) -> ShadowStatus:
+        """GET /shadow."""
+        self._asked(tenant_id)
+        return await self._service.shadow(model_name, tenant_id, limit, self._tenants)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
         """POST /potential_loads."""

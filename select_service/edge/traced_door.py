@@ -109,13 +109,13 @@ class TracedDoor(Door):
         return self._follow(span, answer)
 
     @override
-    def _fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
+    def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         ids = vars(error).get(_IDS)  # of one that had to wait before it failed
         if ids is None:
-            return super()._fault(error, api, method, raw_path)
+            return super().fault(error, api, method, raw_path)
         HERE.ids = ids
         try:
-            return super()._fault(error, api, method, raw_path)
+            return super().fault(error, api, method, raw_path)
         finally:
             HERE.ids = None
 

@@ -14,6 +14,7 @@ from select_service.planner.edge.what_if import Question
 if TYPE_CHECKING:
     import argparse
 
+    from select_service.planner.core.demand import Interval
     from select_service.planner.edge.replayed import ReplayQuestion
     from select_service.planner.edge.running import RunSettings
     from select_service.planner.edge.settings import ModelSettings
@@ -114,6 +115,15 @@ def add_kalman(parser: argparse.ArgumentParser) -> None:
     add("--kalman-r", type=_positive, default=10.0)
     add("--kalman-min-points", type=_natural, default=5)
     add("--prophet-window-size", type=_natural, default=50)
+    add(
+        *("--load-predictor-fit-deadline", "--fit-deadline"),
+        dest="fit_deadline",
+        type=_positive,
+        default=10.0,
+        metavar="S",
+        help="that a decision waits for the fit of a library; then the model from before goes on "
+        "(default: %(default)s)",
+    )
 
 
 def tuning_of(arguments: argparse.Namespace) -> PredictorSettings:
@@ -135,6 +145,7 @@ def _tuning(
         r=arguments.kalman_r,
         points_min=arguments.kalman_min_points,
         prophet_window=arguments.prophet_window_size,
+        fit_deadline_s=arguments.fit_deadline,
         interval_s=arguments.adjustment_interval,
         compatible=compatible,
     )
@@ -161,6 +172,19 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     add_kalman(parser)
     add("--ttft", type=float, default=500.0, metavar="MS", help=told)
     add("--itl", type=float, default=50.0, metavar="MS", help=told)
+    add(
+        *("--attainment", "--slo-attainment"),
+        type=_share,
+        default=0.99,
+        metavar="SHARE",
+        help=f"share of requests that slo and oracle size for {told}",
+    )
+    add(
+        "--load-predictor-warmup-trace",
+        type=Path,
+        metavar="FILE",
+        help="what came before: slo and compatible have learnt it",
+    )
     add("--adjustment-interval", type=_positive, default=60.0, metavar="S", help=told)
     add("--load-interval", type=_positive, default=5.0, metavar="S", help=told)
     add("--startup", type=_positive, default=60.0, metavar="S", help=f"of an engine {told}")
@@ -189,6 +213,8 @@ def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
         decode_gpus=arguments.decode_engine_num_gpu,
         start=(arguments.start_prefill, arguments.start_decode),
         seed=arguments.seed,
+        attainment=arguments.attainment,
+        warmup=_past(arguments.load_predictor_warmup_trace, arguments.adjustment_interval),
     )
     return ReplayQuestion(
         arguments.trace,
@@ -198,6 +224,13 @@ def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
         settings,
         arguments.max_gpu_budget,
     )
+
+
+def _past(trace: Path | None, interval_s: float) -> tuple[Interval, ...]:
+    from select_service.planner.core.demand import intervals_of  # noqa: PLC0415 - as above
+    from select_service.planner.edge.sources.trace import read_trace  # noqa: PLC0415 - as above
+
+    return () if trace is None else tuple(intervals_of(read_trace(trace), interval_s))
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -227,6 +260,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--token-file", type=Path, metavar="FILE", help="bearer token for selectors")
     add("--trace", type=Path, metavar="FILE")
     add("--load-interval", type=_positive, default=5.0, metavar="S", help=f"fast loop {told}")
+    add(
+        "--start-time",
+        type=_positive,
+        default=120.0,
+        metavar="S",
+        help=f"of a replica, until it was measured {told}",
+    )
     add("--no-load-loop", action="store_true", help="forecasts alone decide")
     connectors = ("dry-run", "kubernetes", "virtual", "ray")
     add("--connector", choices=connectors, default="dry-run", help=told)
@@ -234,6 +274,12 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--namespace", metavar="NAME", help="(default: that of the pod)")
     add("--lease-name", default="select-planner", metavar="NAME", help=told)
     add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=told)
+    add(
+        "--ray-token-file",
+        type=Path,
+        metavar="FILE",
+        help="bearer token of a Ray cluster that asks for one (default: RAY_AUTH_TOKEN)",
+    )
     add("--decision-timeout", type=_positive, default=1800.0, metavar="S", help=told)
     add("--state-dir", type=Path, metavar="DIR", help="history that survives, and the lock")
     add("--host", default="127.0.0.1", help=told)
@@ -249,6 +295,7 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
         for name in (
             *("targets", "prometheus_url", "prometheus_names", "token_file", "trace"),
             *("connector", "kubernetes_api", "namespace", "lease_name", "ray_dashboard"),
+            "ray_token_file",
             *("state_dir", "host", "port"),
         )
     }
@@ -276,6 +323,7 @@ def _single(arguments: argparse.Namespace) -> ModelSettings | None:
         resources=(arguments.prefill_resource, arguments.decode_resource),
         gpus=(arguments.prefill_engine_num_gpu, arguments.decode_engine_num_gpu),
         endpoints_min=arguments.min_endpoint,
+        start_s=arguments.start_time,
         goals=(arguments.ttft, arguments.itl, arguments.attainment),
     )
 

@@ -110,6 +110,9 @@ class Load:
     """Mean length of a live request."""
     waiting: Reading = _NOT_ASKED
     """Requests that wait for any engine at all."""
+    arrived: Reading = _NOT_ASKED
+    """How many requests came since this was asked last, `seconds` ago."""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

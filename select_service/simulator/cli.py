@@ -1,7 +1,7 @@
 """`select-sim`: try a policy before it decides about anybody.
 
-Exit codes: 0 done, 1 a line of input that cannot be read (its number is told), 2 wrong usage or
-configuration.
+Exit codes: 0 done, 1 a line of input or a recording that cannot be read (where is told), 2 wrong
+usage or configuration, 3 a replayed decision is another one than was recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from select_service.core.admission.policies import NAMES
-from select_service.simulator import run_command
+from select_service.core.tape.reading import BadRecording
+from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
 from select_service.simulator.admit import BadArrival, Trial, read_arrivals
 from select_service.simulator.traces import BadTrace
@@ -60,9 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     sweep_command.configure(sweep)
+    replay = commands.add_parser(
+        "replay",
+        help="a recording made again, and with other weights",
+        description="Makes every decision of a recording (select-service --record FILE) again, "
+        "with the real code, out of what it met then; exit code 3 if one is another one now. With "
+        "--weights it also tells what these would have chosen, one decision at a time: loads and "
+        "caches stay as recorded. What would have become of those: select-sim run --trace FILE "
+        "--format recording.",
+        allow_abbrev=False,
+    )
+    replay_command.configure(replay)
     args = parser.parse_args(argv)
     if args.command != "admit":
-        return _carry_out(args, run if args.command == "run" else sweep)
+        return _carry_out(args, {"run": run, "sweep": sweep, "replay": replay}[args.command])
     try:
         config = msgspec.json.decode(args.config.encode(), type=dict[str, object])
         trial = Trial(args.policy, config)
@@ -74,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         code: int = args.execute(args)
-    except BadTrace as error:
+    except (BadRecording, BadTrace) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except (msgspec.DecodeError, ValueError, OSError) as error:

@@ -16,8 +16,9 @@ from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping
 
-__all__ = ["add_options", "settings_of"]
+__all__ = ["add_options", "pairs_of", "settings_of", "weights_with"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -123,7 +124,7 @@ def settings_of(args: Namespace) -> RunSettings:
     return settings
 
 
-def weights_with(base: RouterConfig, values: dict[str, float]) -> RouterConfig:
+def weights_with(base: RouterConfig, values: Mapping[str, object]) -> RouterConfig:
     """Return weights with some of them changed.
 
     Raises:
@@ -135,15 +136,20 @@ def weights_with(base: RouterConfig, values: dict[str, float]) -> RouterConfig:
 def _workload(text: str) -> WorkloadSettings:
     kind, _, rest = text.partition(",")
     return _converted(
-        WorkloadSettings(), {"kind": kind, **_pairs(rest, "--workload")}, "--workload"
+        WorkloadSettings(), {"kind": kind, **pairs_of(rest, "--workload")}, "--workload"
     )
 
 
 def _changed(base: T, text: str, where: str) -> T:
-    return _converted(base, _pairs(text, where), where)
+    return _converted(base, pairs_of(text, where), where)
 
 
-def _pairs(text: str, where: str) -> dict[str, Any]:
+def pairs_of(text: str, where: str) -> dict[str, Any]:
+    """Read NAME=VALUE,...
+
+    Raises:
+        ValueError: it is not written so.
+    """
     pairs: dict[str, Any] = {}
     for piece in filter(None, text.split(",")):
         name, equals, value = piece.partition("=")

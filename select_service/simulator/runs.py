@@ -32,7 +32,8 @@ from select_service.simulator.core.routers import (
 from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
-from select_service.simulator.traces import READERS, TraceWorkload
+from select_service.simulator.recordings import requests_of
+from select_service.simulator.traces import READERS, RECORDING, TraceWorkload
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -232,6 +233,9 @@ def workload(settings: RunSettings) -> Workload:
 
 
 def _read(trace: Trace, block_size: int) -> Iterator[Request]:
+    if trace.format == RECORDING:
+        yield from requests_of(Path(trace.path), block_size)
+        return
     with Path(trace.path).open("rb") as lines:
         yield from READERS[trace.format](lines, block_size)
 

@@ -15,12 +15,15 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from select_service.simulator.core.requests import Outcome, Request
+from select_service.simulator.recordings import read_recording
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MOONCAKE_BLOCK", "READERS", "BadTrace", "Reader", "TraceWorkload"]
+__all__ = ["MOONCAKE_BLOCK", "READERS", "RECORDING", "BadTrace", "Reader", "TraceWorkload"]
+
+RECORDING: Final = "recording"
 
 MOONCAKE_BLOCK: Final = 512
 """Tokens that one of Mooncake's hash ids stands for."""
@@ -258,4 +261,8 @@ def _decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:
         raise BadTrace(f"line {number}: {error}") from None
 
 
-READERS: Final[dict[str, Reader]] = {"mooncake": read_mooncake, "openai": read_openai}
+READERS: Final[dict[str, Reader]] = {
+    "mooncake": read_mooncake,
+    "openai": read_openai,
+    RECORDING: read_recording,
+}

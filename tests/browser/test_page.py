@@ -16,7 +16,7 @@ Serve = Callable[..., Server]
 Tabs = Callable[..., Tab]
 
 VIEWS = (
-    *("fleet", "traffic", "admission", "decisions", "prefix"),
+    *("fleet", "traffic", "admission", "decisions", "shadow", "prefix"),
     *("reservations", "replicas", "doctor"),
 )
 HOSTILE = (

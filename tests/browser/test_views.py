@@ -362,3 +362,52 @@ def test_a_ring_that_is_off_is_said_to_be(serve: Serve, tab: Tabs) -> None:
     page.until("[data-empty=ring-off]", "--decision-ring")
     page.open("prefix")
     page.until("#prefix-recent", "--decision-ring")
+
+
+def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    page = tab(server)
+    page.open("shadow")
+    page.page.wait_for_selector("[data-empty=no-shadow]")
+    assert "--shadow-weights" in page.text("[data-empty=no-shadow]")
+    settings = {"shadow_weights": {"overlap_score_credit": 0}, "shadow_sample": 1}
+    call(server, "PUT", "/config", {"settings": settings})
+    page.page.wait_for_selector("[data-empty=no-regret]")
+    tokens = list(range(7000, 7064))
+    with FakeEngine(free_port()) as engine:
+        register(server, 1, kv_events_endpoint=engine.endpoint)
+        register(server, 2)
+        publish(engine, 0, tokens, 100, time.time())
+        page.open("fleet")
+        page.until('[data-key="1/0"]', "current")
+        book(server, "load", 16, allowed_worker_ids=[1])
+        for _ in range(3):
+            call(server, "POST", "/select", {"token_ids": tokens})
+        page.open("shadow")
+        page.until("[data-card=agreement] .muted", "0 of 3")
+        told = call(server, "GET", "/shadow")["total"]
+        assert page.text("[data-card=agreement] b") == "0.0 %"
+        for card, member in (
+            ("live", "regret_by_live_weights"),
+            ("shadow", "regret_by_shadow_weights"),
+        ):
+            assert page.text(f"[data-card=regret-{card}] b") == f"{told[member]['mean']:.2f}"
+        gain = page.rows("shadow-gain")["Prompt tokens to prefill"]
+        assert (gain["Live"], gain["Shadow"], gain["Gain"]) == ("0.0", "64.0", "-64.0")
+        weights = page.rows("shadow-weights")["overlap score credit"]
+        assert (weights["Live"], weights["Shadow"]) == ("1", "0")
+        shown = [
+            (number(row["By live weights"]), number(row["By the shadow's"]))
+            for row in page.rows("shadow-regret").values()
+        ]
+        counts = (told[f"regret_by_{side}_weights"]["counts"] for side in ("live", "shadow"))
+        assert shown == list(zip(*counts, strict=True))
+        assert page.rows("shadow-skipped")["there was one candidate"]["Decisions"] == "1"
+        assert page.rows("shadow-scopes")["default"]["Scored"] == "3"
+        call(server, "POST", "/select", {"token_ids": tokens, "selection_id": "now"})
+        page.until("[data-chart=agreement] [data-value=agreement]", "0 %")
+        page.until("[data-chart=shadow-prefill] [data-value=shadow]", "64")
+        assert not page.flaws()
+        page.open("decisions/now")
+        page.until("#shadow-verdict", "worker 2 · 0")
+        assert not page.flaws()

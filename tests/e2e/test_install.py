@@ -32,6 +32,7 @@ KERNELS = (
     "select_service._speed",
     "select_service.core._memory",
     "select_service.core._speed",
+    "select_service.edge._lane",
 )
 
 

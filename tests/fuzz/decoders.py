@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -36,12 +38,16 @@ from select_service.core.replica_wire import (
     encode_message,
     encode_part,
 )
+from select_service.core.tape.items import FRAME, LENGTH, OPENING
+from select_service.core.tape.reading import BadRecording
 from select_service.edge import load_topic
 from select_service.edge.codec import RequestDecoder
 from select_service.edge.http import ROUTES
 from select_service.edge.msgpack_codec import MsgpackDecoder
 from select_service.edge.wal import inspect
 from select_service.errors import ServiceError
+from select_service.simulator.recordings import read_recording
+from select_service.simulator.replaying import replay
 
 MEMORY: Final = "/dev/shm"  # where there is one, files cost nothing
 FORMS: Final = ("map", "array")
@@ -190,6 +196,23 @@ def _framed(data: bytes) -> bytes:
     return bytes(out)
 
 
+def recordings(data: bytes) -> None:
+    """Recordings: every item read, every decision made again, or refused."""
+    raw = data
+    with suppress(*wire.UNREADABLE, msgspec.MsgspecError):
+        items = msgspec.msgpack.decode(data)
+        pieces = map(msgspec.msgpack.encode, items if isinstance(items, list) else [])
+        raw = b"".join(LENGTH.pack(len(piece)) + piece for piece in pieces)
+    body = zlib.compress(raw)
+    path = Path(_folder().name, "recording")
+    path.write_bytes(OPENING + FRAME.pack(len(body), zlib.crc32(body)) + body)
+    with suppress(BadRecording):
+        replay([path], {"overlap_score_credit": 0.5})
+    path.write_bytes(data)
+    with suppress(BadRecording), path.open("rb") as file:
+        list(read_recording(file, 4))
+
+
 def _readers() -> Iterator[tuple[Any, Any, Any]]:
     for route in ROUTES:
         if route.takes is not None:
@@ -219,5 +242,5 @@ def bodies(data: bytes) -> None:
 
 
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
-    one.__name__: one for one in (events, replicas, dumps, loads, files, bodies)
+    one.__name__: one for one in (events, replicas, dumps, loads, files, recordings, bodies)
 }

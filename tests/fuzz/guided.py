@@ -21,6 +21,7 @@ RUNS: Final = {
     "dumps": 2_500,
     "loads": 150_000,
     "files": 15_000,
+    "recordings": 4_000,
     "bodies": 40_000,
 }
 """Some five seconds each."""

@@ -14,6 +14,7 @@ import msgspec
 
 from select_service.edge.http import ROUTES
 from tests.fuzz.bodies import templates
+from tests.models.recorded_fleet import RecordedFleet
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden"
 _VECTORS_MAX_BYTES: Final = 4096
@@ -107,6 +108,21 @@ def _files() -> Iterator[bytes]:
     yield bytes.fromhex("377f0682002de218") + bytes(24) + bytes(24)
 
 
+def _recordings() -> Iterator[bytes]:
+    for seed in (0, 3, 4):
+        fleet = RecordedFleet(seed, blocks=4, is_whole=True)
+        fleet.play(60)
+        head, *items = map(msgspec.msgpack.decode, fleet.tape.items())
+        seats: list[Any] = []
+        kinds: dict[object, Any] = {}
+        for one in items:
+            if one[0] == "S":
+                seats = [one] if one[-1] else [*seats, one]
+            else:
+                kinds[one[0], one[0] == "D" and (one[16] is None, *one[18:])] = [*seats, one]
+        yield from (msgspec.msgpack.encode([head, *some]) for some in kinds.values())
+
+
 def _bodies() -> Iterator[bytes]:
     takers = [route for route in ROUTES if route.takes is not None]
     for number, route in enumerate(takers):
@@ -121,6 +137,7 @@ _SOURCES: Final = {
     "dumps": _dumps,
     "loads": _loads,
     "files": _files,
+    "recordings": _recordings,
     "bodies": _bodies,
 }
 

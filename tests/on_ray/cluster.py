@@ -21,6 +21,7 @@ class Cluster:
     """A cluster in which Serve runs."""
 
     port: int  # of Serve's proxy
+    dashboard: str  # where Serve's REST API is
 
     def url(self, prefix: str) -> str:
         return f"http://{HOST}:{self.port}{prefix}"

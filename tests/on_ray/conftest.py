@@ -51,10 +51,13 @@ def running_cluster(quiet: None) -> Iterator[Cluster]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     from ray import serve
 
+    dashboard_port = free_port()
     folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")  # a socket's path has 107 characters
     ray.init(
         num_cpus=2,
-        include_dashboard=False,
+        include_dashboard=True,  # Serve's REST API is a part of it
+        dashboard_host=HOST,
+        dashboard_port=dashboard_port,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
         _node_ip_address=HOST,
@@ -63,7 +66,7 @@ def running_cluster(quiet: None) -> Iterator[Cluster]:
     try:
         port = free_port()
         serve.start(http_options={"host": HOST, "port": port})
-        yield Cluster(port)
+        yield Cluster(port, f"http://{HOST}:{dashboard_port}")
         serve.shutdown()
     finally:
         ray.shutdown()

@@ -45,11 +45,20 @@ EVENTS_UNREACHABLE: Final = Cause(
     "error",
     "Nothing that publishes listens at the KV-event endpoint: the engine is down, was started "
     "without KV events, binds 127.0.0.1 or another port (base port + rank), or a network policy "
-    "is in the way. Or the port can be reached and the handshake fails: one side encrypts (CURVE) "
-    "and the other does not, or the worker's curve_public_key is another's.",
+    "is in the way.",
     "Start the engine with KV events on (vLLM and SGLang: --kv-events-config with publisher zmq "
     "and endpoint tcp://*:PORT) and register that port; `select-service doctor --probe` tells "
     "whether the port can be reached from where you are.",
+    30.0,
+)
+EVENTS_REFUSED: Final = Cause(
+    "events-refused",
+    "error",
+    "Something listens at the KV-event endpoint and ends our handshake: one side encrypts (CURVE) "
+    "and the other does not, the worker's curve_public_key is another's, the engine admits listed "
+    "keys only and ours is none, or it is no ZMQ socket.",
+    "Register the public key of the engine's secret (curve_public_key, or --curve-worker-key) or "
+    "none; have the engine admit the public key of --curve-key.",
     30.0,
 )
 NO_EVENTS: Final = Cause(
@@ -236,11 +245,19 @@ REPLICA_UNREACHABLE: Final = Cause(
     "replica-unreachable",
     "error",
     "A configured replica cannot be connected to: it is gone, its --replica-sync-port is another "
-    "one, or a network policy is in the way. Or the handshake fails: only one side has a "
-    "--curve-key, or a list of --curve-replica-keys has another key than theirs or lacks ours. "
-    "Load booked there is not seen here.",
-    "Correct --replica-sync-peers and --curve-replica-keys (read again on SIGHUP), or deregister "
-    "what is gone (POST /replica_sync/deregister_peer).",
+    "one, or a network policy is in the way. Load booked there is not seen here.",
+    "Correct --replica-sync-peers, or deregister what is gone "
+    "(POST /replica_sync/deregister_peer).",
+    30.0,
+)
+REPLICA_REFUSED: Final = Cause(
+    "replica-refuses-us",
+    "error",
+    "Something listens at a configured replica's endpoint and ends our handshake: only one side "
+    "has a --curve-key, a list of --curve-replica-keys has another key than theirs or lacks ours, "
+    "or it is no --replica-sync-port. Load booked there is not seen here.",
+    "Let each replica's public key stand in the other's --curve-replica-keys, or give all the "
+    "same --curve-key; both are read again on SIGHUP.",
     30.0,
 )
 REPLICA_SILENT: Final = Cause(
@@ -301,13 +318,14 @@ UNREACHABLE_FROM_HERE: Final = Cause(
 
 CAUSES: Final = (
     *(WORKER_INCOMPLETE, NO_WORKERS),
-    *(EVENTS_UNREACHABLE, NO_EVENTS, WRONG_TOPIC, EVENTS_UNREADABLE),
+    *(EVENTS_UNREACHABLE, EVENTS_REFUSED, NO_EVENTS, WRONG_TOPIC, EVENTS_UNREADABLE),
     *(BLOCK_SIZE_MISMATCH, EVENTS_NOT_INDEXED, EVENTS_LOST, PAST_EVENTS_MISSING),
     *(REPLAY_MUTE, REPLAY_WRONG_RANK, REPLAY_OF_ANOTHER),
     *(SEQUENCE_JUMPS, RESTART_STORM, CLOCK_SKEW, RANK_OFFSET, ENDPOINT_SHARED),
     *(TOKEN_MISMATCH, FIRST_TOKEN, HASH_MISMATCH, REQUEST_BLOCK_SIZE),
     *(LORA_MISMATCH, SALT_MISMATCH, INDEX_UNTRUE),
-    *(REPLICA_UNREACHABLE, REPLICA_SILENT, REPLICA_BEHIND, REPLICA_WORKERS, REPLICA_NAMESAKE),
+    *(REPLICA_UNREACHABLE, REPLICA_REFUSED, REPLICA_SILENT, REPLICA_BEHIND),
+    *(REPLICA_WORKERS, REPLICA_NAMESAKE),
     *(UNKNOWN_MODEL, NEVER_FREED),
 )
 """All that the service can find; the labels of the metric."""

@@ -80,7 +80,9 @@ def look_at_replicas(
     terse = {one.peer for one in statuses if one.state == "foreign"}
     for peer in peers:
         subject = Subject(peer=peer.endpoint)
-        if not peer.is_connected:
+        if peer.is_refused:
+            yield causes.REPLICA_REFUSED, subject, "it hangs up on our handshake"
+        elif not peer.is_connected:
             yield causes.REPLICA_UNREACHABLE, subject, "no connection"
         elif peer.quiet_s > timeout_s and peer.endpoint not in terse:
             yield causes.REPLICA_SILENT, subject, f"connected, and no word for {peer.quiet_s:.0f} s"

@@ -121,7 +121,9 @@ class StreamWatch:
     def look(self, look: Look) -> Iterator[Suspect]:
         """Name what is wrong, as far as it shows."""
         self._follow_silence(look)
-        if not look.link.is_connected:
+        if look.link.is_refused:
+            yield causes.EVENTS_REFUSED, "the publisher of its events hangs up on our handshake"
+        elif not look.link.is_connected:
             yield causes.EVENTS_UNREACHABLE, "no connection to the publisher of its events"
         elif silent := self._silence(look):
             yield silent

@@ -120,6 +120,10 @@ class Console:
         """Say what the doctor finds."""
         return _written(await sources.findings(self._service))
 
+    async def shadow(self, _: Request) -> Response:
+        """Say what other weights would have done."""
+        return _reply(for_browser(await self._service.shadow()))
+
     def prefix(self, request: Request) -> Response:
         """Say who holds what of a prompt."""
         return _reply(look_up(self._service, request.body))

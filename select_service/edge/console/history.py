@@ -33,6 +33,8 @@ _SELECTING: Final = tuple(
 POINT: Final = (
     *("at_ms", "selections", "failed", "isl_tokens", "prefill_tokens"),
     *("waiting", "reservations", "answered", "seconds"),
+    *("shadow_scored", "shadow_agreed"),
+    *("shadow_live_prefill_tokens", "shadow_own_prefill_tokens"),
 )
 """What a point is made of; counts by bucket of latency follow."""
 
@@ -77,5 +79,7 @@ class History:
             *(counters.selected_isl_tokens, counters.selected_prefill_tokens),
             *(self._service.waiting, len(core.desk.bookings), sum(buckets)),
         )
-        text = ",".join(map(str, [*numbers, round(seconds, 6), *buckets]))
+        room = core.shadowing
+        scored = (room.scored, room.agreed, room.live_prefill_tokens, room.own_prefill_tokens)
+        text = ",".join(map(str, [*numbers, round(seconds, 6), *scored, *buckets]))
         return f"[{text}]".encode()

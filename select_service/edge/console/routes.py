@@ -41,6 +41,7 @@ _GETS: Final = (
     ("/api/leases", "leases", _READ),
     ("/api/reservations", "reservations", _READ),
     ("/api/findings", "findings", _READ),
+    ("/api/shadow", "shadow", _READ),
 )
 
 

@@ -2,12 +2,16 @@
 
 Too few workers hurt more than too many: what was forecast too low counts three times. The last
 value is always among the candidates: on bursts nothing does better, and whoever is clever has to
-be better than that.
+be better than that. Judged is what was forecast one and two intervals ahead: engines take their
+time to start.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
+
+from select_service.planner.core.recurring import Recurring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +24,7 @@ UNDER_COSTS: Final = 3.0
 _MEMORY: Final = 0.96  # of a loss, per interval: about twenty-five intervals count
 _FAITH: Final = 0.95  # another has to be better than this share of the loss to take over
 _EARLY: Final = 8  # intervals in which the first candidate speaks
+_JUDGED: Final = (1, 2)  # intervals ahead
 
 
 def loss_of(forecast: float, actual: float) -> float:
@@ -28,8 +33,12 @@ def loss_of(forecast: float, actual: float) -> float:
     return UNDER_COSTS * missing if missing > 0 else -missing
 
 
+def _has_opinion(model: Model) -> bool:
+    return not isinstance(model, Recurring) or model.period > 0
+
+
 class Chooser:
-    """Runs every candidate on the same series; a rolling backtest of one step.
+    """Runs every candidate on the same series; a rolling backtest.
 
     Args:
         candidates: by name; the first one speaks until there is something to judge by.
@@ -40,20 +49,36 @@ class Chooser:
         self.losses = dict.fromkeys(self._models, 0.0)
         self.chosen = next(iter(self._models))
         self._seen = 0
+        self._forecasts = {
+            name: deque[dict[int, float]](maxlen=max(_JUDGED)) for name in self._models
+        }
 
     def add(self, value: float) -> None:
         """Judge every forecast by the value, then let everybody learn it."""
         for name, model in self._models.items():
-            if self._seen:
-                loss = loss_of(max(0.0, model.predict()), value)
-                self.losses[name] = _MEMORY * self.losses[name] + loss
+            made = self._forecasts[name]  # the last one is one interval old
+            loss = sum(
+                loss_of(made[-steps][steps], value) for steps in _JUDGED if steps <= len(made)
+            )
+            self.losses[name] = _MEMORY * self.losses[name] + loss
             model.add(value)
+            made.append({steps: max(0.0, model.predict(steps)) for steps in _JUDGED})
         self._seen += 1
         if self._seen > _EARLY:
-            best = min(self.losses, key=self.losses.__getitem__)
-            if self.losses[best] < _FAITH * self.losses[self.chosen]:
+            able = [name for name, model in self._models.items() if _has_opinion(model)]
+            best = min(able, key=self.losses.__getitem__)
+            is_mute = self.chosen not in able
+            if is_mute or self.losses[best] < _FAITH * self.losses[self.chosen]:
                 self.chosen = best
 
-    def predict(self) -> float:
+    def opinions(self, steps: int = 1) -> dict[str, float]:
+        """Return the forecast of every candidate that has one of its own, by name."""
+        return {
+            name: model.predict(steps)
+            for name, model in self._models.items()
+            if _has_opinion(model) or name == self.chosen
+        }
+
+    def predict(self, steps: int = 1) -> float:
         """Return what the chosen model forecasts."""
-        return self._models[self.chosen].predict()
+        return self._models[self.chosen].predict(steps)

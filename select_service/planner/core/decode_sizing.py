@@ -2,20 +2,29 @@
 
 Every class of requests takes the share of an engine that its output tokens are of the throughput at
 its own context length; shares add up. The mean of lengths would promise too much: throughput falls
-faster than context grows. Where a share of requests must be in time, the live requests are let
-swing by their Poisson deviation.
+faster than context grows. Where a share of requests must be in time, live requests swing by their
+Poisson deviation, around each of the rates that may come.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.planner.core.surprises import EXACT
 
 if TYPE_CHECKING:
     from select_service.planner.core.lengths import Lengths
     from select_service.planner.core.surface import DecodeSurface
+    from select_service.planner.core.surprises import Spread
 
 __all__ = ["DecodeNeed", "decode_need"]
+
+
+_SWING: Final = 0.69
+"""Of the deviation of live requests: the ITL of a request is its mean over many of them."""
+_DEVIATIONS_MOST: Final = 8.0
+_HALVINGS: Final = 40
 
 
 class DecodeNeed(NamedTuple):
@@ -34,7 +43,8 @@ def decode_need(  # noqa: PLR0913 - one formula
     osl: float,
     itl_ms: float,
     gpus: int,
-    deviations: float = 0.0,
+    attainment: float | None = None,
+    spread: Spread = EXACT,
 ) -> DecodeNeed:
     """Return the engines for `rate` requests per second.
 
@@ -45,7 +55,8 @@ def decode_need(  # noqa: PLR0913 - one formula
         osl: mean output tokens.
         itl_ms: what the profile may show at most, corrections applied.
         gpus: of one engine.
-        deviations: how far above their mean live requests are planned for.
+        attainment: share of requests that must be in time; None: on average.
+        spread: factors of the rate that may come, where a share must be in time.
     """
     engines = concurrency = variance = 0.0
     for isl, share in lengths.points:
@@ -61,4 +72,29 @@ def decode_need(  # noqa: PLR0913 - one formula
         concurrency += live
         engines += rate * share * osl / (best.thpt_per_gpu * gpus)
         variance += live * (1 / best.concurrency) ** 2
-    return DecodeNeed(engines + deviations * math.sqrt(variance), concurrency)
+    if attainment is not None and engines:
+        engines = _for_share(engines, _SWING * math.sqrt(variance), 1.0 - attainment, spread)
+    return DecodeNeed(engines, concurrency)
+
+
+def _for_share(mean: float, deviation: float, late_most: float, spread: Spread) -> float:
+    """Return the engines that are too few for such a share of requests at most, by halving."""
+
+    def late(engines: float) -> float:
+        return sum(
+            share * _above((engines - factor * mean) / (deviation * math.sqrt(factor)))
+            for factor, share in spread
+            if factor > 0
+        )
+
+    most = max(factor for factor, _ in spread)
+    low, high = 0.0, most * mean + _DEVIATIONS_MOST * deviation * math.sqrt(max(most, 1.0))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if late(middle) <= late_most else (middle, high)
+    return high
+
+
+def _above(deviations: float) -> float:
+    """Return the chance of a normal variable to be so far above its mean."""
+    return math.erfc(deviations / math.sqrt(2.0)) / 2.0

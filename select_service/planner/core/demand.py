@@ -6,19 +6,25 @@ held. A missing interval says nothing at all and is not shown to any predictor.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.recurring import RECURRING
+from select_service.planner.core.surprises import EXACT, Surprises
+from select_service.planner.core.warming import whole_bins
 from select_service.planner.types import Idle, Missing, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from select_service.planner.core.prediction import Predictor
+    from select_service.planner.core.surprises import Spread
+    from select_service.planner.core.warming import TracedRequest
     from select_service.planner.types import Reading, Window
 
-__all__ = ["Demand", "Forecast", "Interval", "Predictors"]
+__all__ = ["Demand", "Forecast", "Interval", "Predictors", "intervals_of"]
 
 HISTORY_MAX: Final = 500
 """Intervals that survive a restart: a day of three-minute ones."""
@@ -45,12 +51,23 @@ class Predictors:
 
 
 class Forecast(NamedTuple):
-    """The next interval."""
+    """One interval to come."""
 
     rate: float  # requests per second
     lengths: Lengths
     osl: float
     computed: float  # share of prompt tokens that no worker has cached
+    spread: Spread = EXACT  # what may come instead of the rate
+
+
+def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[Interval]:
+    """Turn a trace into a past."""
+    return [
+        Interval(float(one.requests), one.isl, one.osl)
+        if one.requests
+        else Interval(0.0, None, None)
+        for one in whole_bins(requests, interval_s)
+    ]
 
 
 class Demand:
@@ -63,6 +80,10 @@ class Demand:
         self.computed = 1.0
         self.missed = 0
         """Intervals in a row of which nothing is known."""
+        self._surprises: dict[str, Surprises] = {}  # by model: each has its own errors
+        self._expected: deque[dict[str, float]] = deque(
+            maxlen=1
+        )  # requests, so far ahead, by model
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
         """Learn a past: a trace, or what was there before a restart."""
@@ -71,8 +92,13 @@ class Demand:
         for predictor in self._all:
             predictor.begin_live()
 
-    def observe(self, window: Window) -> list[str]:
-        """Take in one interval; returns what is worth telling."""
+    def observe(self, window: Window, interval_s: float | None = None) -> list[str]:
+        """Take in one interval; returns what is worth telling.
+
+        Args:
+            window: what was measured; requests are taken as if it had been as long as an interval.
+            interval_s: of forecasts; None: as long as the window.
+        """
         requests = window.requests
         if isinstance(requests, Missing):
             self.missed += 1
@@ -82,7 +108,8 @@ class Demand:
             self._learn(Interval(0.0, None, None))
             return ["idle: lengths are held"]
         isl, osl = _number(window.isl), _number(window.osl)
-        self._learn(Interval(requests.value, isl, osl))
+        scale = interval_s / window.seconds if interval_s and window.seconds > 0 else 1.0
+        self._learn(Interval(scale * requests.value, isl, osl))
         self._mix = window.isl_mix or self._mix
         effective = _number(window.effective_isl)
         if isl and effective is not None:
@@ -94,21 +121,58 @@ class Demand:
             if isinstance(reading, Missing)
         ]
 
-    def forecast(self, interval_s: float) -> Forecast | None:
-        """Return what the next interval brings; None before the first traffic."""
-        isl, osl = self._predictors.isl.predict(), self._predictors.osl.predict()
+    @property
+    def surprises(self) -> Surprises:
+        """How far off the forecasts of the model that speaks have been."""
+        return self._surprises.setdefault(self._predictors.requests.speaker, Surprises())
+
+    @property
+    def recurs(self) -> bool:
+        """The traffic repeats itself, and the forecast is what was there one period before."""
+        return self._predictors.requests.speaker == RECURRING
+
+    def look_ahead(self, intervals: int) -> None:
+        """Judge forecasts so many intervals ahead from now on: engines take that long to start."""
+        if self._expected.maxlen != intervals:
+            self._expected = deque(self._expected, maxlen=intervals)
+
+    def forecast(self, interval_s: float, steps: int = 1) -> Forecast | None:
+        """Return what an interval to come brings, 1: the next; None before the first traffic."""
+        isl, osl = self._predictors.isl.predict(steps), self._predictors.osl.predict(steps)
         if isl <= 0 or osl <= 0:
             return None
         lengths = Lengths.of(self._mix, isl) or Lengths.single(isl)
-        rate = self._predictors.requests.predict() / interval_s
-        return Forecast(max(0.0, rate), lengths, osl, self.computed)
+        requests = max(0.0, self._predictors.requests.predict(steps))
+        spread = self.surprises.spread(requests)
+        return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
+
+    @property
+    def fit_failures(self) -> int:
+        """How many fits of predictors have failed or were late."""
+        return sum(one.failed for one in self._all)
+
+    @property
+    def doubts(self) -> list[str]:
+        """What makes the forecasts less than they would be, in words."""
+        names = ("requests", "isl", "osl")
+        return [
+            f"the forecast of {name} goes on without a new fit: {one.why}"
+            for name, one in zip(names, self._all, strict=True)
+            if one.why
+        ]
 
     @property
     def _all(self) -> tuple[Predictor, ...]:
         return self._predictors.requests, self._predictors.isl, self._predictors.osl
 
     def _learn(self, one: Interval) -> None:
-        self._predictors.requests.add(one.requests)
+        predictor, expected = self._predictors.requests, self._expected
+        if len(expected) == expected.maxlen:
+            for name, forecast in expected[0].items():
+                self._surprises.setdefault(name, Surprises()).add(forecast, one.requests)
+        predictor.add(one.requests)
+        if predictor.points:
+            expected.append(predictor.opinions(expected.maxlen or 1))
         if one.isl is not None:
             self._predictors.isl.add(one.isl)
         if one.osl is not None:

@@ -2,7 +2,8 @@
 
 The library itself is the edge's (`edge/libraries.py`): here is when to fit, on what, and what to
 say while there is too little to fit or when the fit fails. A fit that fails is counted and the last
-value stands in, as the reference does; a fit is never kept for ever, as its ARIMA is.
+value stands in, as the reference does; a fit is never kept for ever, as its ARIMA is. One that
+takes too long (`TimeoutError`) leaves the model from before in its place.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    Forecast: TypeAlias = Callable[[Sequence[float]], float]
-    """Forecasts the value after a history that begins like the one that was fitted."""
+    Forecast: TypeAlias = Callable[[Sequence[float], int, int], Sequence[float]]
+    """(history that begins like the one that was fitted, how many values after it to forecast, how
+    many values have come since the fit) to forecasts."""
     Fit: TypeAlias = Callable[[Sequence[float]], Forecast]
 
 __all__ = ["Fitted"]
@@ -47,8 +49,11 @@ class Fitted:
         self._values: list[float] = []
         self._forecast: Forecast | None = None
         self._age = 0
-        self._told: float | None = None
+        self._added = self._tried = 0
+        self._told: dict[int, float] = {}
         self.failed = 0
+        self.why = ""
+        """Why the last forecast is not that of a fresh fit; empty: it is."""
 
     def add(self, value: float) -> None:
         """Remember one value."""
@@ -57,15 +62,16 @@ class Fitted:
             del self._values[: self._window]
             self._forecast = None  # its history has lost its beginning
         self._age += 1
-        self._told = None
+        self._added += 1
+        self._told = {}
 
-    def predict(self) -> float:
+    def predict(self, steps: int = 1) -> float:
         """Return the forecast, fitting first where that is due; cached until the next value."""
-        if self._told is None:
-            self._told = self._computed()
-        return self._told
+        if steps not in self._told:
+            self._told[steps] = self._computed(steps)
+        return self._told[steps]
 
-    def _computed(self) -> float:
+    def _computed(self, steps: int) -> float:
         if not self._values:
             return 0.0
         last, recent = self._values[-1], self._values[-self._window :]
@@ -73,12 +79,32 @@ class Fitted:
             return last
         if min(recent) == max(recent):
             return last
+        if self._forecast is None or self._age >= min(self._refit_every, len(recent) // 8):
+            self._refit(recent)
+        if self._forecast is None:
+            return last
         try:
-            if self._forecast is None or self._age >= min(self._refit_every, len(recent) // 8):
-                self._forecast = self._fit(recent)
-                self._age = 0
-            return self._forecast(recent)
-        except self._failures:
-            self.failed += 1
+            return self._forecast(recent, steps, self._age)[steps - 1]
+        except self._failures as error:
+            self._fail(error)
             self._forecast = None
             return last
+
+    def _refit(self, recent: Sequence[float]) -> None:
+        if self._tried == self._added:
+            return  # once per value
+        self._tried = self._added
+        try:
+            self._forecast = self._fit(recent)
+        except TimeoutError as error:
+            self._fail(error)  # the model from before goes on
+        except self._failures as error:
+            self._fail(error)
+            self._forecast = None
+        else:
+            self._age = 0
+            self.why = ""
+
+    def _fail(self, error: Exception) -> None:
+        self.failed += 1
+        self.why = str(error) or type(error).__name__

@@ -39,9 +39,9 @@ class Kalman:
         self._level += self._trend
         self._p = (a + 2.0 * b + c + self._q_level, b + c, c + self._q_trend)
 
-    def predict(self) -> float:
-        """Return the level one step after the last value."""
-        return self._level
+    def predict(self, steps: int = 1) -> float:
+        """Return the level so many steps after the last value."""
+        return self._level + (steps - 1) * self._trend
 
     def _correct(self, value: float) -> None:
         a, b, c = self._p

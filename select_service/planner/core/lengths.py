@@ -62,7 +62,7 @@ def from_buckets(buckets: Sequence[tuple[float, float]]) -> tuple[tuple[float, f
         is_open = upper == float("inf")
         middle = 1.5 * lower if is_open else (max(lower, upper / 2) * upper) ** 0.5
         if cumulated > before:
-            points.append((middle, cumulated - before))
+            points.append((float(middle), float(cumulated - before)))
         before = max(before, cumulated)
         lower = lower if is_open else upper
     return tuple(points)

@@ -16,9 +16,10 @@ from select_service.planner.core.correcting import Correction
 from select_service.planner.core.demand import Demand
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.reacting import PrefillReactor, react_decode
+from select_service.planner.core.reacting import ArrivalRate, Backlog, Surge
 from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
 from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
+from select_service.planner.core.surprises import EXACT
 from select_service.planner.types import (
     Decision,
     Load,
@@ -41,6 +42,8 @@ __all__ = ["Fleet", "Model", "PoolSettings"]
 
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
+STEPS_MOST: Final = 10
+"""Intervals ahead that are forecast at most, however long engines take to start."""
 _BUSY_MOST: Final = 0.9  # a queue that is fuller says nothing about the profile
 _SAME: Final = 1e-9  # what rounding may add to a whole number of engines
 
@@ -60,13 +63,15 @@ class _Pool:
         self.key = key
         self.settings = settings
         self.steady = Steady(settings.limits)
-        self.start_time = StartTime()
+        self.start_time = StartTime(settings.limits.start_s)
         self.state = PoolState(settings.limits.least, settings.limits.least)
         self.was_steady = False
         self.slow: int | None = None
         self.fast: int | None = None
-        self.reactor = PrefillReactor()
+        self.prefills, self.decodes = Backlog(), Backlog()
         self.engines = 0.0
+        self.sure: int | None = None
+        self.has_surged = False  # since the slow loop looked last
 
     def look(self, state: PoolState, now: float) -> None:
         """Take in what the connector reads."""
@@ -80,10 +85,17 @@ class _Pool:
         known = [one for one in (self.slow, self.fast) if one is not None]
         return max(known) if known else self.state.desired
 
-    def want(self, engines: float) -> None:
-        """Take in what the slow loop computes."""
+    def want(self, engines: float, sure: float | None) -> None:
+        """Take in what the slow loop computes: the need, and what would do in any case."""
         self.engines = engines
         self.slow = math.ceil(engines - _SAME)
+        # who was surprised a moment ago is sure of nothing
+        self.sure = None if sure is None or self.has_surged else math.ceil(sure - _SAME)
+        self.has_surged = False
+
+    def steps(self, interval_s: float) -> int:
+        """How many intervals ahead a decision of now matters: until one of the next can."""
+        return min(1 + math.ceil(self.start_time.seconds / interval_s - _SAME), STEPS_MOST)
 
 
 class Model:
@@ -116,25 +128,53 @@ class Model:
         self.p_correction = Correction()
         self.d_correction = Correction()
         self.forecast: Forecast | None = None
+        """For the next interval."""
+        self._arrivals = ArrivalRate()
+        self._planned = 0.0  # requests a second, at most, until another decision matters
 
     def observe(self, window: Window, interval_s: float, *, correct: bool) -> _Told:
         """Run the slow loop for this model."""
         told = _Told(str(self.key))
-        told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window)]
+        steps = max(pool.steps(interval_s) for pool in self.pools)
+        self.demand.look_ahead(steps)
+        told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
         if self.demand.missed:
             self._hold(told)
             return told
         if correct:
             self._correct(window)
-        self.forecast = self.demand.forecast(interval_s)
+        # what recurs may begin anywhere in its interval, whose mean is then too little for it
+        edge = int(self.demand.recurs)
+        forecasts = [self.demand.forecast(interval_s, step) for step in range(1, steps + edge + 1)]
+        known = [one for one in forecasts if one is not None]
+        told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
+        self.forecast = known[0] if known else None
+        self._planned = max((one.rate for one in known), default=0.0)
+        self._arrivals.forget()
         for pool in self.pools:
-            if self.forecast is None:
-                pool.want(0.0)
+            if not known:
+                pool.want(0.0, None)
                 continue
-            need = self._need(pool, self.forecast)
-            pool.want(need.engines)
+            needs = [self._need(pool, one) for one in known[: pool.steps(interval_s) + edge]]
+            need = max(needs, key=lambda one: one.engines)
+            pool.want(need.engines, self._sure(pool, known, window))
             told.take(pool, need)
         return told
+
+    def _sure(self, pool: _Pool, known: list[Forecast], window: Window) -> float | None:
+        """Return the engines that do even if forecasts are as wrong as usual; None: who knows."""
+        usual = self.demand.surprises.usual
+        if usual is None:
+            return None
+        rates = [(math.sqrt(one.rate * window.seconds) + usual) ** 2 for one in known]
+        if isinstance(window.requests, Value) and not self.demand.recurs:
+            rates.append(window.requests.value)
+        return self._need(pool, known[0]._replace(rate=max(rates) / window.seconds)).engines
+
+    def warm_up(self, history: Sequence[Interval], interval_s: float) -> None:
+        """Learn a past; how far off forecasts of it would have been is learnt, too."""
+        self.demand.look_ahead(max(pool.steps(interval_s) for pool in self.pools))
+        self.demand.warm_up(history)
 
     def recall(
         self,
@@ -142,9 +182,10 @@ class Model:
         computed: float,
         p_correction: float,
         d_correction: float,
+        interval_s: float,
     ) -> None:
         """Go on where a planner before us has stopped."""
-        self.demand.warm_up(history)
+        self.warm_up(history, interval_s)
         self.demand.computed = computed
         self.p_correction = Correction(p_correction)
         self.d_correction = Correction(d_correction)
@@ -152,13 +193,17 @@ class Model:
     def react(self, load: Load, now: float) -> _Told:
         """Run the fast loop for this model."""
         told = _Told(str(self.key))
+        counted = self._arrivals.hear(load, self._planned)
         for pool in self.pools:
-            wanted, why = self._reaction(pool, load, now)
             pool.fast = None
+            wanted, why = self._reaction(pool, load, now, counted)
             if wanted is None:
                 continue
-            if pool.slow is None or wanted > max(pool.slow, pool.state.desired):
-                pool.fast = wanted
+            pool.fast = wanted
+            if pool.slow is None:
+                continue
+            pool.has_surged, pool.sure = True, None
+            if wanted > max(pool.slow, pool.state.desired):
                 told.reasons.append(f"{pool.key}: {wanted} at once: {why}")
         return told
 
@@ -186,27 +231,68 @@ class Model:
         # an engine that does both gives each the time the other leaves
         return Need(prefill.engines + decode.engines, prefill.terms | decode.terms, infeasible)
 
-    def _reaction(self, pool: _Pool, load: Load, now: float) -> tuple[int | None, str]:
-        answers = []
-        if pool.key.role != "decode" and self.forecast is not None:
-            isl = self.forecast.lengths.mean * self.forecast.computed
-            told = pool.reactor.react(
-                self.surface,
-                load,
-                now,
-                target_ms=self.goals.ttft_ms,
-                isl=isl,
-                ready=pool.state.ready,
+    def _reaction(
+        self, pool: _Pool, load: Load, now: float, counted: Surge | None
+    ) -> tuple[int | None, str]:
+        forecast = self.forecast
+        if forecast is None:
+            return None, ""
+        ready, role = pool.state.ready, pool.key.role
+        itl_ms = self.goals.itl_ms / self.d_correction.factor
+        if not isinstance(load.context_tokens, Value):
+            load = replace(load, context_tokens=Value(forecast.lengths.mean + forecast.osl / 2))
+        surges = [counted]
+        if role != "decode":
+            target_ms, isl = self.goals.ttft_ms, forecast.lengths.mean * forecast.computed
+            surges.append(
+                pool.prefills.prefill(
+                    self.surface, load, now, target_ms=target_ms, isl=isl, ready=ready
+                )
             )
-            answers.append(told)
-        if pool.key.role != "prefill":
-            itl_ms = self.goals.itl_ms / self.d_correction.factor
-            if self.forecast is not None and not isinstance(load.context_tokens, Value):
-                context = self.forecast.lengths.mean + self.forecast.osl / 2
-                load = replace(load, context_tokens=Value(context))
-            answers.append(react_decode(self.surface, load, itl_ms=itl_ms))
-        known = [(count, why) for count, why in answers if count is not None]
-        return max(known) if known else (None, "")
+        if role != "prefill":
+            osl = forecast.osl
+            surges.append(
+                pool.decodes.decode(self.surface, load, now, itl_ms=itl_ms, osl=osl, ready=ready)
+            )
+        found = [
+            (max(self._engines_at(pool, forecast, one.rate), one.engines_least), one.why)
+            for one in surges
+            if one is not None
+        ]
+        if found:
+            engines, why = max(found)
+            return math.ceil(engines - _SAME), why
+        if pool.slow is None:
+            return self._blind(pool, load, forecast, itl_ms)
+        return None, ""
+
+    def _engines_at(self, pool: _Pool, forecast: Forecast, rate: float) -> float:
+        return self._need(pool, forecast._replace(rate=rate, spread=EXACT)).engines
+
+    def _blind(
+        self, pool: _Pool, load: Load, forecast: Forecast, itl_ms: float
+    ) -> tuple[int | None, str]:
+        """Nothing surges, and nobody forecasts: what does the load of this moment take?"""
+        rate = self._arrivals.rate
+        if rate is not None:
+            engines = self._engines_at(pool, forecast, rate)
+            return math.ceil(engines - _SAME), f"{rate:.2f} requests/s come"
+        answers: list[tuple[int, str]] = []
+        if pool.key.role != "decode" and isinstance(load.prefill_backlog_tokens, Value):
+            tokens = load.prefill_backlog_tokens.value
+            answers.append((math.ceil(tokens / self._in_time(forecast)), "the queue is short"))
+        live, context = load.concurrency, load.context_tokens
+        if pool.key.role != "prefill" and isinstance(live, Value) and isinstance(context, Value):
+            best = self.surface.decode.best(itl_ms, context.value)
+            if best is not None:
+                engines = math.ceil(live.value / best.concurrency)
+                answers.append((engines, f"{live.value:.0f} requests are live"))
+        return max(answers) if answers else (None, "")
+
+    def _in_time(self, forecast: Forecast) -> float:
+        """Return the tokens that one engine computes within the TTFT."""
+        isl = max(1.0, forecast.lengths.mean * forecast.computed)
+        return max(isl, isl * self.goals.ttft_ms / self.surface.prefill.ttft_ms(isl))
 
     def _correct(self, window: Window) -> None:
         samples = window.requests.value if isinstance(window.requests, Value) else 0.0
@@ -222,7 +308,11 @@ class Model:
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
 
     def _expected_ttft(self, window: Window, engines: int) -> float:
-        """In ms, the wait included; 0 where the queue is too full to compare."""
+        """In ms, the wait included; 0 where the queue is too full to compare.
+
+        Between what the best placement would make of the wait and what queues of their own would,
+        whatever was measured says nothing about the engines: it is as expected.
+        """
         if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
             return 0.0
         lengths = Lengths.of(window.isl_mix, window.isl.value) or Lengths.single(window.isl.value)
@@ -230,8 +320,11 @@ class Model:
         rho = window.requests.value / window.seconds * queue.mean_s / engines
         if rho > _BUSY_MOST:
             return 0.0
-        wait = queue.wait_s(rho, engines, rho**engines) if self.goals.pooled else queue.wait_s(rho)
-        return 1e3 * (queue.mean_s + wait)
+        longest = 1e3 * (queue.mean_s + queue.wait_s(rho))
+        if not self.goals.pooled or not isinstance(window.ttft_ms, Value):
+            return longest
+        shortest = 1e3 * (queue.mean_s + queue.wait_s(rho, engines, rho**engines))
+        return min(max(window.ttft_ms.value, shortest), longest)
 
     def _expected_itl(self, window: Window, engines: int) -> float:
         """In ms, at the concurrency there was; 0 where that is not known."""
@@ -324,7 +417,9 @@ class Fleet:
                 needs.append(_need(model, pool, state.desired))
                 continue
             wanted = pool.wanted
-            count, why = pool.steady.next(wanted, state.desired, state.starting, now)
+            count, why = pool.steady.next(
+                wanted, state.desired, state.starting, now, None if pool.slow is None else pool.sure
+            )
             if why:
                 reasons.append(f"{pool.key}: {count}, not {wanted}: {why}")
             needs.append(_need(model, pool, count))

@@ -8,7 +8,11 @@ is not a number, logarithms where asked for. `kalman.py`, `smoothing.py` and `fi
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Final, Protocol
+
+from select_service.planner.core.choosing import Chooser
+from select_service.planner.core.fitted import Fitted
+from select_service.planner.core.recurring import RECURRING, Recurring
 
 __all__ = ["Constant", "Model", "Predictor"]
 
@@ -19,8 +23,11 @@ class Model(Protocol):
     def add(self, value: float) -> None:
         """Take in the value of the interval that ended; finite."""
 
-    def predict(self) -> float:
-        """Return the next value. Asked before the first `add`, 0. Asking twice changes nothing."""
+    def predict(self, steps: int = 1) -> float:
+        """Return the value so many steps after the last. Before the first `add`, 0.
+
+        Asking twice changes nothing.
+        """
 
 
 class Constant:
@@ -33,7 +40,7 @@ class Constant:
         """Replace what is remembered."""
         self._last = value
 
-    def predict(self) -> float:
+    def predict(self, steps: int = 1) -> float:  # noqa: ARG002 - a Model
         """Return the last value."""
         return self._last
 
@@ -59,6 +66,31 @@ class Predictor:
         self._last = 0.0
         self.points = 0
 
+    @property
+    def failed(self) -> int:
+        """How many fits have failed or were late."""
+        return self._model.failed if isinstance(self._model, Fitted) else 0
+
+    @property
+    def why(self) -> str:
+        """Why the last forecast is not what the model would say, in words; mostly empty."""
+        return self._model.why if isinstance(self._model, Fitted) else ""
+
+    @property
+    def speaker(self) -> str:
+        """Whose forecast it is; a key of `opinions`."""
+        if isinstance(self._model, Chooser):
+            return self._model.chosen
+        recurs = isinstance(self._model, Recurring) and self._model.period > 0
+        return RECURRING if recurs else ""
+
+    def opinions(self, steps: int = 1) -> dict[str, float]:
+        """Return the forecast of every model there is to choose from, by name."""
+        if not isinstance(self._model, Chooser) or not self.points:
+            return {self.speaker: self.predict(steps)}
+        told = self._model.opinions(steps)
+        return {name: self._told(forecast) for name, forecast in told.items()}
+
     def begin_live(self) -> None:
         """What came so far was a warm-up: zeros until the first traffic are no news again."""
         self._is_leading = True
@@ -73,16 +105,18 @@ class Predictor:
         self._last = value
         self._model.add(math.log1p(max(0.0, value)) if self._log1p else value)
 
-    def predict(self) -> float:
-        """Return the forecast for the next interval; 0 before the first traffic."""
+    def predict(self, steps: int = 1) -> float:
+        """Return the forecast, so many intervals ahead; 0 before the first traffic."""
         if not self.points:
             return 0.0
         if self.points < self._points_min:
             return self._last
-        forecast = self._model.predict()
+        return self._told(self._model.predict(steps))
+
+    def _told(self, forecast: float) -> float:
         if self._log1p:
             forecast = math.expm1(min(forecast, _LOG_MAX))
         return max(0.0, forecast) if self._clamp or self._log1p else forecast
 
 
-_LOG_MAX = 60.0  # expm1 of more is no load of anything
+_LOG_MAX: Final = 60.0  # expm1 of more is no load of anything

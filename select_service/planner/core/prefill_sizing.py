@@ -6,7 +6,8 @@ Pollaczek-Khinchine): with w = target - E[S], rho = 2w / (E[S^2]/E[S] + 2w). `po
 places requests knows the work in front of every engine, as the selector does, and none waits while
 another engine is free (M/G/n: Erlang C, scaled by the variance of service times). A share of
 requests that must be in time asks for the tail, P(W > t) = C exp(-2 n (1-rho) t E[S]/E[S^2]),
-instead of the mean. The reference's formula knows no wait at all.
+instead of the mean, and that of rates that may come instead of the expected one. The reference's
+formula knows no wait at all.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from select_service.planner.core.surprises import EXACT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.planner.core.lengths import Lengths
     from select_service.planner.core.surface import PrefillCurve
+    from select_service.planner.core.surprises import Spread
 
 __all__ = ["PrefillNeed", "PrefillQueue"]
 
 _HALVINGS: Final = 40
+_MANY: Final = 10_000.0
+"""Engines' worth of work above which no queue is computed: chance is nothing among so many."""
+_MANY_BUSY: Final = 0.95
 _LATE_EXTRA: Final = 0.5  # where length alone makes requests late: so much of the late share more
 
 
@@ -52,7 +59,13 @@ class PrefillQueue:
         self.square = sum(seconds * seconds * share for seconds, share in self._times)
 
     def need(
-        self, rate: float, target_s: float, attainment: float | None, *, pooled: bool
+        self,
+        rate: float,
+        target_s: float,
+        attainment: float | None,
+        *,
+        pooled: bool,
+        spread: Spread = EXACT,
     ) -> PrefillNeed:
         """Return the engines for `rate` requests per second.
 
@@ -61,6 +74,7 @@ class PrefillQueue:
             target_s: TTFT.
             attainment: share of requests that must be in time; None: on average.
             pooled: nobody waits while an engine is free.
+            spread: factors of the rate that may come, where a share must be in time.
         """
         spare = target_s - self.mean_s
         if spare <= 0:
@@ -70,15 +84,21 @@ class PrefillQueue:
             )
             return PrefillNeed(math.inf, 0.0, self.mean_s, why)
         why = ""
+        chance_of = _erlang_c if pooled else _always_own
         if attainment is None:
 
-            def keeps(rho: float, engines: int, chance: float) -> bool:
-                return self.wait_s(rho, engines, chance) <= spare
+            def keeps(work: float, engines: int) -> bool:
+                rho = work / engines
+                return self.wait_s(rho, engines, chance_of(work, engines)) <= spare
         else:
             late_most, why = self._late_allowed(target_s, 1.0 - attainment)
 
-            def keeps(rho: float, engines: int, chance: float) -> bool:
-                return self.late(rho, target_s, engines, chance) <= late_most
+            def keeps(work: float, engines: int) -> bool:
+                late = 0.0
+                for factor, share in spread:
+                    rho, chance = factor * work / engines, chance_of(factor * work, engines)
+                    late += share * self.late(rho, target_s, engines, chance)
+                return late <= late_most
 
         work = rate * self.mean_s
         engines = _pooled(work, keeps) if pooled else _independent(work, keeps)
@@ -117,22 +137,40 @@ class PrefillQueue:
         return too_long + _LATE_EXTRA * late_most, why
 
 
-def _independent(work: float, keeps: Callable[[float, int, float], bool]) -> float:
+def _independent(work: float, keeps: Callable[[float, int], bool]) -> float:
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         rho = (low + high) / 2
-        low, high = (rho, high) if keeps(rho, 1, rho) else (low, rho)
+        low, high = (rho, high) if keeps(rho, 1) else (low, rho)
     return work / low if low else math.inf
 
 
-def _pooled(work: float, keeps: Callable[[float, int, float], bool]) -> float:
-    """Return the smallest number of engines. O(engines)."""
+def _pooled(work: float, keeps: Callable[[float, int], bool]) -> float:
+    """Return the smallest number of engines. O(engines log engines)."""
     if not work:
         return 0.0
-    blocked, engines = 1.0, 0
-    while True:  # ends: with enough engines nobody waits, and who is late by length is allowed
-        engines += 1
-        blocked = work * blocked / (engines + work * blocked)  # Erlang B, one more
-        rho = work / engines
-        if rho < 1 and keeps(rho, engines, blocked / (1 - rho * (1 - blocked))):
-            return float(engines)
+    if work > _MANY:
+        return math.ceil(work / _MANY_BUSY)
+    high = 1
+    while not keeps(work, high):  # ends: with enough nobody waits, and who is late by length may
+        high *= 2
+    low = high // 2
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(work, middle) else (middle, high)
+    return float(high)
+
+
+def _always_own(work: float, engines: int) -> float:
+    """One queue per engine: a request waits whenever its engine is busy."""
+    return work / engines
+
+
+def _erlang_c(work: float, engines: int) -> float:
+    """Return the chance that all engines are busy. O(engines)."""
+    if work >= engines:
+        return 1.0
+    blocked = 1.0
+    for count in range(1, engines + 1):
+        blocked = work * blocked / (count + work * blocked)  # Erlang B, one more
+    return blocked / (1 - work / engines * (1 - blocked))

@@ -1,76 +1,179 @@
-"""The fast loop: what the load at this moment asks for, whatever was forecast.
+"""The fast loop: what arrives at this moment, whatever was forecast.
 
 New engines need a minute or so to start, so no number of them saves who waits now; what counts is
-that the queue stops growing and is gone soon. Work arrives as fast as the queue grows plus what
-ready engines compute meanwhile: that many engines are needed, and some more to work the queue off.
-Nothing climbs one replica at a time, and nothing asks for engines to empty a queue at once.
+that the queue stops growing and is gone soon. So the fast loop asks one thing: how many requests a
+second arrive? Best is to have counted them; where nobody counts that often, work arrives as fast as
+the queue grows plus what ready engines compute meanwhile. That rate is sized like a forecast, and
+the prefill queue gets some more engines to be worked off. Nothing climbs one replica at a time, and
+nothing asks for engines to empty a queue at once: requests on a decode engine stay there.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.types import Value
+from select_service.planner.types import Idle, Value
 
 if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
-    from select_service.planner.types import Load
+    from select_service.planner.types import Load, Reading
 
-__all__ = ["PrefillReactor", "react_decode"]
+__all__ = ["ArrivalRate", "Backlog", "Growth", "Surge"]
 
 RECOVERY_S: Final = 60.0
 """A queue is to be worked off within that time."""
-_BUSY_MOST: Final = 0.9  # of engines that keep up with what arrives
+DEVIATIONS: Final = 4.0
+"""So far above what is expected is no chance of Poisson arrivals any more."""
+COUNTED_MIN: Final = 20
+"""Requests; fewer have no rate."""
 _MEMORY: Final = 0.6  # of the growth seen before, per look
 _SPARE_TIMES: Final = 2.0  # so much more than fits before the target is a queue, less is chance
+_SPAN_S: Final = 30.0  # arrivals are counted over that time, or less after a jump
 
 
-class PrefillReactor:
-    """Watches one pool's queue."""
+class Surge(NamedTuple):
+    """More arrives than engines are planned for."""
+
+    rate: float  # requests per second
+    engines_least: float = 0.0  # to compute what arrives and to work the queue off meanwhile
+    why: str = ""
+
+
+class ArrivalRate:
+    """Counts arrivals over the last half minute, and no longer than since they jumped."""
 
     def __init__(self) -> None:
-        self._work_s: float | None = None
-        self._at = 0.0
-        self._growth = 0.0
+        self._counts: list[tuple[float, float]] = []  # (requests, seconds), oldest first
 
-    def react(
+    @property
+    def rate(self) -> float | None:
+        """Requests a second, over the whole span; None: nobody counts them."""
+        seconds = sum(seconds for _, seconds in self._counts)
+        return sum(count for count, _ in self._counts) / seconds if seconds else None
+
+    def forget(self) -> None:
+        """There is a new plan: what came before it says nothing against it."""
+        self._counts.clear()
+
+    def hear(self, load: Load, planned: float) -> Surge | None:
+        """Return the surge that the counts tell, if they do; `planned`: requests a second."""
+        arrived = load.arrived
+        if isinstance(arrived, Idle) and load.seconds > 0:
+            self._counts.append((0.0, load.seconds))
+        elif isinstance(arrived, Value) and load.seconds > 0:
+            self._counts.append((arrived.value, load.seconds))
+        else:
+            self._counts.clear()
+            return None
+        while sum(seconds for _, seconds in self._counts[1:]) >= _SPAN_S:
+            del self._counts[0]
+        return self._surge(planned)
+
+    def _surge(self, planned: float) -> Surge | None:
+        """The span that lies farthest above the plan, of those that end now."""
+        count = seconds = 0.0
+        found: Surge | None = None
+        most = DEVIATIONS
+        for one, span in reversed(self._counts):
+            count, seconds = count + one, seconds + span
+            expected = planned * seconds
+            above = (count - expected) / math.sqrt(max(expected, 1.0))
+            if count >= COUNTED_MIN and above >= most:
+                most = above
+                why = f"{count:.0f} requests came in {seconds:.0f} s, {expected:.0f} were planned"
+                found = Surge(count / seconds, 0.0, why)
+        return found
+
+
+class Growth:
+    """How fast something grows, smoothed over looks at it."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._at = 0.0
+        self.per_s = 0.0
+
+    def hear(self, value: float, now: float) -> None:
+        """Look once."""
+        if self._last is not None and now > self._at:
+            growth = (value - self._last) / (now - self._at)
+            self.per_s += (1 - _MEMORY) * (growth - self.per_s)
+        self._last, self._at = value, now
+
+    def forget(self) -> None:
+        """It was not seen: begin anew."""
+        self._last, self.per_s = None, 0.0
+
+
+class Backlog:
+    """Watches one pool's queue: of prompts to compute, or of live requests beyond their ITL."""
+
+    def __init__(self) -> None:
+        self._growth = Growth()
+
+    def prefill(
         self, surface: Surface, load: Load, now: float, *, target_ms: float, isl: float, ready: int
-    ) -> tuple[int | None, str]:
-        """Return (engines the queue asks for, why); None: nobody knows."""
-        backlog = load.prefill_backlog_tokens
-        if not isinstance(backlog, Value) or isl <= 0:
-            self._work_s = None
-            return None, ""
+    ) -> Surge | None:
+        """Return the surge that waiting prompts tell; None: there is no queue, or nobody knows.
+
+        Args:
+            surface: of the engines.
+            load: of this moment.
+            now: monotonic seconds.
+            target_ms: TTFT.
+            isl: mean of what has to be computed of a prompt.
+            ready: engines that compute.
+        """
+        tokens = _known(load.prefill_backlog_tokens)
+        if tokens is None or isl <= 0:
+            self._growth.forget()
+            return None
         one_s = surface.prefill.ttft_ms(isl) / 1e3
-        work_s = backlog.value / isl * one_s
-        self._follow(work_s, now)
+        work_s = tokens / isl * one_s
+        self._growth.hear(work_s, now)
         spare_s = max(target_ms / 1e3 - one_s, 0.1 * target_ms / 1e3)
         if work_s <= _SPARE_TIMES * spare_s * max(1, ready):
-            return math.ceil(work_s / spare_s / _SPARE_TIMES), "the queue is short"
-        arriving = max(0.0, ready + self._growth)  # engines' worth: all that are ready compute
-        engines = math.ceil(arriving / _BUSY_MOST + work_s / RECOVERY_S)
-        return engines, (
-            f"{backlog.value:.0f} tokens wait to be computed, {work_s:.1f} s of work for {ready} "
-            f"engines, growing by {self._growth:+.1f} s a second"
+            return None  # chance
+        growth = self._growth.per_s
+        arriving = _known(load.arrived)
+        if arriving is not None and load.seconds > 0:
+            work = arriving / load.seconds * one_s
+        else:
+            work = max(0.0, ready + growth)  # engines' worth: all that are ready compute
+        return Surge(
+            work / one_s,
+            work + work_s / RECOVERY_S,
+            f"{tokens:.0f} tokens wait to be computed, {work_s:.1f} s of work for {ready} engines, "
+            f"growing by {growth:+.1f} s a second",
         )
 
-    def _follow(self, work_s: float, now: float) -> None:
-        if self._work_s is not None and now > self._at:
-            growth = (work_s - self._work_s) / (now - self._at)
-            self._growth += (1 - _MEMORY) * (growth - self._growth)
-        self._work_s, self._at = work_s, now
+    def decode(
+        self, surface: Surface, load: Load, now: float, *, itl_ms: float, osl: float, ready: int
+    ) -> Surge | None:
+        """Return the surge that live requests tell; None: they keep the ITL, or nobody knows."""
+        live, context = _known(load.concurrency), _known(load.context_tokens)
+        if live is None or not context or osl <= 0:
+            self._growth.forget()
+            return None
+        self._growth.hear(live, now)
+        if isinstance(load.arrived, Value | Idle):
+            return None  # who is live was counted when he came
+        best = surface.decode.best(itl_ms, context)
+        engines = max(1, ready)
+        if best is None or live <= best.concurrency * engines:
+            return None
+        full = surface.decode.best(math.inf, context) or best
+        running = min(live / engines, full.concurrency)  # others wait for room
+        done = engines * running / (osl * surface.decode.itl_ms(running, context) / 1e3)
+        rate = max(0.0, done + self._growth.per_s)
+        return Surge(
+            rate,
+            0.0,
+            f"{live:.0f} live requests of {context:.0f} tokens on {ready} engines, growing by "
+            f"{self._growth.per_s:+.1f} a second; {best.concurrency:.1f} per engine keep the ITL",
+        )
 
 
-def react_decode(surface: Surface, load: Load, *, itl_ms: float) -> tuple[int | None, str]:
-    """Return (engines that keep the ITL with these live requests, why); None: nobody knows."""
-    live, context = load.concurrency, load.context_tokens
-    if not isinstance(live, Value) or not isinstance(context, Value) or context.value <= 0:
-        return None, ""
-    best = surface.decode.best(itl_ms, context.value)
-    if best is None:
-        return None, ""
-    return math.ceil(live.value / best.concurrency), (
-        f"{live.value:.0f} live requests of {context.value:.0f} tokens; "
-        f"{best.concurrency:.1f} per engine keep the ITL target"
-    )
+def _known(reading: Reading) -> float | None:
+    return reading.value if isinstance(reading, Value) else None

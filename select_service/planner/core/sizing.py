@@ -21,7 +21,6 @@ __all__ = ["Goals", "Need", "size_decode", "size_prefill"]
 
 KEEP_UP: Final = 0.85
 """How busy engines are let be where their target cannot be met anyway."""
-_DEVIATIONS: Final = 1.6  # at 99 % of requests in time; the fast loop sees to the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,11 @@ def size_prefill(surface: Surface, forecast: Forecast, goals: Goals, slowness: f
     """Return the engines that compute the forecast's prompts in time."""
     lengths = forecast.lengths.scaled(forecast.computed)
     queue = PrefillQueue(surface.prefill, lengths, slowness)
-    need = queue.need(forecast.rate, goals.ttft_ms / 1e3, goals.attainment, pooled=goals.pooled)
+    need = queue.need(
+        *(forecast.rate, goals.ttft_ms / 1e3, goals.attainment),
+        pooled=goals.pooled,
+        spread=forecast.spread,
+    )
     terms = {"service_s": need.service_s, "rho": need.rho, "rate": forecast.rate}
     engines = need.engines
     if math.isinf(engines):
@@ -68,7 +71,8 @@ def size_decode(
         osl=forecast.osl,
         itl_ms=corrected,
         gpus=gpus,
-        deviations=0.0 if goals.attainment is None else _DEVIATIONS,
+        attainment=goals.attainment,
+        spread=forecast.spread,
     )
     terms = {"corrected_itl": corrected, "rate": forecast.rate}
     if math.isfinite(need.engines):

@@ -46,7 +46,9 @@ class DampedSmoothing:
         self._level = forecast + self._alpha * surprise
         self._trend = self._damping * self._trend + self._alpha * self._beta * surprise
 
-    def predict(self) -> float:
+    def predict(self, steps: int = 1) -> float:
         """Return the forecast of whoever erred least."""
         best = int(np.argmin(self._loss * self._price))
-        return float(self._level[best] + self._damping[best] * self._trend[best])
+        damping = float(self._damping[best])
+        growth = sum(damping**step for step in range(1, steps + 1))
+        return float(self._level[best] + growth * self._trend[best])

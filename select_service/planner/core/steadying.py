@@ -1,8 +1,9 @@
 """From what would be right now to what is asked for: steps, patience, and no pile-up.
 
-Up at once, but not by more than a step; down only to the most that was wanted during the whole
-stabilisation window, and not while replicas are starting. How long a start takes is measured, not
-assumed: cool-downs follow it.
+Up at once, but not by more than a step. Down when it is sure: to what would do even if the
+forecasts of the whole time an engine takes to start were too low by as much as they usually are;
+beyond that only to the most that was wanted during the stabilisation window; and not while replicas
+are starting. How long a start takes is measured, not assumed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class PoolLimits:
     """Replicas added by one decision at most."""
     step_down: int = 2
     stabilisation_s: float = 300.0
+    start_s: float = 120.0
+    """Of a replica, until it was measured."""
 
 
 class StartTime:
@@ -48,8 +51,18 @@ class Steady:
         self.limits = limits
         self._wanted: deque[tuple[float, int]] = deque()  # falling counts, oldest first
 
-    def next(self, wanted: int, current: int, starting: int, now: float) -> tuple[int, str]:
-        """Return (replicas to ask for, why it is not what is wanted, or nothing)."""
+    def next(
+        self, wanted: int, current: int, starting: int, now: float, sure: int | None = None
+    ) -> tuple[int, str]:
+        """Return (replicas to ask for, why it is not what is wanted, or nothing).
+
+        Args:
+            wanted: what would be right.
+            current: asked for so far.
+            starting: of them, not there yet.
+            now: monotonic seconds.
+            sure: what would do in any case; None: nobody knows, and the window alone decides.
+        """
         limits = self.limits
         if not self._wanted:  # what was there before us was wanted, too
             self._wanted.append((now, current))
@@ -60,6 +73,8 @@ class Steady:
             step = current + limits.step_up
             return (bounded, why) if bounded <= step else (step, f"at most {limits.step_up} more")
         patient = min(self._wanted[0][1], current)
+        if sure is not None:
+            patient = min(patient, max(sure, bounded))
         if patient > bounded:
             why = f"{patient} were wanted within {limits.stabilisation_s:.0f} s"
         if patient < current and starting:

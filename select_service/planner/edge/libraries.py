@@ -1,7 +1,7 @@
 """Forecasters that live in other people's packages: ARIMA (statsforecast) and Prophet.
 
 They are imported when one is asked for, once, and a missing one is a start-up error that names the
-extra. Both are fitted in the calling thread; `edge/loop.py` calls them from a thread of its own.
+extra. Who decides waits for a fit no longer than `Fitter` lets him.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.planner.core.fitted import Fit, Forecast
+    from select_service.planner.edge.fitting import Fitter
 
 __all__ = ["arima", "prophet"]
 
 _WINDOW_ARIMA: Final = 240  # AutoARIMA takes 80 ms on so many
 _REFIT_ARIMA: Final = 10  # in between, the fitted model is carried forward
 _REFIT_PROPHET: Final = 1
+_STEPS_MOST: Final = 10  # intervals ahead; `planning.py` asks for no more
 _SEARCH: Final = {"max_p": 2, "max_q": 2, "max_d": 1, "approximation": True, "seasonal": False}
 # What a fit may end with that says nothing about us: too little variance, no convergence.
-_FAILURES: Final = (ValueError, ArithmeticError, RuntimeError, IndexError, KeyError)
+_FAILURES: Final = (TimeoutError, ValueError, ArithmeticError, RuntimeError, IndexError, KeyError)
 
 
-def arima() -> Fitted:
+def arima(fitter: Fitter) -> Fitted:
     """Return an ARIMA model whose order is searched anew every ten intervals.
 
     Raises:
@@ -38,11 +40,14 @@ def arima() -> Fitted:
     """
     models = _imported("statsforecast.models", "--load-predictor arima", "arima")
     return Fitted(
-        _fit_arima(models), failures=_FAILURES, window=_WINDOW_ARIMA, refit_every=_REFIT_ARIMA
+        fitter.bounded(_fit_arima(models), keeps=True),
+        failures=_FAILURES,
+        window=_WINDOW_ARIMA,
+        refit_every=_REFIT_ARIMA,
     )
 
 
-def prophet(window: int = 50, interval_s: float = 180.0) -> Fitted:
+def prophet(fitter: Fitter, window: int = 50, interval_s: float = 180.0) -> Fitted:
     """Return a Prophet model of the last `window` intervals, refitted for each.
 
     Raises:
@@ -52,7 +57,7 @@ def prophet(window: int = 50, interval_s: float = 180.0) -> Fitted:
         logging.getLogger(name).disabled = True  # they tell of every fit
     module = _imported("prophet", "--load-predictor prophet", "prophet")
     pandas = _imported("pandas", "--load-predictor prophet", "prophet")
-    fit = _fit_prophet(module, pandas, interval_s)
+    fit = fitter.bounded(_fit_prophet(module, pandas, interval_s), keeps=False)
     return Fitted(fit, failures=_FAILURES, window=window, refit_every=_REFIT_PROPHET)
 
 
@@ -75,11 +80,11 @@ def _fit_arima(models: Any) -> Fit:  # noqa: ANN401 - untyped packages
             warnings.simplefilter("ignore")
             model.fit(np.asarray(history, dtype=np.float64))
 
-        def forecast(recent: Sequence[float]) -> float:
+        def forecast(recent: Sequence[float], steps: int, age: int) -> Sequence[float]:  # noqa: ARG001
             values = np.asarray(recent, dtype=np.float64)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return float(model.forward(values, h=1)["mean"][0])
+                return [float(one) for one in model.forward(values, h=steps)["mean"]]
 
         return forecast
 
@@ -90,13 +95,14 @@ def _fit_prophet(module: Any, pandas: Any, interval_s: float) -> Fit:  # noqa: A
     def fit(history: Sequence[float]) -> Forecast:
         step = pandas.Timedelta(seconds=interval_s)
         start = pandas.Timestamp("2020-01-06")
-        times = [start + step * index for index in range(len(history) + 1)]
+        times = [start + step * index for index in range(len(history) + _STEPS_MOST)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = module.Prophet()
-            model.fit(pandas.DataFrame({"ds": times[:-1], "y": list(history)}))
+            count = len(history)
+            model.fit(pandas.DataFrame({"ds": times[:count], "y": list(history)}))
             # the next interval is one step after the last, not one second
-            ahead = float(model.predict(pandas.DataFrame({"ds": times[-1:]}))["yhat"].iloc[0])
-        return lambda _: ahead
+            ahead = model.predict(pandas.DataFrame({"ds": times[count:]}))["yhat"].tolist()
+        return lambda _, steps, age: ahead[age : age + steps]
 
     return fit

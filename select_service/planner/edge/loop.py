@@ -138,7 +138,7 @@ class Loop:
         """A turn that fails is told and counted; the next one comes."""
         try:
             await (self.slow() if is_slow else self.fast())
-        except PlannerError:
+        except Exception:  # noqa: BLE001 - a planner that is gone plans nothing at all
             self.counts.faults += 1
             _log.exception("a turn failed")
 

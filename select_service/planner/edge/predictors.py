@@ -13,8 +13,10 @@ from msgspec import Struct
 from select_service.planner.core.choosing import Chooser
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
+from select_service.planner.core.recurring import RECURRING, Recurring
 from select_service.planner.core.smoothing import DampedSmoothing
 from select_service.planner.edge import libraries
+from select_service.planner.edge.fitting import DEADLINE_S, Fitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,43 +38,53 @@ class PredictorSettings(Struct, frozen=True, kw_only=True):
     prophet_window: int = 50
     interval_s: float = 180.0
     compatible: bool = False
+    fit_deadline_s: float = DEADLINE_S
+    """How long a decision waits for the fit of a library."""
 
 
-def make_predictor(settings: PredictorSettings) -> Predictor:
+def make_predictor(settings: PredictorSettings, fitter: Fitter | None = None) -> Predictor:
     """Return a fresh predictor.
+
+    Args:
+        settings: which, and how it is tuned.
+        fitter: of the predictors that are asked for one decision; None: it is the only one.
 
     Raises:
         MissingExtra: its library is not installed.
     """
     is_kalman = settings.name == "kalman"
     return Predictor(
-        _MODELS[settings.name](settings),
+        _MODELS[settings.name](settings, fitter or Fitter(settings.fit_deadline_s)),
         log1p=settings.log1p and settings.name != "constant",  # where it would change nothing
         clamp=not (settings.compatible and is_kalman),
         points_min=settings.points_min if is_kalman and not settings.compatible else 0,
     )
 
 
-def _kalman(settings: PredictorSettings) -> Model:
+def _kalman(settings: PredictorSettings, _: Fitter) -> Model:
     return Kalman(q_level=settings.q_level, q_trend=settings.q_trend, r=settings.r)
 
 
-def _chooser(settings: PredictorSettings) -> Model:
+def _chooser(settings: PredictorSettings, fitter: Fitter) -> Model:
     return Chooser(
         {
             "constant": Constant(),
-            "kalman": _kalman(settings),
+            "kalman": _kalman(settings, fitter),
             "ets": DampedSmoothing(),
+            RECURRING: Recurring(),
         }
     )
 
 
-_MODELS: Final[dict[str, Callable[[PredictorSettings], Model]]] = {
-    "constant": lambda _: Constant(),
+_MODELS: Final[dict[str, Callable[[PredictorSettings, Fitter], Model]]] = {
+    "constant": lambda _, __: Constant(),
     "kalman": _kalman,
-    "ets": lambda _: DampedSmoothing(),
-    "arima": lambda _: libraries.arima(),
-    "prophet": lambda settings: libraries.prophet(settings.prophet_window, settings.interval_s),
+    "ets": lambda _, __: DampedSmoothing(),
+    RECURRING: lambda _, __: Recurring(),
+    "arima": lambda _, fitter: libraries.arima(fitter),
+    "prophet": lambda settings, fitter: libraries.prophet(
+        fitter, settings.prophet_window, settings.interval_s
+    ),
     "auto": _chooser,
 }
 PREDICTORS: Final = tuple(_MODELS)

@@ -7,13 +7,16 @@ says. `rivals.py` has the policies ours is compared with.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
+from typing_extensions import override
 
+from select_service.planner.core.lengths import from_buckets
 from select_service.planner.types import (
     IDLE,
     Load,
@@ -26,18 +29,21 @@ from select_service.planner.types import (
 )
 from select_service.simulator.core.cluster import Cluster, ClusterSettings, PoolSettings
 from select_service.simulator.core.latency import ProfileLatency
+from select_service.simulator.core.observing import ISL_EDGES
 from select_service.simulator.core.requests import Request
-from select_service.simulator.core.routers import LeastLoaded
+from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from select_service.planner.core.demand import Interval
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warming import TracedRequest
     from select_service.planner.types import Reading
     from select_service.simulator.core.observing import Observation
     from select_service.simulator.core.requests import Outcome
+    from select_service.simulator.core.routers import Verdict
 
 __all__ = ["DECODE", "KEY", "PREFILL", "Policy", "Replay", "ReplaySettings", "Result"]
 
@@ -59,10 +65,14 @@ class ReplaySettings:
     startup_s: float = 60.0
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
+    attainment: float | None = 0.99
+    """Share of requests that ours and the oracle size for; None: on average."""
     prefill_gpus: int = 1
     decode_gpus: int = 1
     start: tuple[int, int] = (1, 1)
     seed: int = 1
+    warmup: tuple[Interval, ...] = ()
+    """What predictors have learnt before."""
 
 
 class Policy(Protocol):
@@ -96,7 +106,10 @@ class Result:
 
     @property
     def attainment(self) -> float:
-        """Share of requests that met both targets."""
+        """Share of all requests that met both targets; who was refused or lost did not.
+
+        Of a request count its own TTFT and its own mean time between tokens.
+        """
         return self.in_time / self.requests if self.requests else 1.0
 
 
@@ -120,6 +133,42 @@ class _Trace:
     def after(self, outcome: Outcome) -> Iterable[Request]:  # noqa: ARG002 - a Workload
         """Nothing follows."""
         return ()
+
+
+class LeastWork(Counting):
+    """As the service places: prompts where the fewest tokens wait, answers with the fewest."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self._tokens: Counter[int] = Counter()  # of prompts that are not computed, by worker
+        self._prompts: dict[str, tuple[int, int]] = {}  # worker and tokens, by key
+
+    @override
+    def route(self, key: str, request: Request, now: float) -> Verdict | None:
+        verdict = super().route(key, request, now)
+        if isinstance(verdict, Placed) and verdict.prefill_worker_id is not None:
+            self._prompts[key] = verdict.prefill_worker_id, request.isl
+            self._tokens[verdict.prefill_worker_id] += request.isl
+        return verdict
+
+    @override
+    def choose(self, ids: list[int], request: Request) -> int:
+        return min(ids, key=lambda one: (self._tokens[one], self.load(one), one))
+
+    @override
+    def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
+        super().prefilled(key, cached_tokens, now)
+        self._computed(key)
+
+    @override
+    def finished(self, key: str, now: float) -> None:
+        super().finished(key, now)
+        self._computed(key)
+
+    def _computed(self, key: str) -> None:
+        worker_id, tokens = self._prompts.pop(key, (None, 0))
+        if worker_id is not None:
+            self._tokens[worker_id] -= tokens
 
 
 class Replay:
@@ -155,7 +204,7 @@ class Replay:
                 block_size=_BLOCK,
                 sample_s=1e9,
             ),
-            LeastLoaded(random.Random(settings.seed)),  # noqa: S311  # nosec B311 - no secret
+            LeastWork(random.Random(settings.seed)),  # noqa: S311  # nosec B311 - no secret
             _Trace(self._requests),
         )
         for pool, count in zip(_POOLS.values(), settings.start, strict=True):
@@ -210,7 +259,8 @@ class _Turn:
         gpus = {"prefill": self._settings.prefill_gpus, "decode": self._settings.decode_gpus}
         for name, count in gpus.items():
             there = len(self._cluster.worker_ids(name))
-            self.result.gpu_hours += there * count * seen.interval_s / 3600
+            # who starts and who drains has to be paid, too
+            self.result.gpu_hours += seen.pools[name].worker_seconds * count / 3600
             self.result.replicas[name].append((self._cluster.now, float(there)))
 
     def _act(self, counts: dict[PoolKey, int], states: dict[PoolKey, PoolState]) -> None:
@@ -265,13 +315,21 @@ def _window(seen: Sequence[Observation]) -> Window:
         itl_ms=_mean(((one.itl_s, one.finished) for one in seen), 1e3),
         request_s=_mean((one.request_duration_s, one.finished) for one in seen),
         concurrency=Value(sum(live * span for live, span in decode) / seconds),
+        isl_mix=_mix(seen),
     )
+
+
+def _mix(seen: Sequence[Observation]) -> tuple[tuple[float, float], ...]:
+    counts = np.sum([one.isl_histogram for one in seen], axis=0)
+    return from_buckets(list(zip((*ISL_EDGES, math.inf), np.cumsum(counts), strict=True)))
 
 
 def _load(seen: Observation) -> Load:
     return Load(
         prefill_backlog_tokens=Value(float(seen.pools["prefill"].prefill_backlog_tokens)),
         concurrency=Value(seen.pools["decode"].concurrency),
+        arrived=Value(float(seen.num_req)) if seen.num_req else IDLE,
+        seconds=seen.interval_s,
     )
 
 

@@ -33,6 +33,7 @@ __all__ = ["POLICIES", "Oracle", "Ours", "Reactive", "Reference", "make_policy"]
 
 POLICIES: Final = ("slo", "compatible", "reactive", "oracle")
 _BUSY: Final = 0.7  # what a reactive scaler keeps its engines at
+_ORACLE_S: Final = 30.0  # shorter ones would be chance
 States = dict[PoolKey, PoolState]
 
 
@@ -43,15 +44,21 @@ class Ours:
         self, profile: Profile, tuning: PredictorSettings, settings: ReplaySettings, gpus_max: int
     ) -> None:
         self.name = f"slo ({tuning.name})"
-        limits = PoolLimits(step_up=64, step_down=8, stabilisation_s=3 * settings.interval_s)
+        limits = PoolLimits(
+            step_up=64,
+            step_down=8,
+            stabilisation_s=3 * settings.interval_s,
+            start_s=settings.startup_s,
+        )
         pools = {
             "prefill": PoolSettings(gpus=settings.prefill_gpus, limits=limits),
             "decode": PoolSettings(gpus=settings.decode_gpus, limits=limits),
         }
         predictors = Predictors(*(make_predictor(tuning) for _ in range(3)))
-        goals = Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=0.99)
+        goals = _goals(settings)
         model = Model(KEY, pools, Surface(profile), predictors, goals)  # type: ignore[arg-type] # roles
         self._fleet = Fleet([model], gpus_max, settings.interval_s)
+        model.warm_up(settings.warmup, settings.interval_s)
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
@@ -60,6 +67,10 @@ class Ours:
     def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
         return _counts(self._fleet.fast({KEY: load}, states, now))
+
+
+def _goals(settings: ReplaySettings) -> Goals:
+    return Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=settings.attainment)
 
 
 def _counts(decision: object) -> dict[PoolKey, int]:
@@ -75,6 +86,9 @@ class Reference:
         self.name = f"compatible ({tuning.name})"
         self._lookup = CompatibleLookup(profile)
         self._predictors = [make_predictor(tuning) for _ in range(3)]
+        for one in settings.warmup:
+            for predictor, value in zip(self._predictors, one, strict=True):
+                predictor.add(value or 0.0)
         self._limits = CompatibleLimits(
             interval_s=settings.interval_s,
             itl_ms=settings.itl_ms,
@@ -164,11 +178,11 @@ class Oracle:
     ) -> None:
         self._surface = Surface(profile)
         self._settings = settings
-        self._goals = Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms, attainment=0.99)
+        self._goals = _goals(settings)
         self._needs: list[tuple[int, int]] = []
         bins: list[list[TracedRequest]] = []
         for one in requests:
-            index = int(one.at_s / settings.interval_s)
+            index = int(one.at_s / _ORACLE_S)
             while len(bins) <= index:
                 bins.append([])
             bins[index].append(one)
@@ -180,9 +194,7 @@ class Oracle:
             return 1, 1
         lengths = Lengths.of(from_values(one.isl for one in found))
         osl = sum(one.osl for one in found) / len(found)
-        forecast = Forecast(
-            len(found) / self._settings.interval_s, lengths or Lengths.single(1.0), osl, 1.0
-        )
+        forecast = Forecast(len(found) / _ORACLE_S, lengths or Lengths.single(1.0), osl, 1.0)
         prefill = size_prefill(self._surface, forecast, self._goals, 1.0)
         gpus = self._settings.decode_gpus
         decode = size_decode(self._surface, forecast, self._goals, 1.0, gpus=gpus)
@@ -198,9 +210,9 @@ class Oracle:
 
     def _at(self, now: float) -> dict[PoolKey, int]:
         settings = self._settings
-        first = int(now / settings.interval_s)
+        first = int(now / _ORACLE_S)
         # what is asked for now is there after the start: look until then, and one look further
-        last = int((now + settings.startup_s + settings.fast_s) / settings.interval_s)
+        last = int((now + settings.startup_s + settings.fast_s) / _ORACLE_S)
         needs = self._needs[max(0, first) : last + 1] or [(1, 1)]
         return {PREFILL: max(one[0] for one in needs), DECODE: max(one[1] for one in needs)}
 

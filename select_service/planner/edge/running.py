@@ -11,13 +11,12 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import uvicorn
 
-from select_service.planner.core.demand import Interval
-from select_service.planner.core.warming import whole_bins
+from select_service.planner.core.demand import intervals_of
 from select_service.planner.edge.connectors.connector import DryRun
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.kube import Kube
@@ -43,9 +42,11 @@ if TYPE_CHECKING:
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.lease import Lease
     from select_service.planner.edge.sources.source import Source
-    from select_service.planner.types import PoolKey
+    from select_service.planner.types import PoolKey, Role
 
 __all__ = ["RunSettings", "run"]
+
+_ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     lease_name: str = "select-planner"
     ray_dashboard: str = "http://127.0.0.1:8265"
+    ray_token_file: Path | None = None
     decision_timeout_s: float = 1800.0
     state_dir: Path | None = None
     fast_s: float | None = 5.0
@@ -149,14 +151,9 @@ def _models(settings: RunSettings) -> list[ModelSettings]:
 def _warm_up(fleet: Fleet, settings: RunSettings) -> None:
     if settings.warmup_trace is None:
         return
-    bins = whole_bins(read_trace(settings.warmup_trace), settings.tuning.interval_s)
+    history = intervals_of(read_trace(settings.warmup_trace), settings.tuning.interval_s)
     for model in fleet.models:
-        model.demand.warm_up(
-            Interval(float(one.requests), one.isl, one.osl)
-            if one.requests
-            else Interval(0.0, None, None)
-            for one in bins
-        )
+        model.warm_up(history, fleet.interval_s)
 
 
 def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memory]:
@@ -195,16 +192,19 @@ def _source(settings: RunSettings) -> Source:
     if settings.source == "selector":
         if not settings.selectors:
             raise SettingsError("--metrics-source selector needs --selector URL")
-        token = None
-        if settings.token_file is not None:
-            try:
-                token = settings.token_file.read_text().strip()
-            except OSError as error:
-                raise SettingsError(f"{settings.token_file}: {error.strerror}") from error
-        return SelectorSource(settings.selectors, token)
+        return SelectorSource(settings.selectors, _token(settings.token_file))
     if settings.trace is None:
         raise SettingsError("--metrics-source trace needs --trace FILE")
     return TraceSource(read_trace(settings.trace))
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def _connector(
@@ -224,7 +224,8 @@ def _connector(
     if settings.connector == "ray":
         from select_service.planner.edge.connectors.ray import RayConnector  # noqa: PLC0415
 
-        return RayConnector(resources, settings.ray_dashboard)
+        token = _token(settings.ray_token_file) or os.environ.get("RAY_AUTH_TOKEN")
+        return RayConnector(resources, settings.ray_dashboard, token)
     from select_service.planner.edge.connectors.kubernetes import (  # noqa: PLC0415
         KubernetesConnector,
     )
@@ -241,10 +242,10 @@ def single_model(  # noqa: PLR0913 - one flag each
     resources: tuple[str, str],
     gpus: tuple[int, int],
     endpoints_min: int,
+    start_s: float,
     goals: tuple[float, float, float | None],
 ) -> ModelSettings:
     """Return the settings of one model with a prefill and a decode pool."""
-    prefill, decode = resources
     ttft_ms, itl_ms, attainment = goals
     return ModelSettings(
         model_name=model_name,
@@ -254,7 +255,13 @@ def single_model(  # noqa: PLR0913 - one flag each
         itl_ms=itl_ms,
         attainment=attainment,
         pools=[
-            PoolTarget(role="prefill", gpus=gpus[0], replicas_min=endpoints_min, resource=prefill),
-            PoolTarget(role="decode", gpus=gpus[1], replicas_min=endpoints_min, resource=decode),
+            PoolTarget(
+                role=role,
+                gpus=cost,
+                replicas_min=endpoints_min,
+                start_s=start_s,
+                resource=resource,
+            )
+            for role, cost, resource in zip(_ROLES, gpus, resources, strict=True)
         ],
     )

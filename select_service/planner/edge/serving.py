@@ -6,6 +6,7 @@ report what was never done; nothing here can change a target.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -83,6 +84,8 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
             wait_s = float(request.query_params.get("wait_s", "0"))
         except ValueError:
             return _json({"error": "after and wait_s are numbers"}, _BAD)
+        if math.isnan(wait_s):  # a wait that never ends
+            return _json({"error": "wait_s is not a number"}, _BAD)
         found = await connector.next(after, wait_s)
         return Response(status_code=_NOTHING) if found is None else _json(found)
 
@@ -144,6 +147,9 @@ class PlannerMetrics(Collector):
         expected = _gauge("predicted", "For the next interval.", (*_MODEL, "what"))
         factors = _gauge("correction_factor", "Measured over profiled.", (*_MODEL, "phase"))
         missed = _gauge("missing_intervals", "In a row, of which nothing is known.", _MODEL)
+        fits = CounterMetricFamily(
+            PREFIX + "fit_failures", "Fits of predictors that failed or were late.", labels=_MODEL
+        )
         for model in self._loop.fleet.models:
             labels = (model.key.model_name, model.key.tenant_id)
             window = self._loop.windows.get(model.key)
@@ -160,7 +166,8 @@ class PlannerMetrics(Collector):
             factors.add_metric([*labels, "prefill"], model.p_correction.factor)
             factors.add_metric([*labels, "decode"], model.d_correction.factor)
             missed.add_metric(labels, model.demand.missed)
-        yield from (seen, expected, factors, missed)
+            fits.add_metric(labels, model.demand.fit_failures)
+        yield from (seen, expected, factors, missed, fits)
 
     def _loops(self) -> Iterator[Metric]:
         counts = self._loop.counts

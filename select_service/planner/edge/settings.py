@@ -6,6 +6,7 @@ name, of the flag. Paths in it are relative to the file.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.steadying import PoolLimits
 from select_service.planner.core.surface import Surface
+from select_service.planner.edge.fitting import Fitter
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.errors import SettingsError
@@ -36,6 +38,8 @@ class PoolTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     step_up: int = 8
     step_down: int = 2
     stabilisation_s: float = 300.0
+    start_s: float = 120.0
+    """Of a replica, until it was measured."""
     resource: str = ""
     """What the connector scales, in its own words: deployments/NAME, serve/APP/DEPLOYMENT."""
 
@@ -96,8 +100,12 @@ def build_fleet(
     """
     if len({one.key for one in models}) < len(models):
         raise SettingsError("a model is named twice")
+    fitter = Fitter(tuning.fit_deadline_s)
     return Fleet(
-        [_model(one, tuning) for one in models], gpus_max, tuning.interval_s, correct=correct
+        [_model(one, tuning, fitter) for one in models],
+        gpus_max,
+        tuning.interval_s,
+        correct=correct,
     )
 
 
@@ -106,8 +114,13 @@ def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
     return {PoolKey(one.key, pool.role): pool.resource for one in models for pool in one.pools}
 
 
-def _model(one: ModelSettings, tuning: PredictorSettings) -> Model:
+def _model(one: ModelSettings, tuning: PredictorSettings, fitter: Fitter) -> Model:
     roles = [pool.role for pool in one.pools]
+    for name in ("ttft_ms", "itl_ms", "weight"):
+        if not 0 < getattr(one, name) < math.inf:
+            raise SettingsError(f"{one.key}: {name} must be above 0")
+    if one.attainment is not None and not 0 < one.attainment < 1:
+        raise SettingsError(f"{one.key}: attainment must be between 0 and 1")
     if not roles or len(set(roles)) < len(roles):
         raise SettingsError(f"{one.key}: every role needs exactly one pool")
     if "aggregated" in roles and len(roles) > 1:
@@ -116,7 +129,7 @@ def _model(one: ModelSettings, tuning: PredictorSettings) -> Model:
         one.key,
         {pool.role: _pool(one.key, pool) for pool in one.pools},
         Surface(read_profile(Path(one.profile_results_dir))),
-        Predictors(*(make_predictor(tuning) for _ in range(3))),
+        Predictors(*(make_predictor(tuning, fitter) for _ in range(3))),
         Goals(
             ttft_ms=one.ttft_ms,
             itl_ms=one.itl_ms,
@@ -128,6 +141,8 @@ def _model(one: ModelSettings, tuning: PredictorSettings) -> Model:
 
 
 def _pool(key: ModelKey, pool: PoolTarget) -> PoolSettings:
+    if not (pool.start_s > 0 and pool.stabilisation_s >= 0):
+        raise SettingsError(f"{key} {pool.role}: start_s or stabilisation_s is impossible")
     if pool.gpus < 1 or pool.replicas_min < 0 or pool.replicas_max < max(1, pool.replicas_min):
         raise SettingsError(f"{key} {pool.role}: gpus, replicas_min or replicas_max is impossible")
     return PoolSettings(
@@ -138,5 +153,6 @@ def _pool(key: ModelKey, pool: PoolTarget) -> PoolSettings:
             step_up=pool.step_up,
             step_down=pool.step_down,
             stabilisation_s=pool.stabilisation_s,
+            start_s=pool.start_s,
         ),
     )

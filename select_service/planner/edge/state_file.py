@@ -52,12 +52,14 @@ class StateFile:
             PlannerError: the file is there and cannot be opened.
         """
         try:
-            memory = msgspec.json.decode(self._path.read_bytes(), type=Memory)
+            memory: Memory | None = msgspec.json.decode(self._path.read_bytes(), type=Memory)
         except FileNotFoundError:
             return Memory()
         except OSError as error:
             raise PlannerError(f"{self._path}: {error.strerror}") from error
         except msgspec.MsgspecError:
+            memory = None
+        if memory is None or not all(map(_makes_sense, memory.models)):
             self.damaged = True
             os.replace(self._path, self._path.with_suffix(".damaged"))
             return Memory()
@@ -65,7 +67,10 @@ class StateFile:
         for model in fleet.models:
             if model.key in known:
                 one = known[model.key]
-                model.recall(one.history, one.computed, one.p_correction, one.d_correction)
+                model.recall(
+                    *(one.history, one.computed, one.p_correction, one.d_correction),
+                    fleet.interval_s,
+                )
         return memory
 
     def write(self, fleet: Fleet, decision_id: int) -> None:
@@ -90,3 +95,11 @@ class StateFile:
             os.replace(aside, self._path)
         except OSError as error:
             raise PlannerError(f"{self._path}: {error.strerror}") from error
+
+
+def _makes_sense(one: _ModelMemory) -> bool:
+    """Whether it can be gone on from: numbers somebody wrote by hand may be none of ours."""
+    factors = (one.computed, one.p_correction, one.d_correction)
+    return all(factor > 0 for factor in factors) and all(
+        value is None or value >= 0 for interval in one.history for value in interval
+    )

@@ -73,11 +73,15 @@ def plan_compatible(profile: Profile, question: Question) -> dict[str, object]:
         p_correction=question.p_correction,
         d_correction=question.d_correction,
     )
-    terms = terms_of(CompatibleLookup(profile), demand, limits)
+    lookup = CompatibleLookup(profile)
+    try:
+        terms = terms_of(lookup, demand, limits)
+    except (ValueError, ArithmeticError) as error:  # a length that is no number
+        return {"error": type(error).__name__, "message": str(error), "intermediate": {}}
     intermediate = {"intermediate": _told(dataclasses.asdict(terms))}
     try:
         plan = plan_as_they(terms, limits)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, ArithmeticError) as error:
         return {"error": type(error).__name__, "message": str(error), **intermediate}
     return {"num_p": plan.num_p, "num_d": plan.num_d, **intermediate}
 
@@ -89,9 +93,7 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
         InfeasiblePlan: the minima cost more GPUs than there are.
         SettingsError: a number that is none.
     """
-    for name in ("requests", "isl", "osl"):
-        if not math.isfinite(getattr(question, name)):
-            raise SettingsError(f"{name} is not a finite number")
+    _check(question)
     surface = Surface(profile)
     goals = Goals(
         ttft_ms=question.ttft_ms,
@@ -131,6 +133,18 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
         "short_of_gpus": [str(one.pool.role) for one in pools if counts[one.pool] < one.wanted],
         "infeasible": [need.infeasible for need in needs if need.infeasible],
     }
+
+
+def _check(question: Question) -> None:
+    for name in ("requests", "isl", "osl", "p_correction", "d_correction", "ttft_ms", "itl_ms"):
+        value = getattr(question, name)
+        if not math.isfinite(value):
+            raise SettingsError(f"{name} is not a finite number")
+        if value < 0:
+            raise SettingsError(f"{name} is below 0")
+    for name in ("isl", "osl", "ttft_ms", "itl_ms"):
+        if question.requests and not getattr(question, name):
+            raise SettingsError(f"{name} is 0")
 
 
 def predict(settings: PredictorSettings, series: list[float]) -> dict[str, object]:

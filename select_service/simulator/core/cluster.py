@@ -194,6 +194,7 @@ class Cluster:
             return
         for seat in self._seats.values():
             assert not seat.worker.pool.used, f"worker {seat.worker.worker_id} holds blocks"
+            assert seat.state != "draining", "who drains and has nothing to do goes"
         # what routers are told late is on its way
         self.advance(self.now + self.settings.load_lag_s + self.settings.event_lag_s + TICK_S)
         self.router.check()
@@ -243,6 +244,13 @@ class Cluster:
         self._fleet.leave(worker.worker_id, self.now)
         self.router.remove(worker.worker_id, self.now)
         self._follow_up()
+
+    def _left(self, flight: _Flight) -> None:
+        """A request is no longer on its workers or on its way there: who drains may have to go."""
+        for worker_id in flight.workers:
+            seat = None if worker_id is None else self._seats.get(worker_id)
+            if seat is not None:
+                self._go_if_empty(seat)
 
     def _die(self, worker_id: int) -> None:
         seat = self._seats[worker_id]
@@ -414,7 +422,10 @@ class Cluster:
 
     def _moved(self, flight: _Flight, key: str, worker_id: int) -> None:
         if self._flights.get(key) is flight:
+            computed_on = None if flight.worker_id is None else self._seats.get(flight.worker_id)
             self._submit(flight, worker_id, Job(flight.outcome.request, prefilled=True))
+            if computed_on is not None:
+                self._go_if_empty(computed_on)
 
     def _ended_on_worker(self, job: Job, end: str) -> None:
         flight = self._flights.get(job.key)
@@ -433,6 +444,7 @@ class Cluster:
             return
         outcome.attempts += 1
         del self._flights[flight.key]
+        self._left(flight)
         again = _Flight(outcome, f"{outcome.request.number}/{outcome.attempts}")
         self._flights[again.key] = again
         # a moment later: the router may not know yet who is dead
@@ -452,3 +464,4 @@ class Cluster:
         if self._workload is not None:
             for request in self._workload.after(outcome):
                 self.offer(request)
+        self._left(flight)

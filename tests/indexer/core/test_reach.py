@@ -28,6 +28,10 @@ def why(settings: ReachSettings, host: str, address: str) -> str | None:
             "168.63.129.16",
             "2002:a9fe:a9fe::1",
             "::169.254.1.1",
+            "2001:0:a9fe:a9fe::1",  # Teredo by a server at 169.254.169.254
+            "2001:0:4136:e378:8000:63bf:5601:5601",  # of a client there, its bits turned over
+            "2001:db8::5efe:169.254.169.254",  # ISATAP
+            "2001:db8::200:5efe:169.254.169.254",
         ),
     ],
 )
@@ -36,13 +40,33 @@ def test_what_is_denied_by_default(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.1", "8.8.8.8", "2001:db8::1", "fd00::1"]
+    "address",
+    [
+        "127.0.0.1",
+        "::1",
+        "10.1.2.3",
+        "192.168.0.1",
+        "8.8.8.8",
+        "2001:db8::1",
+        "fd00::1",
+        "2001:0:4136:e378:8000:63bf:f7f7:f7f7",
+    ],
 )
 def test_what_is_allowed_by_default(address: str) -> None:
     assert why(ReachSettings(), "engine", address) is None
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "127.9.9.9",
+        "::1",
+        "::ffff:127.0.0.1",
+        "2002:7f00:1::",
+        "2001:0:808:808::80ff:fffe",
+    ],
+)
 def test_loopback_may_be_denied(address: str) -> None:
     assert "loopback" in (why(ReachSettings(loopback=False), "engine", address) or "")
     assert why(ReachSettings(loopback=False), "engine", "10.0.0.1") is None

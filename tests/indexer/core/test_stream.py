@@ -635,6 +635,22 @@ def test_last_words_of_an_engine_that_is_gone_are_no_restart() -> None:
     assert bench.state() == "uncertain"
 
 
+def test_what_waited_is_not_dropped_when_a_proven_engine_falls_silent() -> None:
+    """Its replay breaks off behind a batch that is too long for us: no word on what comes after."""
+    bench = Bench()
+    bench.live(0)
+    bench.live(2)  # heard before the news that the connection is back
+    bench.stream.on_reconnect(0.0)
+    bench.reply(0)
+    bench.wait(1.1)
+    bench.reply(0)
+    bench.wait(1.1)
+    assert not bench.stream.is_replaying
+    assert bench.blocks() == {0, 2}
+    assert bench.stream.lost_batches == 1
+    assert bench.state() == "uncertain"
+
+
 def test_an_engine_that_does_not_know_our_last_batch_is_another_one() -> None:
     bench = Bench()
     for seq in range(3):

@@ -87,6 +87,43 @@ def test_events(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     run(use)
 
 
+def test_who_hangs_up_is_told_from_who_is_not_there(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    async def use() -> None:
+        engine, endpoint = encrypted(context, zmq.PUB)
+        port = engine.getsockopt(zmq.LAST_ENDPOINT)
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            there = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"  # bound, and nobody listens
+            sockets = Sockets(StreamLimits())
+            plain = sockets.subscribe(endpoint)
+            wrong = sockets.subscribe(endpoint, server_key=STRANGER.public)
+            gone = sockets.subscribe(there, server_key=SERVER.public)
+
+            def news() -> list[Link]:
+                return [link for one in (plain, wrong, gone) for link in one.news()]
+
+            await until(lambda: bool(news() or (plain.is_refused and wrong.is_refused)))
+            await until(lambda: not news() and plain.is_refused and wrong.is_refused)
+            assert not gone.is_refused
+            assert sockets.handshakes_failed["protocol"] >= 1
+            assert sockets.handshakes_failed["silent"] >= 1
+            assert sockets.handshakes_failed["key"] == 0
+            engine.close()
+            await until(lambda: bool(news() or not wrong.is_refused))
+            await until(lambda: bool(news() or True) and not wrong.is_refused)
+            other, _ = encrypted(context, zmq.PUB)
+            other.bind(port)  # type: ignore[arg-type]
+            wrong.move_to(None)
+            for one in (plain, wrong, gone):
+                one.close()
+            sockets.close()
+            other.close()
+
+    run(use)
+
+
 def test_replays(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     async def use() -> None:
         engine, endpoint = encrypted(context, zmq.ROUTER)

@@ -342,7 +342,7 @@ def test_another_digest_is_pulled_at_once() -> None:
     here.hears(beat)
     here.turn()
     assert here.pulls == []
-    here.hears(msgspec.structs.replace(beat, digest=1))
+    here.hears(msgspec.structs.replace(beat, digest=1, number=beat.number + 1))
     here.turn()
     assert here.core.replicas.counters.digests_differed == 1
     pulled(here, there)
@@ -383,7 +383,7 @@ def test_a_snapshot_that_was_cut_short_does_not_end_anything() -> None:
         there.book(name, 1, 1)
         here.hears(there.effects.published[0])
     (beat,) = there.turn()
-    here.hears(msgspec.structs.replace(beat, digest=1))
+    here.hears(msgspec.structs.replace(beat, digest=1, number=beat.number + 1))
     here.turn()
     (pull,) = here.pulls
     parts = there.core.replica_snapshot(there.now)
@@ -464,6 +464,37 @@ def test_a_replica_that_leaves_says_so_and_what_it_owned_moves_with_the_next_cal
     here.hears(there.turn(there.core.limits.replica_heartbeat_s)[-1])
     (status,) = here.core.replica_status(here.now)
     assert status.state != "gone", "it has come back after all"
+
+
+def test_a_heartbeat_that_comes_again_says_nothing() -> None:
+    """Kept on the way and replayed: it neither moves its sender, nor revives it."""
+    here, there = acquainted()
+    old = there.core.replica_last_word()
+    old = msgspec.structs.replace(old, left=False, leaving=True, url="http://10.6.6.6")
+    here.hears(old)
+    (new,) = there.turn(there.core.limits.replica_heartbeat_s)
+    here.hears(new)
+    here.hears(old)
+    view = here.core.replicas.views[2000]
+    assert (view.leaving, view.url, view.http_port) == (False, None, 8092)
+    heard_at = view.heard_at
+    here.now += 1.0
+    here.hears(new)
+    assert view.heard_at == heard_at, "no sign of life"
+    here.hears(there.core.replica_last_word())
+    here.hears(new)
+    assert view.state == "gone"
+    assert here.core.replicas.counters.repeated == 3
+
+
+def test_a_heartbeat_that_a_snapshot_overtook_moves_nobody() -> None:
+    here, there = acquainted()
+    beat = there.core.replica_last_word()
+    there.book("a", 1, 1)
+    here.hears(there.effects.published[0])
+    here.hears(msgspec.structs.replace(beat, left=False, leaving=True, url="http://10.6.6.6"))
+    view = here.core.replicas.views[2000]
+    assert (view.leaving, view.url, view.state) == (False, None, "synced")
 
 
 def test_the_last_word_of_somebody_else_is_none() -> None:

@@ -360,43 +360,6 @@ def rss() -> int:
 
 
 @pytest.mark.slow
-def test_memory_of_many_reservations_comes_back() -> None:
-    async def use(_: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-
-        def load(count: int) -> None:
-            for number in range(count):
-                values = list(range(number * 16, number * 16 + 16))
-                service.reserve(
-                    ReservationRequest(
-                        reservation_id=f"reservation-{number}",
-                        worker_id=1,
-                        sequence_hashes=values,
-                        isl_tokens=256,
-                    )
-                )
-
-        def unload(count: int) -> None:
-            for number in range(count):
-                service.free(f"reservation-{number}")
-
-        load(100_000)  # once for what is kept for the next time: freed ids, arenas
-        unload(100_000)
-        gc.collect()
-        before = rss()
-        load(100_000)
-        full = rss()
-        unload(100_000)
-        gc.collect()
-        assert full - before < 400 << 20, "4 KB each"
-        assert rss() - before < 40 << 20
-        assert service.core.desk.bookings.expected == 0
-        service.core.check()
-
-    in_process(use)
-
-
-@pytest.mark.slow
 def test_memory_of_many_scopes_comes_back() -> None:
     async def use(_: httpx.AsyncClient, service: Driver) -> None:
         loop = asyncio.get_running_loop()

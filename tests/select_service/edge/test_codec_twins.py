@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from select_service.config import FieldValidation
@@ -17,6 +17,7 @@ from select_service.types import PromptFields, ReservationRequest, SelectRequest
 
 if Scanner is None:
     pytest.skip("the kernel is not in use", allow_module_level=True)
+from select_service._speed import signed_json
 
 KINDS = (SelectRequest, ReservationRequest)
 MODES = tuple(FieldValidation)
@@ -52,6 +53,22 @@ def taken(body: bytes) -> bool:
 
 def packed(values: list[int], width: int) -> bytes:
     return b"".join((value % (1 << 8 * width)).to_bytes(width, "little") for value in values)
+
+
+# -- what it prints ----------------------------------------------------------------------------
+
+EDGES = sorted(
+    {(sign * 10**n + more) % 2**64 for n in range(20) for sign in (1, -1) for more in (-1, 0, 1)}
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 63).map(lambda n: 2**n), max_size=40))
+@example(EDGES)
+@example([])
+def test_hashes_are_printed_as_signed_numbers(values: list[int]) -> None:
+    signed = [value - 2**64 if value >> 63 else value for value in values]
+    assert signed_json(packed(values, 8)) == json.dumps(signed, separators=(",", ":")).encode()
 
 
 # -- what it does itself -----------------------------------------------------------------------

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from select_service.edge import fast_lane
 from select_service.edge.answers import Response, Settling
 from select_service.edge.app import Server, create_door, create_driver
-from select_service.edge.asgi import Door
+from select_service.edge.asgi import Door, Head
 from select_service.edge.driver import Driver
-from select_service.edge.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Outbox, Peers
-from select_service.edge.http import ROUTES
+from select_service.edge.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
+from select_service.edge.http import ROUTES, Api
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -61,10 +66,24 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return answer
 
     monkeypatch.setattr(Door, "answer_now", spy)
+    kernel: Any = fast_lane.Turnstile
+    if kernel is not None:
+
+        class Spy(kernel):  # type: ignore[misc] # there is one only where it was built
+            """Answers in place of the door."""
+
+            def answer(self, lane: FastLane, data: bytes) -> bool | None:
+                done: bool | None = super().answer(lane, data)
+                if done and lane._debt is None:
+                    paths.append(data.split(b" ", 2)[1])
+                return done
+
+        monkeypatch.setattr(fast_lane, "Turnstile", Spy)
     return paths
 
 
 def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FastLane, "_answer_whole", lambda *_: False)
     for way in ("call_in_line", "call_with_id", "call_for"):
         monkeypatch.setattr(Door, way, lambda *_: None)
 
@@ -377,7 +396,7 @@ def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPat
             return Response(200, b'"late"')
 
         monkeypatch.setattr(
-            Door, "answer_now", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
+            Api, "do", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
         )
         waiting, other = await Wire.to(port), await Wire.to(port)
         waiting.ask("GET", "/health")
@@ -396,7 +415,7 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
         owed = Settling(Response(200, b'"owed"'), written)
-        monkeypatch.setattr(Door, "answer_now", lambda *_: owed)
+        monkeypatch.setattr(Api, "do", lambda *_: owed)
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
         assert await wire.rest() == b""  # 400 would be taken for the answer to the first
@@ -426,7 +445,7 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
             asyncio.get_running_loop().call_soon(written.set_result, None)
             return Settling(Response(200, b"{}"), written)
 
-        monkeypatch.setattr(Door, "answer_now", settling)
+        monkeypatch.setattr(Api, "do", settling)
         monkeypatch.setattr(FastLane, "on_headers_complete", spy)
         wire = await Wire.to(port)
         for _n in range(4):
@@ -442,9 +461,7 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
 ) -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(
-            Door, "answer_now", lambda *_: Settling(Response(200, b'"owed"'), written)
-        )
+        monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
         await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
@@ -492,12 +509,18 @@ class _Sent(asyncio.Transport):
         return self.closing
 
 
-def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
+OUTBOXES = pytest.mark.parametrize("kind", {fast_lane.PlainOutbox, fast_lane.Outbox})
+
+
+@OUTBOXES
+def test_answers_of_one_turn_go_out_together_and_in_order(
+    kind: type[fast_lane.PlainOutbox],
+) -> None:
     async def use() -> None:
         loop = asyncio.get_running_loop()
         said: list[tuple[str, bytes]] = []
         one, other, gone = (_Sent(said, name) for name in ("one", "other", "gone"))
-        box = Outbox()
+        box = kind(ANSWERS_MAX)
         box.put(one, b"1", loop)
         box.put(other, b"2", loop)
         box.put(gone, b"3", loop)
@@ -512,11 +535,12 @@ def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
     asyncio.run(use())
 
 
-def test_not_many_answers_wait_for_the_others() -> None:
+@OUTBOXES
+def test_not_many_answers_wait_for_the_others(kind: type[fast_lane.PlainOutbox]) -> None:
     async def use() -> None:
         loop = asyncio.get_running_loop()
         said: list[tuple[str, bytes]] = []
-        box, transport = Outbox(), _Sent(said, "one")
+        box, transport = kind(ANSWERS_MAX), _Sent(said, "one")
         for _ in range(ANSWERS_MAX + 1):
             box.put(transport, b"x", loop)
         assert len(said) == ANSWERS_MAX
@@ -537,3 +561,57 @@ def test_a_refusal_comes_behind_the_answer_before_it() -> None:
         assert (await wire.answer())[0] == 400
 
     on_a_port(use)
+
+
+IDS = st.text(st.characters(max_codepoint=0x7F), max_size=12)
+
+
+@pytest.mark.skipif(fast_lane.Turnstile is None, reason="the kernel is not built")
+@settings(max_examples=300)
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]),
+    pattern=st.sampled_from(sorted({route.pattern for route in ROUTES})),
+    name=IDS | st.sampled_from(["batch", "a.b~c:d@e-f_g", "0", "a b", "a%20b", "a/b", "\u00e9"]),
+    behind=st.sampled_from([" HTTP/1.1", " HTTP/1.0", "?a=b HTTP/1.1", "", " HTTP/1.1 "]),
+)
+@example("DELETE", "/reservations/{reservation_id}", "batch", " HTTP/1.1")
+@example("POST", "/reservations/batch", "", " HTTP/1.1")
+def test_the_kernel_finds_the_calls_that_the_door_finds(
+    method: str, pattern: str, name: str, behind: str
+) -> None:
+    line = (method + " " + re.sub(r"{\w+}", lambda _: name, pattern) + behind).encode()
+    door = _door()
+    call = door.call_in_line(line) or door.call_with_id(line)
+    found = _found_by_the_kernel(door, line)
+    if call is None:
+        assert found is None
+    else:
+        assert found == (call.route, call.params)
+
+
+@functools.cache
+def _door() -> Door:
+    return create_door(create_driver(SETTINGS), SETTINGS)[0]
+
+
+def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]] | None:
+    """Have the kernel answer a request that has nothing but its line and a plain header."""
+    asked: list[tuple[Any, tuple[str, ...]]] = []
+    lines = b"\r\nhost: s"
+
+    class Counter:
+        def do(self, route: Any, request: Any) -> Response:
+            assert request.query == request.body == b""
+            asked.append((route, request.params))
+            return Response(418, b"")
+
+    lane: Any = mock.Mock()
+    lane.heads.known = {lines: Head(cast("Any", Counter()), 0, True, False)}
+    lane.transport.is_closing.return_value = False
+    lane.flow.write_paused = False
+    assert fast_lane.Turnstile is not None
+    turnstile = fast_lane.Turnstile(door, mock.Mock(), fast_lane.Outbox(ANSWERS_MAX))
+    done = turnstile.answer(lane, line + lines + b"\r\n\r\n")
+    assert done is (True if asked else None)
+    assert lane.write_answer.called is bool(asked)
+    return asked[0] if asked else None

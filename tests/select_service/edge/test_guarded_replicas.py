@@ -16,6 +16,7 @@ import zmq
 
 from indexer.edge.curve import KeyPair, new_key_file
 from indexer.edge.sockets import Link
+from indexer.errors import KeyFileUnusable
 from select_service.core.replica_events import TOPIC
 from select_service.edge.driver import Driver
 from select_service.edge.passport import Passport
@@ -125,6 +126,93 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
             await until(lambda: two.core.desk.bookings.live("unheard") is not None)
             assert publisher.key_check.accepted == 2
             await relay.stop()
+
+    run(use)
+
+
+def rewrite(path: Path, pair: KeyPair) -> None:
+    path.write_text(f"public {pair.public}\nsecret {pair.secret}\n")
+
+
+def test_a_key_is_exchanged_under_traffic(tmp_path: Path) -> None:
+    """The procedure of the README, two replicas booking all the while: nothing is missed."""
+    one_path, two_path = tmp_path / "one", tmp_path / "two"
+    old, other, new = new_key_file(str(one_path)), new_key_file(str(two_path)), KeyPair.new()
+    ports = free_port(), free_port()
+    at = [f"tcp://127.0.0.1:{port}" for port in ports]
+    lists = tmp_path / "by-one", tmp_path / "by-two"
+    lists[0].write_text(f"{other.public} {at[1]}\n")
+    lists[1].write_text(f"{old.public} {at[0]}\n")
+
+    async def use() -> None:
+        async with (
+            listening(
+                replica_sync_port=ports[0],
+                curve_key=str(one_path),
+                curve_replica_keys=str(lists[0]),
+                replica_heartbeat_s=0.2,
+            ) as (http_one, one, _),
+            listening(
+                replica_sync_port=ports[1],
+                curve_key=str(two_path),
+                curve_replica_keys=str(lists[1]),
+                replica_heartbeat_s=0.2,
+            ) as (http_two, two, _),
+        ):
+            both: tuple[Driver, Driver] = (one, two)
+            for service, port, peer in ((one, http_one, at[1]), (two, http_two, at[0])):
+                service.core.replica_announce(port)
+                seat(service)
+                service.register_peer(peer)
+            books = [one.core.desk.bookings, two.core.desk.bookings]
+            number = 0
+
+            async def agree(because: str) -> None:
+                nonlocal number
+                names = []
+                for service in both:
+                    number += 1
+                    names.append(f"{because}-{number}")
+                    book(service, names[-1])
+                await until(lambda: all(one.live(name) for one in books for name in names))
+
+            def reload(service: Driver) -> None:
+                assert service.security is not None
+                service.security.prepare()()
+
+            await agree("before")
+            lists[1].write_text(f"{old.public} {at[0]}\n{new.public}\n")
+            reload(two)  # the new key may listen, the old one is still that of its endpoint
+            await agree("both-listed")
+            book(two, "between")
+            rewrite(one_path, new)
+            reload(one)
+            book(one, "unheard-at-first")
+            lists[1].write_text(f"{new.public} {at[0]}\n{old.public}\n")
+            reload(two)
+            await agree("exchanged")
+            lists[1].write_text(f"{new.public} {at[0]}\n")
+            reload(two)  # the old one may listen no more: whoever has it is cut off
+            await agree("old-gone")
+            await until(lambda: all(one.live("unheard-at-first") for one in books))
+            assert len(books[0]) == len(books[1]) == number + 2
+            assert one.credentials is not None
+            assert one.credentials.replica_keys is not None
+            ours = one.credentials.replica_keys
+            assert ours.own.public == new.public
+
+            # half a file changes nothing
+            one_path.write_text(f"public {new.public}\n")
+            with pytest.raises(KeyFileUnusable):
+                reload(one)
+            assert ours.own.public == new.public
+            rewrite(one_path, new)
+            publisher: Any = one.replicas.publisher if one.replicas else None
+            socket = publisher._socket
+            reload(one)
+            await asyncio.sleep(0)
+            assert publisher._socket is socket, "nobody is cut off by the same key"
+            await agree("unchanged")
 
     run(use)
 

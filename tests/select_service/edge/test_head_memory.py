@@ -12,7 +12,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from unittest import mock
 
 import msgspec
@@ -21,6 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from select_service.config import Durability
+from select_service.edge import fast_lane
 from select_service.edge.app import Server, create_door, create_driver
 from select_service.edge.fast_lane import FastLane
 from select_service.edge.listening import Entrances
@@ -229,8 +230,11 @@ async def told(server: Server, stream: Stream) -> bytes:
     return re.sub(rb"content-length: [0-9]+(\r\n\r\n[^\r]*TIME)", rb"content-length: N\1", timeless)
 
 
-async def answers(streams: list[Stream], **chosen: Any) -> list[bytes]:
-    """What a new server says to each of them, one after the other."""
+Outcome: TypeAlias = tuple[list[bytes], dict[tuple[str, str], dict[int, int]]]
+
+
+async def answers(streams: list[Stream], **chosen: Any) -> Outcome:
+    """What a new server says to each of them, one after the other, and what it has counted."""
     options = msgspec.structs.replace(SETTINGS, **chosen)
     service = create_driver(options)
     await service.start()
@@ -240,9 +244,13 @@ async def answers(streams: list[Stream], **chosen: Any) -> list[bytes]:
             server = Server(options, *create_door(service, options), entrances)
             server.config.load()
             said = [await told(server, stream) for stream in streams]
-            assert server._door._traffic.crashes == 0
+            traffic = server._door._traffic
+            assert traffic.crashes == 0
             assert not server.server_state.tasks
-            return said
+            counted = {name: dict(one.statuses) for name, one in traffic.routes.items()}
+            for name, one in traffic.routes.items():
+                assert sum(one.buckets) == sum(counted[name].values())
+            return said, counted
     finally:
         await service.close()
 
@@ -269,13 +277,17 @@ def agree(streams: list[Stream], **chosen: Any) -> None:
         remembered = asyncio.run(answers(streams, **chosen))
     assert HEALTH in answered
     assert select() in answered
+    if fast_lane.Turnstile is not None:
+        with mock.patch.object(fast_lane, "Turnstile", None):
+            plain = asyncio.run(answers(streams, **_elsewhere(chosen, "plain")))
+        assert remembered == plain
     with mock.patch.object(FastLane, "_answer_whole", return_value=False):
-        parsed = asyncio.run(answers(streams, **_elsewhere(chosen)))
+        parsed = asyncio.run(answers(streams, **_elsewhere(chosen, "parsed")))
     assert remembered == parsed
 
 
-def _elsewhere(chosen: dict[str, Any]) -> dict[str, Any]:
-    return {name: f"{v}-2" if name == "state_dir" else v for name, v in chosen.items()}
+def _elsewhere(chosen: dict[str, Any], where: str) -> dict[str, Any]:
+    return {name: f"{v}-{where}" if name == "state_dir" else v for name, v in chosen.items()}
 
 
 def agree_on_disk(streams: list[Stream]) -> None:

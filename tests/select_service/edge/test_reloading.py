@@ -61,7 +61,9 @@ def another(field: str) -> object:
         return "gpu"
     if field == "cache_hit_basis":
         return "cacheable"
-    if field.startswith(("active_decode", "global_cache")):
+    if field == "shadow_weights":
+        return {"temperature": 0.5}
+    if field.startswith(("active_decode", "global_cache", "shadow_")):
         return 0.5
     if value is None:
         return 7
@@ -81,6 +83,8 @@ def test_whatever_reloads_reaches_what_reads_it(field: str) -> None:
     assert service.core.registry.limits == settings.stream_limits
     assert service._replica_limits == settings.replica_limits
     assert service.core.admitting.settings == settings.admission
+    shadow = service.core.placing.shadow
+    assert (None if shadow is None else shadow.settings) == settings.shadow
     status = reloading.describe().settings[field]
     assert (status.value, status.source, status.reloads) == (value, "put", True)
     put(reloading, **{field: None})
@@ -108,6 +112,13 @@ def test_nothing_but_what_reloads_differs_after_a_change() -> None:
         ({"nonsense": 1}, "settings.nonsense", "no setting"),
         ({"lease_ttl_min_s": 10, "lease_ttl_max_s": 5}, "settings.lease_ttl_min_s", "more than"),
         ({"cache_hit_scope": "all"}, "settings.cache_hit_scope", "none of"),
+        ({"shadow_sample": 0}, "settings.shadow_sample", "0.0001..1"),
+        ({"shadow_cost_max": 1.5}, "settings.shadow_cost_max", "0.0001..1"),
+        ({"shadow_weights": {"warmth": 1}}, "settings.shadow_weights", "'warmth' is no weight"),
+        ({"shadow_weights": {"temperature": -1}}, "settings.shadow_weights", "temperature must"),
+        ({"shadow_weights": "temperature"}, "settings.shadow_weights", "name=value"),
+        ({"shadow_weights": 1}, "settings.shadow_weights", "name=value"),
+        ({"shadow_weights": ["a=1,b"]}, "settings.shadow_weights", "flag could say"),
         ({"leases-max": 1, "leases_max": 2}, None, "twice"),
     ],
 )

@@ -252,20 +252,62 @@ def test_those_who_do_not_shake_hands_are_limited_too(ca: Authority, tmp_path: P
 
     async def use(port: int, service: Driver, server: Server) -> None:
         silent = [await Wire.to(port) for _ in range(3)]
-        assert await silent[2].rest() == b""
+        assert await silent[0].rest() == b"", "the first makes room for the third"
         assert server._counts.refused_by_address == 1
-        silent[0].say(b"no TLS\r\n\r\n")
-        await silent[0].rest()
+        silent[1].say(b"no TLS\r\n\r\n")
+        await silent[1].rest()
         wire = await Wire.to(port, ca.client())
         assert await health(wire) == 200
-        await Wire.to(port)  # who has shaken hands counts among connections, not here
+        other = await Wire.to(port)  # who has shaken hands counts among connections, not here
         server._limits.tls_handshakes_max = 2
-        assert await (await Wire.to(port)).rest() == b""
-        assert (server._counts.refused_handshakes, server._counts.refused_by_address) == (1, 1)
+        await Wire.to(port)
+        assert await silent[2].rest() == b""
+        assert server._counts.handshakes == 2
+        server._limits.connections_per_address_max = 9
+        await Wire.to(port)
+        assert await other.rest() == b""
+        assert (server._counts.refused_handshakes, server._counts.refused_by_address) == (1, 2)
         assert server._counts.handshakes == 2
         assert await health(wire) == 200
 
     on_a_port(use, connections_per_address_max=2, **settings_of(ca, tmp_path))
+
+
+@pytest.mark.parametrize("flood", ["tls_handshakes_max", "connections_per_address_max"])
+def test_who_never_shakes_hands_keeps_nobody_out(ca: Authority, tmp_path: Path, flood: str) -> None:
+    """Not from the service, as long as a handshake is quicker than so many connections."""
+
+    async def use(port: int, _service: Driver, server: Server) -> None:
+        silent = [await Wire.to(port) for _ in range(40)]
+        for _ in range(3):
+            silent.append(await Wire.to(port))
+            wire = await Wire.to(port, ca.client())
+            wire.ask("PUT", "/config", {"settings": {"header_timeout_s": 60}})
+            assert (await wire.answer())[0] == 200
+            wire.close()
+        assert server._counts.handshakes <= 4
+
+    on_a_port(use, **{flood: 4}, **settings_of(ca, tmp_path))
+
+
+def test_the_reserve_over_tls(ca: Authority, tmp_path: Path) -> None:
+    """Limits of connections that were set too low can be taken back over TLS, too."""
+
+    async def use(port: int, _service: Driver, server: Server) -> None:
+        first = await Wire.to(port, ca.client())
+        assert await health(first) == 200
+        wire = await Wire.to(port, ca.client())
+        wire.ask("GET", "/loads")
+        assert b"too_many_connections" in await wire.rest()
+        silent = [await Wire.to(port, ca.client()) for _ in range(protocol.RESERVED_MAX + 4)]
+        assert server._counts.reserved == protocol.RESERVED_MAX
+        wire = await Wire.to(port, ca.client())
+        wire.ask("PUT", "/config", {"settings": {"connections_max": None}})
+        assert (await wire.answer())[0] == 200
+        for one in silent:
+            one.close()
+
+    on_a_port(use, connections_max=1, **settings_of(ca, tmp_path))
 
 
 def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:

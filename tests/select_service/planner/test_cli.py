@@ -69,6 +69,29 @@ def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert "num_p: 4" in text
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--num-req", "nan", "requests is not a finite number"),
+        ("--num-req", "-5", "requests is below 0"),
+        ("--isl", "0", "isl is 0"),
+        ("--osl", "0", "osl is 0"),
+        ("--isl", "-3", "isl is below 0"),
+        ("--itl", "0", "itl_ms is 0"),
+        ("--itl", "nan", "itl_ms is not a finite number"),
+        ("--ttft", "-1", "ttft_ms is below 0"),
+        ("--p-correction", "nan", "p_correction is not a finite number"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(
+    flag: str, value: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ("plan", *plan_flags(CASES[1]), "--mode", "slo", flag, value)
+    code, _, error = asked(capsys, *wrong)
+    assert code == 1
+    assert why in error
+
+
 def test_predict_reads_a_list(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import { ago, count, decimal, duration, h, percent } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { Prefix } from "./prefix.js";
 import { Replicas } from "./replicas.js";
+import { Shadow } from "./shadow.js";
 import { Store } from "./store.js";
 import { askForToken, forgetForChanges } from "./token.js";
 import { Traffic } from "./traffic.js";
@@ -18,6 +19,7 @@ const VIEWS = [
   ["traffic", "Traffic", Traffic],
   ["admission", "Admission", Admission],
   ["decisions", "Decisions", Decisions],
+  ["shadow", "Shadow", Shadow],
   ["prefix", "Prefix", Prefix],
   ["reservations", "Reservations", Bookings],
   ["replicas", "Replicas", Replicas],

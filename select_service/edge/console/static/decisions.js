@@ -132,6 +132,7 @@ export class Decisions {
         panel("Weights in force", facts(Object.entries(one.weights).map(([name, value]) => [name.replaceAll("_", " "), { true: "yes", false: "no" }[value] ?? String(value)]))),
       ),
     );
+    if (one.shadow) blocks.push(this.shadow(one.shadow));
     if (one.pair) blocks.push(panel("Pair", facts([["Mode", one.pair.mode], ["Reason", one.pair.reason], ["One worker costs", decimal(one.pair.aggregated_cost, 2)], ["The pair costs", decimal(one.pair.disaggregated_cost, 2)]])));
     return blocks;
   }
@@ -142,6 +143,11 @@ export class Decisions {
     const how = { lowest: "has the lowest cost", tie: `was drawn among ${chosen.ties} of equal cost`, softmax: "was drawn by temperature", only: "was the only candidate" }[chosen.picked_by] ?? chosen.picked_by;
     const margin = chosen.runner_up ? `; ${decimal(Math.abs(chosen.margin), 2)} blocks ${chosen.margin < 0 ? "dearer than" : "ahead of"} worker ${nameOf(chosen.runner_up)}` : "";
     return h("p", { id: "verdict" }, h("b", {}, `Worker ${nameOf(chosen)}`), ` ${how} (${decimal(chosen.cost, 2)} blocks)${margin}.`);
+  }
+
+  shadow({ agrees, shadow, ...one }) {
+    const whom = agrees ? "the same rank" : `worker ${nameOf(shadow)}`;
+    return panel("Other weights", h("p", { id: "shadow-verdict" }, `The shadow weights would have chosen ${whom}.`), facts([["It costs more, by the live weights", `${decimal(one.regret_by_live_weights, 2)} blocks`], ["The live choice costs more, by the shadow's", `${decimal(one.regret_by_shadow_weights, 2)} blocks`], ["To prefill, live", plural(one.live.prefill_tokens, "token")], ["To prefill, shadow", plural(shadow.prefill_tokens, "token")]]));
   }
 
   candidates(one) {

@@ -4,6 +4,14 @@ const KEPT_MS = 15 * 60 * 1000;
 const JUMP_MS = 60 * 1000;
 const WINDOW_MS = 10 * 1000; // latency is of the requests of so long
 
+// What was scored for a shadow between two points; where nothing was, nothing is known.
+function shadowOf(now, then) {
+  const scored = now.shadow_scored - then.shadow_scored;
+  if (!(scored > 0)) return { agreement: null, livePrefill: null, shadowPrefill: null };
+  const mean = (name) => (now[name] - then[name]) / scored;
+  return { agreement: mean("shadow_agreed"), livePrefill: mean("shadow_live_prefill_tokens"), shadowPrefill: mean("shadow_own_prefill_tokens") };
+}
+
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 export class Store {
@@ -91,7 +99,8 @@ export class Store {
     return rows;
   }
 
-  // Rates between points: [{at_ms, selections, failed, hitRate, p50, p99, waiting, reservations}]
+  // Rates between points: [{at_ms, selections, failed, hitRate, p50, p99, waiting, reservations,
+  // agreement, livePrefill, shadowPrefill}]
   series() {
     const out = [];
     let back = 0;
@@ -119,6 +128,7 @@ export class Store {
         p99: asked ? this.quantile(counts, asked, 0.99) : null,
         waiting: now.waiting,
         reservations: now.reservations,
+        ...shadowOf(now, then),
       });
     }
     return out;

@@ -52,6 +52,7 @@ class RayConnector:
     Args:
         resources: what belongs to which pool.
         dashboard: where Serve's REST API is, for `serve/` resources.
+        token: bearer token, where the cluster asks for one (`RAY_AUTH_MODE=token`).
         client: for tests.
 
     Raises:
@@ -63,10 +64,12 @@ class RayConnector:
         self,
         resources: Mapping[PoolKey, str],
         dashboard: str = "http://127.0.0.1:8265",
+        token: str | None = None,
         client: httpx.AsyncClient | None = None,
     ) -> None:
         self._parts = {pool: _parts(resource) for pool, resource in resources.items()}
         self._url = dashboard.rstrip("/") + PATH
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
         self.problems: dict[PoolKey, str] = {}
         self._ray = _ray() if any(parts[0] == "actor" for parts in self._parts.values()) else None
@@ -140,7 +143,9 @@ class RayConnector:
 
     async def _send(self, method: str, body: dict[str, Any] | None) -> _Applications:
         try:
-            response = await self._client.request(method, self._url, json=body)
+            response = await self._client.request(
+                method, self._url, json=body, headers=self._headers
+            )
             response.raise_for_status()
             content = response.content if method == "GET" else b"{}"
             return msgspec.json.decode(content, type=_Applications)

@@ -8,6 +8,7 @@ to all of them, so of gauges the largest counts, never the sum.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -19,7 +20,7 @@ from select_service.planner.edge.sources.source import counted, ratio
 from select_service.planner.types import IDLE, Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from select_service.planner.types import ModelKey, Reading
 
@@ -77,33 +78,50 @@ class SelectorSource:
         urls: of selectors that share the traffic.
         token: bearer token, where they ask for one.
         client: for tests.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, urls: Sequence[str], token: str | None = None, client: httpx.AsyncClient | None = None
+        self,
+        urls: Sequence[str],
+        token: str | None = None,
+        client: httpx.AsyncClient | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._selectors = [_Selector(url) for url in urls]
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._headers = headers
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
         self._live: dict[ModelKey, list[float]] = defaultdict(list)
+        self._lost_s = 0.0  # of windows before that nobody knows
+        self._clock = clock
+        self._looked_at = clock()
+        self._counted: dict[ModelKey, float] = {}  # requests of this window at the last look
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Scrape, and return what happened since the last call.
 
         A selector that could not be scraped makes the whole interval missing: its share of the
-        traffic is not known.
+        traffic is not known. The next window that is known then covers that time, too.
         """
         await self._scrape()
+        seconds += self._lost_s
         told = {model: self._window(model, seconds) for model in models}
-        for one in self._selectors:
+        is_lost = any(one.error for one in self._selectors)
+        self._lost_s = seconds if is_lost else 0.0
+        for one in self._selectors if not is_lost else ():
             one.grown = defaultdict(float)
         self._live.clear()
+        if not is_lost:
+            self._counted.clear()
+        self._looked_at = self._clock()
         return told
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
         """Scrape, and return the load of this moment."""
         await self._scrape()
+        now = self._clock()
+        seconds, self._looked_at = now - self._looked_at, now
         told = {}
         for model in models:
             live = self._gauge("reservations", model)
@@ -113,6 +131,8 @@ class SelectorSource:
                 prefill_backlog_tokens=self._backlog(model),
                 concurrency=live,
                 waiting=self._gauge("pending_requests", model),
+                arrived=self._arrived(model),
+                seconds=seconds,
             )
         return told
 
@@ -130,6 +150,16 @@ class SelectorSource:
             one.take(parse(response.text))
         except (httpx.HTTPError, ValueError) as error:
             one.error = f"{one.url}: {str(error) or type(error).__name__}"
+
+    def _arrived(self, model: ModelKey) -> Reading:
+        """Requests since the last look; not known while a selector cannot be asked."""
+        lost = [one.error for one in self._selectors if one.error]
+        total = self._sum("demand_requests_total", model)
+        if lost or total is None:
+            return Missing("; ".join(lost) or "no selector counts demand")
+        before = self._counted.get(model, 0.0)
+        self._counted[model] = total
+        return counted(total - before, "no selector counts demand")
 
     def _window(self, model: ModelKey, seconds: float) -> Window:
         lost = [one.error for one in self._selectors if one.error]

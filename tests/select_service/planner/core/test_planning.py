@@ -9,7 +9,8 @@ import pytest
 
 from select_service.planner.core.budget import PoolNeed, share_out
 from select_service.planner.core.correcting import Correction
-from select_service.planner.core.demand import Interval, Predictors
+from select_service.planner.core.demand import Demand, Interval, Predictors
+from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.sizing import Goals
@@ -125,6 +126,13 @@ def test_idle_intervals_hold_the_lengths() -> None:
     assert run.counts == (4, 6)  # sized with the lengths from before
 
 
+def test_an_interval_that_took_longer_is_no_more_traffic() -> None:
+    """A machine that slept, or a source that was away, tells of more than one interval."""
+    run = Run(prefill=1, decode=1)
+    run.slow(replace(BUSY, seconds=3 * INTERVAL, requests=Value(3 * 5400.0)))
+    assert run.counts == (4, 6)
+
+
 def test_missing_intervals_hold_replicas_and_then_the_load_decides() -> None:
     run = Run()
     run.slow(BUSY)
@@ -195,6 +203,14 @@ def test_down_only_after_the_window_and_not_while_replicas_start() -> None:
     assert steady.next(0, 2, 0, now=700.0) == (1, "kept within 1 and 1000")
 
 
+def test_down_at_once_where_the_forecasts_are_sure() -> None:
+    steady = Steady(PoolLimits(stabilisation_s=300.0, step_down=9))
+    assert steady.next(9, 9, 0, now=0.0) == (9, "")
+    assert steady.next(4, 9, 0, now=60.0, sure=6)[0] == 6
+    assert steady.next(4, 6, 0, now=120.0, sure=3) == (4, "")
+    assert steady.next(2, 4, 1, now=180.0, sure=2)[0] == 4, "not while replicas start"
+
+
 def test_noise_does_not_flap() -> None:
     steady = Steady(PoolLimits(stabilisation_s=600.0))
     current, changes = 5, 0
@@ -224,7 +240,7 @@ def test_the_fast_loop_adds_at_once_and_does_not_pile_up() -> None:
 
 def test_a_queue_that_grows_fast_asks_for_as_many_as_its_work_arrives() -> None:
     slow, fast = Run(), Run()
-    for run, step in ((slow, 10_000.0), (fast, 100_000.0)):
+    for run, step in ((slow, 10_000.0), (fast, 200_000.0)):
         run.slow(BUSY)
         for turn in range(1, 5):
             run.states[PREFILL] = PoolState(run.counts[0], 4)
@@ -236,7 +252,70 @@ def test_live_requests_beyond_the_target_are_more_decode_engines() -> None:
     run = Run()
     run.slow(BUSY)
     run.fast(Load(concurrency=Value(500.0), context_tokens=Value(3150.0)))
-    assert run.counts == (4, 15)
+    # as fast as those that there is room for end, as many come: eight serve them in time. Fifteen
+    # would hold all that are live, but those stay where they are
+    assert run.counts == (4, 8)
+
+
+def test_a_queue_on_a_decode_engine_is_not_taken_for_traffic() -> None:
+    """Live requests pile up for a minute, until engines have started: that is no load of 16."""
+    run = Run()
+    run.slow(BUSY)
+    for turn in range(12):
+        run.states[DECODE] = PoolState(run.counts[1], 6)
+        run.fast(Load(concurrency=Value(200.0 + 60.0 * turn), context_tokens=Value(3150.0)))
+    assert run.counts[1] <= 11
+
+
+def test_arrivals_that_were_counted_are_sized_at_once_and_held_until_the_next_interval() -> None:
+    run = Run()
+    run.slow(BUSY)
+    calm = Load(arrived=Value(160.0), seconds=5.0)
+    run.fast(calm)
+    assert run.counts == (4, 6), "160 instead of 150 are chance"
+    decision = run.fast(Load(arrived=Value(450.0), seconds=5.0))
+    assert any("450 requests came in 5 s, 150 were planned" in one for one in decision.reasons)
+    surge = run.counts
+    assert surge[0] >= 9
+    assert surge[1] >= 15
+    for _ in range(20):
+        run.fast(calm)
+    assert run.counts == surge, "what was there a moment ago is not taken away on the spot"
+
+
+def test_a_burst_after_hours_of_nothing_is_seen_within_a_look() -> None:
+    run = Run(model(stabilisation_s=0.0))
+    run.slow(BUSY)
+    for _ in range(40):
+        run.slow(Window(seconds=INTERVAL, requests=IDLE))
+    assert run.counts == (1, 1)
+    run.fast(Load(arrived=Value(150.0), seconds=5.0))
+    assert run.counts == (4, 6)
+
+
+def test_blind_planners_size_what_they_can_count() -> None:
+    run = Run(model(stabilisation_s=60.0))
+    run.slow(BUSY)
+    for _ in range(4):
+        run.slow(Window(seconds=INTERVAL, requests=Missing("no Prometheus")))
+    for _ in range(30):
+        run.fast(Load(arrived=Value(75.0), seconds=5.0))
+    assert run.counts == (2, 3)
+
+
+def test_engines_that_start_slowly_are_asked_for_earlier() -> None:
+    counts = []
+    for start_s in (60.0, 900.0):
+        climbing = model(start_s=start_s)
+        climbing.demand = Demand(
+            Predictors(Predictor(Kalman()), Predictor(Constant()), Predictor(Constant()))
+        )
+        run = Run(climbing, prefill=1, decode=1)
+        for step in range(10):
+            run.slow(replace(BUSY, requests=Value(600.0 * step)))
+            run.states = {pool: PoolState(1, 1) for pool in run.states}
+        counts.append(run.slow(replace(BUSY, requests=Value(6000.0))).targets[0].replicas)
+    assert counts[1] > counts[0]
 
 
 def test_a_pool_that_cannot_be_read_is_left_alone() -> None:

@@ -114,7 +114,7 @@ def test_targets_nobody_can_meet_are_told_and_the_pool_keeps_up() -> None:
 
 
 def test_decode_is_sized_by_the_mix_of_contexts() -> None:
-    def engines(lengths: Lengths, deviations: float = 0.0) -> float:
+    def engines(lengths: Lengths, attainment: float | None = None) -> float:
         return decode_need(
             SURFACE.decode,
             rate=30.0,
@@ -122,12 +122,12 @@ def test_decode_is_sized_by_the_mix_of_contexts() -> None:
             osl=300.0,
             itl_ms=20.0,
             gpus=1,
-            deviations=deviations,
+            attainment=attainment,
         ).engines
 
     by_parts = sum(share * engines(Lengths.single(tokens)) for tokens, share in MIXED.points)
     assert engines(MIXED) == pytest.approx(by_parts)
-    assert engines(MIXED, deviations=1.6) > engines(MIXED)
+    assert engines(MIXED, attainment=0.99) > engines(MIXED)
 
 
 def test_engines_of_several_gpus_are_fewer() -> None:

@@ -34,6 +34,7 @@ class FakeKube:
         self.conflicts = 0
         self.caps_at: int | None = None
         self.is_down = False
+        self.refuses = 0  # the status of every answer, if it is one
         self.version = 1
 
     def deployment(self, name: str, replicas: int, ready: int) -> None:
@@ -57,6 +58,8 @@ class FakeKube:
         self.asked.append((request.method, path, dict(request.headers), body))
         if "/leases" in path:
             return self._lease(request.method, path, body)
+        if self.refuses:
+            return httpx.Response(self.refuses, json={"message": "no"})
         base = path.removesuffix("/scale")
         if base not in self.objects:
             return httpx.Response(404, json={"message": "not found"})

@@ -72,6 +72,41 @@ def test_kubernetes_conflicts_are_tried_again_and_refusals_told() -> None:
     run(use)
 
 
+@pytest.mark.parametrize("status", [401, 403, 410, 422, 429, 500, 503])
+def test_kubernetes_refusals_leave_pools_alone_and_are_over_when_they_are(status: int) -> None:
+    fake = FakeKube()
+    fake.deployment("prefill", 3, 3)
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), RESOURCES)
+        fake.refuses = status
+        assert await connector.states([PREFILL]) == {}
+        assert str(status) in connector.problems[PREFILL]
+        outcome = await connector.apply([target(PREFILL, 5)], [])
+        assert not outcome.done
+        assert str(status) in outcome.failed[PREFILL]
+        fake.refuses = 0
+        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(3, 3)
+        assert not connector.problems
+        assert (await connector.apply([target(PREFILL, 5)], [])).done
+
+    run(use)
+
+
+def test_kubernetes_replicas_that_die_are_starting_again() -> None:
+    fake = FakeKube()
+    fake.deployment("prefill", 3, 0)
+    path = "/apis/apps/v1/namespaces/inference/deployments/prefill"
+    del fake.objects[path]["status"]["readyReplicas"]  # as Kubernetes does for none
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), RESOURCES)
+        state = (await connector.states([PREFILL]))[PREFILL]
+        assert (state.desired, state.ready, state.starting) == (3, 0, 3)
+
+    run(use)
+
+
 def test_kubernetes_resources_are_named_in_full_or_by_kinds_we_know() -> None:
     lws = path_of("leaderworkersets/x", "n")
     assert lws == "/apis/leaderworkerset.x-k8s.io/v1/namespaces/n/leaderworkersets/x"

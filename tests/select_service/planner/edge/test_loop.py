@@ -59,6 +59,7 @@ def fleet(gpus_max: int = 64) -> Fleet:
         resources=("deployments/prefill", "deployments/decode"),
         gpus=(1, 1),
         endpoints_min=1,
+        start_s=120.0,
         goals=(500.0, 20.0, None),
     )
     return build_fleet([model], PredictorSettings(name="constant"), gpus_max)
@@ -159,11 +160,21 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
         assert memory.decision_id == 1
         await again.slow()  # lengths come from before
         assert {one.pool: one.replicas for one in again.decisions[-1].targets} == told
-        path.write_text("{broken")
-        damaged = StateFile(path)
-        damaged.read(loop_of().fleet)
-        assert damaged.damaged
-        assert (tmp_path / "planner.damaged").read_text() == "{broken"
+        whole = path.read_text()
+        assert '"p_correction":1.0' in whole
+        for broken in (
+            "{broken",
+            "",
+            "[]",
+            whole.replace('"p_correction":1.0', '"p_correction":0.0'),
+            whole.replace('"computed":1.0', '"computed":-1.0'),
+            whole.replace("5400.0", "-5400.0"),
+        ):
+            path.write_text(broken)
+            damaged = StateFile(path)
+            assert damaged.read(loop_of().fleet).decision_id == 0
+            assert damaged.damaged
+            assert (tmp_path / "planner.damaged").read_text() == broken
 
     run(use)
 
@@ -206,6 +217,52 @@ def test_what_is_told_over_http() -> None:
     run(use)
 
 
+@pytest.mark.filterwarnings("error")
+def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
+    """Fault 9: there the model's name is a coroutine nobody awaits, and asking for it fails."""
+
+    async def use() -> None:
+        name = "Org/Llama-3.1-8B"
+        model = single_model(
+            *(name, "default", str(PROFILE)),
+            resources=("", ""),
+            gpus=(1, 1),
+            endpoints_min=1,
+            start_s=120.0,
+            goals=(500.0, 20.0, None),
+        )
+        planned = build_fleet([model], PredictorSettings(name="constant"), 64)
+        pools = [pool.key for pool in planned.models[0].pools]
+        clock = Clock()
+        connector = VirtualConnector(dict.fromkeys(pools, 1), clock, lambda: 1000.0)
+        loop = Loop(planned, Told(), connector, NoLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(create_app(loop))
+        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+            await loop.slow()
+            issued = (await client.get("/v1/decision?wait_s=1")).json()
+            assert [one["model_name"] for one in issued["targets"]] == [name, name]
+            there = [{**one, "replicas": 2} for one in issued["targets"]]
+            done = {"status": "done", "replicas": there}
+            path = f"/v1/decision/{issued['decision_id']}/complete"
+            assert (await client.post(path, json=done)).status_code == 200
+            states = await connector.states(pools)
+            assert [one.ready for one in states.values()] == [2, 2]
+
+    run(use)
+
+
+@pytest.mark.parametrize("wait_s", ["nan", "-1", "-inf"])
+def test_waits_that_are_none_are_no_waits(wait_s: str) -> None:
+    async def use() -> None:
+        loop = loop_of(VirtualConnector(START, Clock(), lambda: 1000.0))
+        transport = httpx.ASGITransport(create_app(loop))
+        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+            answer = await client.get(f"/v1/decision?wait_s={wait_s}")
+            assert answer.status_code in (204, 400)
+
+    run(use)
+
+
 def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
     async def use() -> None:
         thrice = asyncio.Event()
@@ -217,10 +274,12 @@ def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
                 self, models: list[ModelKey], seconds: float
             ) -> dict[ModelKey, Window]:
                 self.asked += 1
-                if self.asked == 5:
+                if self.asked == 6:
                     thrice.set()
                 if self.asked == 2:
                     raise SourceError("a turn that fails")
+                if self.asked == 3:
+                    raise ZeroDivisionError("a bug")
                 return await super().windows(models, seconds)
 
         loop = loop_of(source=Failing())
@@ -232,7 +291,7 @@ def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert loop.counts.faults == 1
+        assert loop.counts.faults == 2
         assert len(loop.decisions) >= 2
 
     run(use)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -11,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from select_service.planner.cli import main
+from select_service.planner.core.demand import intervals_of
 from select_service.planner.core.warming import TracedRequest
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.replaying import DECODE, PREFILL, Replay, ReplaySettings, Result
 from select_service.planner.edge.rivals import make_policy
+from select_service.planner.types import PoolKey
 from tests.select_service.planner.golden import PROFILE
 
-SETTINGS = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(2, 2))
+SETTINGS = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
 
 
 def traffic(rate: Callable[[float], float], seconds: float, seed: int = 3) -> list[TracedRequest]:
@@ -63,6 +66,27 @@ def test_two_minutes_of_traffic_are_counted_and_scaled_for() -> None:
     assert oracle.slow(None, {}, 1e6) == {PREFILL: 1, DECODE: 1}  # type: ignore[arg-type]
 
 
+def test_engines_that_drain_are_paid_until_they_are_empty() -> None:
+    """One of two prefill and of two decode engines goes while requests are on it."""
+
+    class Down:
+        name = "down"
+
+        def slow(self, window: object, states: object, now: float) -> dict[PoolKey, int]:
+            return {}
+
+        def fast(self, load: object, states: object, now: float) -> dict[PoolKey, int]:
+            return {PREFILL: 1, DECODE: 1} if now >= 30.0 else {}
+
+    requests = [TracedRequest(0.01 * step, 200.0, 8000.0) for step in range(40)]
+    requests.append(TracedRequest(100.0, 200.0, 10.0))
+    settings = dataclasses.replace(SETTINGS, start=(2, 2), interval_s=60.0)
+    result = Replay(read_profile(PROFILE), requests, settings).run(Down())
+    longest = 8000 * 0.005  # seconds of decoding, at the very least
+    there = sum(count * 5.0 for points in result.replicas.values() for _, count in points) / 3600
+    assert result.gpu_hours >= there + (longest - 35.0) / 3600
+
+
 def test_replay_writes_charts_and_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +127,7 @@ def test_replay_writes_charts_and_numbers(
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "rate",
     [
@@ -119,5 +144,43 @@ def test_an_hour_in_time_at_hardly_more_than_an_oracle_s_price(
     theirs = replayed("compatible", requests)
     assert ours.attainment >= 0.99
     assert ours.attainment > theirs.attainment
-    assert ours.gpu_hours <= 1.25 * oracle.gpu_hours
+    assert ours.gpu_hours <= 1.10 * oracle.gpu_hours
     assert ours.turns <= 3
+    assert oracle.attainment >= 0.99
+
+
+def recurring(now: float) -> float:
+    return 36.0 if now % 900.0 >= 750.0 else 10.0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_bursts_that_recur_are_foreseen_once_they_were_learnt() -> None:
+    """Engines start in a minute: nobody who only reacts is in time for them."""
+    before = traffic(recurring, 7200.0, seed=4)
+    past = tuple(intervals_of([*before, TracedRequest(7201.0, 1.0, 1.0)], 60.0))
+    requests = traffic(recurring, 1900.0)
+    learnt = replayed("slo", requests, dataclasses.replace(SETTINGS, warmup=past))
+    assert learnt.attainment >= 0.99
+    assert learnt.gpu_hours < 1.35 * replayed("oracle", requests).gpu_hours
+
+
+def bursts(now: float) -> float:
+    return 36.0 if (now // 100.0) % 7 == 5 else 10.0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_headroom_for_bursts_nobody_foresees_is_the_user_s_choice() -> None:
+    """The more of all requests are to be in time, the more is kept ready, and the more are."""
+    before = traffic(lambda now: bursts(now + 13.0 * (now // 700.0)), 5400.0, seed=4)
+    past = tuple(intervals_of(before, 60.0))
+    requests = traffic(bursts, 1800.0)
+    results = [
+        replayed("slo", requests, dataclasses.replace(SETTINGS, warmup=past, attainment=goal))
+        for goal in (0.5, 0.99)
+    ]
+    assert results[1].attainment > results[0].attainment + 0.02
+    assert results[1].gpu_hours > results[0].gpu_hours

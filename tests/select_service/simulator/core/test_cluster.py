@@ -182,6 +182,24 @@ def test_a_worker_that_starts_is_not_chosen_and_one_that_drains_ends_its_work() 
     assert [outcome.worker_id for outcome in cluster.outcomes] == [first, first, second]
 
 
+def test_a_prefill_worker_that_drains_goes_once_its_last_prompt_is_elsewhere() -> None:
+    requests = [request(0, 0.0, 40, 40), request(1, 0.0, 40, 1)]
+    settings = ClusterSettings(PARTS, block_size=BLOCK, transfer_token_s=2e-2)
+    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given(requests))
+    ids = {pool: cluster.add_worker(pool, 0.0) for pool in ("prefill", "decode")}
+    cluster.advance(0.01)
+    for worker_id in ids.values():
+        cluster.remove_worker(worker_id, 0.01)
+    cluster.advance(0.5)
+    assert set(cluster.workers) == set(ids.values()), "the cache is under way"
+    assert cluster.observe().pools["prefill"].draining == 1
+    cluster.advance(0.95)
+    assert set(cluster.workers) == {ids["decode"]}
+    cluster.finish()
+    assert not cluster.workers
+    assert [one.end for one in cluster.outcomes] == ["ok", "ok"]
+
+
 def test_a_request_whose_workers_die_is_tried_again_and_then_lost() -> None:
     settings = ClusterSettings(WHOLE, block_size=BLOCK, attempts_max=2, detect_s=0.1)
     cluster = Cluster(settings, RoundRobin(random.Random(1)), Given([request(0, 0.0, 8, 40)]))

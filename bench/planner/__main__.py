@@ -1,0 +1,233 @@
+"""The planner's closed loop against its rivals: `python -m bench.planner`.
+
+Made-up traffic (a day in an hour, a ramp, bursts) through simulated engines that each policy
+scales; engines take a minute to start, and the oracle's, too. Then what bursts cost that nobody
+could foresee: the goal of `--attainment` against what was reached and paid. Last, the same bursts
+when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from bench.output import progress
+from bench.provenance import provenance
+from select_service.planner.core.demand import Interval, intervals_of
+from select_service.planner.core.warming import TracedRequest
+from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.profile_files import read_profile
+from select_service.planner.edge.replaying import Replay, ReplaySettings
+from select_service.planner.edge.rivals import POLICIES, make_policy
+
+PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
+HOUR_S: Final = 3600.0
+GPUS_MAX: Final = 64
+GOALS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
+
+
+def _chance_bursts(now: float) -> float:
+    """Bursts of 36 requests/s on 10, 100 to 200 seconds long, when nobody expects them."""
+    return 36.0 if any(begin <= now < end for begin, end in _BURSTS) else 10.0
+
+
+def _drawn_bursts() -> tuple[tuple[float, float], ...]:
+    rng, now, found = random.Random(11), 600.0, []
+    while now < HOUR_S:
+        found.append((now, now + rng.uniform(100.0, 200.0)))
+        now += rng.uniform(400.0, 1100.0)
+    return tuple(found)
+
+
+_BURSTS: Final = _drawn_bursts()
+SHAPES: Final[dict[str, Callable[[float], float]]] = {
+    "diurnal": lambda now: 22 - 16 * math.cos(2 * math.pi * now / HOUR_S),
+    "ramp": lambda now: 4 + 36 * min(1.0, now / HOUR_S),
+    "bursts": _chance_bursts,
+    "recurring bursts": lambda now: 36.0 if now % 900.0 >= 750.0 else 10.0,
+}
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    shape: str
+    policy: str
+    seed: int
+    attainment: float = 0.99
+    learnt_hours: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    task: Task
+    attainment: float
+    gpu_hours: float
+    changes: int
+    turns: int
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over the seeds."""
+
+    shape: str
+    policy: str
+    goal: float
+    learnt_hours: int
+    attainment: float
+    attainment_least: float
+    gpu_hours: float
+    of_oracle: float | None
+    """GPU-hours over those of the oracle, once that has run."""
+    changes: float
+    turns: float
+
+
+def traffic(shape: str, seconds: float, seed: int) -> list[TracedRequest]:
+    rng, now = random.Random(seed), 0.0
+    found: list[TracedRequest] = []
+    while True:
+        now += rng.expovariate(SHAPES[shape](now))
+        if now >= seconds:
+            return found
+        isl = min(12_000.0, rng.lognormvariate(7.3, 0.6))
+        found.append(TracedRequest(now, isl, max(20.0, rng.lognormvariate(5.0, 0.5))))
+
+
+def run(task: Task) -> Done:
+    profile = read_profile(PROFILE)
+    requests = traffic(task.shape, HOUR_S, task.seed)
+    settings = replace_settings(task)
+    compatible = task.policy == "compatible"
+    tuning = PredictorSettings(
+        name="kalman" if compatible else "auto", interval_s=60.0, compatible=compatible
+    )
+    policy = make_policy(task.policy, profile, requests, tuning, settings, GPUS_MAX)
+    result = Replay(profile, requests, settings).run(policy)
+    return Done(
+        task=task,
+        attainment=result.attainment,
+        gpu_hours=result.gpu_hours,
+        changes=result.changes,
+        turns=result.turns,
+    )
+
+
+def replace_settings(task: Task) -> ReplaySettings:
+    past: tuple[Interval, ...] = ()
+    if task.learnt_hours:
+        before = traffic(task.shape, task.learnt_hours * HOUR_S, task.seed + 1000)
+        # `whole_bins` leaves the last interval out, which may be a part: add one that is
+        end = task.learnt_hours * HOUR_S
+        past = tuple(intervals_of([*before, TracedRequest(end + 1.0, 1.0, 1.0)], 60.0))
+    return ReplaySettings(
+        ttft_ms=SETTINGS.ttft_ms,
+        itl_ms=SETTINGS.itl_ms,
+        start=SETTINGS.start,
+        attainment=task.attainment,
+        warmup=past,
+    )
+
+
+def rows_of(done: list[Done]) -> list[Row]:
+    oracles = {
+        (one.task.shape, one.task.seed): one.gpu_hours
+        for one in done
+        if one.task.policy == "oracle"
+    }
+    groups: dict[Task, list[Done]] = {}
+    for one in done:
+        groups.setdefault(replace(one.task, seed=0), []).append(one)
+    return [
+        Row(
+            shape=task.shape,
+            policy=task.policy,
+            goal=task.attainment,
+            learnt_hours=task.learnt_hours,
+            attainment=statistics.mean(one.attainment for one in runs),
+            attainment_least=min(one.attainment for one in runs),
+            gpu_hours=statistics.mean(one.gpu_hours for one in runs),
+            of_oracle=statistics.mean(
+                one.gpu_hours / oracles[one.task.shape, one.task.seed] for one in runs
+            )
+            if all((one.task.shape, one.task.seed) in oracles for one in runs)
+            else None,
+            changes=statistics.mean(one.changes for one in runs),
+            turns=statistics.mean(one.turns for one in runs),
+        )
+        for task, runs in groups.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("build/bench-planner.json"))
+    args = parser.parse_args()
+    seeds = range(3, 3 + args.seeds)
+    tasks = [
+        Task(shape=shape, policy=policy, seed=seed)
+        for shape in SHAPES
+        for policy in POLICIES
+        for seed in seeds
+    ]
+    tasks += [
+        Task(shape="recurring bursts", policy="slo", seed=seed, learnt_hours=2) for seed in seeds
+    ]
+    # what headroom for bursts costs, when an hour of their like is known
+    tasks += [
+        Task(shape="bursts", policy="slo", seed=seed, attainment=goal, learnt_hours=1)
+        for goal in GOALS
+        for seed in seeds
+    ]
+    done = []
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for one in pool.map(run, tasks):
+            done.append(one)
+            task = one.task
+            progress(
+                f"{task.shape:17} {task.policy:10} goal {task.attainment:.3f} seed {task.seed} "
+                f"learnt {task.learnt_hours} h: {100 * one.attainment:.2f} % in time, "
+                f"{one.gpu_hours:.2f} GPU-hours, {one.changes} changes, {one.turns} turns"
+            )
+            write(args.out, args.seeds, done)  # what there is: it may take half an hour
+    for row in rows_of(done):
+        print(
+            f"{row.shape:17} {row.policy:10} goal {row.goal:5.3f} learnt {row.learnt_hours} h  "
+            f"{100 * row.attainment:6.2f} % (least {100 * row.attainment_least:6.2f}) "
+            f"{row.gpu_hours:6.2f} GPU-h {row.of_oracle or 0.0:5.2f} x oracle "
+            f"{row.changes:5.1f} changes {row.turns:4.1f} turns"
+        )
+
+
+def write(out: Path, seeds: int, done: list[Done]) -> None:
+    result = {
+        "what": "the planner's closed loop, simulated",
+        "provenance": provenance(),
+        "profile": PROFILE.name,
+        "ttft_ms": SETTINGS.ttft_ms,
+        "itl_ms": SETTINGS.itl_ms,
+        "startup_s": SETTINGS.startup_s,
+        "interval_s": SETTINGS.interval_s,
+        "seeds": seeds,
+        "rows": rows_of(done),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

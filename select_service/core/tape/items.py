@@ -1,0 +1,290 @@
+"""The words of a recording: one Struct an item, written as MessagePack arrays.
+
+A file is `MAGIC` with the number of the format and an end of line, then frames: length and CRC-32
+of what follows as big-endian u32, then a zlib stream of items, each behind its length as a
+big-endian u32. The first item of a file is a Header; nothing in a file refers to another one. New
+members go to the end, with a default; what an older reader would read wrong is a new `VERSION`.
+
+Slots are little-endian u32, columns little-endian doubles (requests: i64), hashes u64.
+"""
+
+from __future__ import annotations
+
+import re
+from struct import Struct as Layout
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from select_service.types import RouterConfig, RouterConfigOverride, WorkerSpec
+
+__all__ = [
+    "CHUNKS_MAX",
+    "CHUNK_BYTES",
+    "FRAME",
+    "FRAME_RAW_MAX",
+    "LENGTH",
+    "MAGIC",
+    "OPENING",
+    "VERSION",
+    "Asked",
+    "Change",
+    "Column",
+    "Decided",
+    "End",
+    "Events",
+    "Found",
+    "Gap",
+    "Header",
+    "Item",
+    "Life",
+    "Member",
+    "Pair",
+    "Prompted",
+    "SeatedWorker",
+    "Seats",
+    "Step",
+    "Wave",
+    "number_of",
+    "numbered",
+]
+
+VERSION: Final = 1
+MAGIC: Final = b"select-service recording "
+OPENING: Final = MAGIC + b"%d\n" % VERSION
+FRAME: Final = Layout(">II")
+LENGTH: Final = Layout(">I")
+
+FRAME_RAW_MAX: Final = 64 << 20
+"""Bytes that a frame may have once it is no longer compressed: a reader's protection. A writer ends
+a frame at 256 KiB, and one item more."""
+
+CHUNK_BYTES: Final = 512
+"""Of block hashes, that are written once: 64 blocks. Prompts that begin alike share them."""
+
+CHUNKS_MAX: Final = 32_768
+"""Remembered on both sides, 16 MiB; then both forget all of them."""
+
+
+_DIGITS: Final = 6
+
+
+def numbered(name: str, number: int) -> str:
+    """Return what a file of that name is called once it is full."""
+    return f"{name}.{number:0{_DIGITS}d}"
+
+
+def number_of(name: str, file: str) -> int | None:
+    """Return the number of a file that was put aside from one of that name; None: it was not."""
+    found = re.fullmatch(re.escape(name) + rf"\.(\d{{{_DIGITS},}})", file)
+    return None if found is None else int(found[1])
+
+
+class Header(Struct, array_like=True, tag="H"):
+    """What a file begins with."""
+
+    service: str  # its version
+    recording: str  # the same in all files of one
+    file: int  # from 1
+    wall_s: float  # unix time of this file's beginning
+    at: float  # and the monotonic one, which everything else is told in
+    config: RouterConfig
+    note: str = ""
+
+
+class SeatedWorker(Struct, array_like=True):
+    """A worker and where it sits."""
+
+    spec: WorkerSpec
+    slots: list[tuple[int, int]]  # dp_rank, slot
+    drain: str | None = None
+
+
+class Seats(Struct, array_like=True, tag="S"):
+    """Who sits where in a scope, or what is new of it."""
+
+    scope: int  # how the items behind it call this scope
+    model_name: str
+    tenant_id: str
+    block_size: int
+    workers: list[SeatedWorker]
+    gone: list[int]
+    is_whole: bool
+
+
+class Column(Struct, array_like=True):
+    """A column by slot: whole, or what differs from the last one of its kind and scope."""
+
+    whole: bytes | None = None
+    at: bytes = b""  # positions, u32
+    values: bytes = b""  # 8 bytes each
+
+
+class Found(Struct, array_like=True):
+    """(blocks, slots) that a prompt finds on the device, and beyond on host and disk."""
+
+    device: list[tuple[int, bytes]]
+    host: list[tuple[int, bytes]] = []
+    disk: list[tuple[int, bytes]] = []
+
+
+class Prompted(Struct, array_like=True):
+    """A prompt: hashes in chunks, those that were there before by number; never tokens."""
+
+    hashes: list[int | bytes]
+    isl_tokens: int
+
+
+class Asked(Struct, array_like=True):
+    """What few requests ask for."""
+
+    pinned: tuple[int, int] | None = None
+    allowed: list[int] | None = None
+    required_taints: list[str] = []
+    preferred_taints: dict[str, float] = {}
+    has_constraints: bool = False
+    override: RouterConfigOverride | None = None
+    cache_hit_threshold: float | None = None
+    cache_hit_scope: str | None = None
+    cache_hit_basis: str | None = None
+    on_cache_threshold: str = "reject"
+    attempt: int = 0
+    expected_output_tokens: int | None = None
+    slo_class: str | None = None
+    slo_ttft_ms: float | None = None
+    priority: int | None = None
+    fairness_id: str | None = None
+
+
+class Pair(Struct, array_like=True):
+    """A request that may take two ranks: who could be chosen, and who was."""
+
+    whole: bytes
+    prefill: bytes
+    decode: bytes
+    mode: str
+    couple: tuple[int, int] | None  # slots: prefill, decode
+
+
+class Decided(Struct, array_like=True, tag="D"):
+    """A decision and what decided it."""
+
+    at: float
+    since: float
+    scope: int
+    rows: int | bytes | None  # the first so many slots, or these; None: it did not come to that
+    load: Column  # prefill tokens by slot, then decode blocks
+    found: Found | None
+    shared: list[tuple[int, bytes]] | None
+    trust: Column | None
+    prompt: Prompted
+    weights: list[float | bool]  # members of `Weights`, in order
+    slot: int
+    selection_id: str | None = None
+    reservation_id: str | None = None
+    asked: Asked | None = None
+    draws: list[int | float] = []
+    pair: Pair | None = None
+    thresholds: tuple[float, int, str, str] | None = None
+    refused: str | None = None  # the code of the refusal
+    is_threshold: bool = False
+    in_wave: bool = False
+    is_pair: bool = False  # whether it might have been one
+
+
+class Member(Struct, array_like=True):
+    """One request of a wave."""
+
+    number: int
+    prompt: int  # position among the wave's
+    weights: list[float | bool]  # members of `Weights`, in order
+    rows: int | bytes
+    asked: Asked | None = None
+
+
+class Step(Struct, array_like=True):
+    """One step of a wave's plan."""
+
+    load: Column
+    requests: Column
+    looked: list[tuple[int, Found | None, list[tuple[int, bytes]] | None, Column | None]]
+    draws: list[int | float]
+    seats: list[tuple[int, int]]
+
+
+class Wave(Struct, array_like=True, tag="W"):
+    """The plan of a wave in one scope; each of its requests is a decision of its own, later."""
+
+    at: float
+    scope: int
+    load_limit: float
+    keep_together: int
+    prompts: list[Prompted]
+    members: list[Member]
+    steps: list[Step]
+
+
+class Life(Struct, array_like=True, tag="L"):
+    """One step in the life of a reservation; the core notes it as it is written.
+
+    `booked` or `learnt` (of a replica), with where and how many tokens to prefill; then
+    `prefill_complete`, `output_block` (how many, and what fades them); in the end, with all its
+    blocks of output, `freed`, `expired`, `lease_ended` or `told` (by a replica), or `dropped` with
+    its worker.
+    """
+
+    at: float
+    what: str
+    reservation_id: str
+    scope: int | None = None
+    worker_id: int | None = None
+    dp_rank: int | None = None
+    amount: int = 0
+    isl_tokens: int = 0
+    fraction: float | None = None
+
+
+class Events(Struct, array_like=True, tag="E"):
+    """KV events of one message. Names of blocks are the engine's own, u64.
+
+    Each event is (what, names, parent, tier, group): `stored`, `removed`, `cleared`, or why it
+    cannot be read.
+    """
+
+    at: float
+    scope: int
+    worker_id: int
+    dp_rank: int
+    seq: int
+    is_replay: bool
+    events: list[tuple[str, bytes, int | None, int | None, int]]
+
+
+class Change(Struct, array_like=True, tag="C"):
+    """Settings that were put in force."""
+
+    at: float
+    what: str
+    values: dict[str, object]
+
+
+class Gap(Struct, array_like=True, tag="G"):
+    """So much is missing here; nothing behind it refers to what stands before it if it `resets`.
+
+    For `seats` it is the plan of a wave, during which workers came or went; its decisions are here.
+    """
+
+    notes: int
+    why: str  # queue | disk | fault | seats
+    resets: bool = False
+
+
+class End(Struct, array_like=True, tag="Z"):
+    """The file was ended, not cut off; it goes on in the next one unless the service ended."""
+
+    at: float
+    items: int
+    is_last: bool
+
+
+Item: TypeAlias = Header | Seats | Decided | Wave | Life | Events | Change | Gap | End

@@ -1,0 +1,132 @@
+"""What the loop notes for a recording: references to what is never written to again, no copies.
+
+`witness.py` makes notes, the writer's thread takes them (`packing.py`): what a note costs the loop
+is an object with references, whatever it takes to write it down. None leads back to itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
+
+from select_service.core.tape.items import Gap, Life
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indexer.types import Scope, WorkerRank
+    from select_service.core.columns import Rows
+    from select_service.core.decision_record import Odds, Seen
+    from select_service.core.pairing import Couple
+    from select_service.core.prompt import Prompt
+    from select_service.core.scoring import Weights
+    from select_service.types import SelectRequest, WorkerSpec
+
+__all__ = [
+    "BirthNote",
+    "ChangeNote",
+    "DecisionNote",
+    "Draws",
+    "EventNote",
+    "Note",
+    "SeatsNote",
+    "StepNote",
+    "ThresholdsInForce",
+    "WaveNote",
+]
+
+Draws: TypeAlias = "Sequence[float | int]"
+"""What chance said, in the order in which it was asked."""
+
+ThresholdsInForce: TypeAlias = "tuple[float, int, str, str]"
+"""The process's cache-hit threshold, attempts, basis and scope."""
+
+Seated: TypeAlias = "tuple[WorkerSpec, tuple[tuple[int, int], ...], str | None]"
+"""A worker's record, its slots by rank, and why it drains."""
+
+
+class SeatsNote(Struct, frozen=True, gc=False):
+    """Who sits where in a partition from now on."""
+
+    scope: Scope
+    block_size: int
+    workers: tuple[Seated, ...]
+
+
+class DecisionNote(Struct, frozen=True, gc=False):
+    """One decision, with all that decided it."""
+
+    at: float
+    since: float  # when it began to wait; below 0: it did not
+    scope: Scope
+    rows: Rows | None
+    seen: Seen
+    prompt: Prompt
+    weights: Weights
+    slot: int  # -1: none
+    request: SelectRequest
+    reservation_id: str | None
+    odds: Odds | None
+    couple: Couple | None  # of a pair that was chosen
+    thresholds: ThresholdsInForce | None
+    draws: Draws
+    in_wave: bool
+
+
+class StepNote(Struct, frozen=True, gc=False):
+    """What one step of a wave's plan met, and whom it seated."""
+
+    columns: bytes
+    requests: bytes
+    looked: list[tuple[int, Seen]]  # by position in the wave: whose prompt was looked up
+    draws: Draws
+    seats: list[tuple[int, int]]  # position in the wave, slot
+
+
+class WaveNote(Struct, frozen=True, gc=False):
+    """The plan of a wave in one partition."""
+
+    at: float
+    scope: Scope
+    load_limit: float
+    keep_together: int
+    members: list[tuple[int, Prompt, SelectRequest, Weights, Rows]]
+    steps: list[StepNote]
+
+
+class BirthNote(Struct, frozen=True, gc=False):
+    """A reservation begins: `booked` here, or `learnt` of a replica."""
+
+    at: float
+    what: str
+    reservation_id: str
+    scope: Scope
+    worker_id: int
+    dp_rank: int
+    prefill_tokens: int
+    isl_tokens: int
+
+
+class EventNote(Struct, frozen=True, gc=False):
+    """A message of an engine, as it came."""
+
+    at: float
+    scope: Scope
+    rank: WorkerRank
+    is_eagle: bool
+    is_replay: bool
+    frames: Sequence[bytes]
+
+
+class ChangeNote(Struct, frozen=True, gc=False):
+    """Settings that were put in force."""
+
+    at: float
+    what: str
+    values: dict[str, object]
+
+
+Note: TypeAlias = (
+    SeatsNote | DecisionNote | WaveNote | BirthNote | Life | EventNote | ChangeNote | Gap
+)

@@ -1,0 +1,346 @@
+"""Notes to bytes: what stayed the same since the last note of a file is not written again.
+
+Works in the writer's thread, an item at a time; knows nothing of files but where one begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from indexer.core.events import BlockRemoved, BlockStored
+from indexer.core.wire import BatchDecoder
+from select_service.core.tape.items import (
+    CHUNK_BYTES,
+    CHUNKS_MAX,
+    LENGTH,
+    Asked,
+    Change,
+    Column,
+    Decided,
+    Events,
+    Found,
+    Gap,
+    Life,
+    Member,
+    Pair,
+    Prompted,
+    SeatedWorker,
+    Seats,
+    Step,
+    Wave,
+)
+from select_service.core.tape.notes import (
+    BirthNote,
+    ChangeNote,
+    DecisionNote,
+    EventNote,
+    SeatsNote,
+    WaveNote,
+)
+from select_service.types import SelectPairRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from indexer.core.events import Event
+    from indexer.types import Scope
+    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.decision_record import Odds, Seen
+    from select_service.core.projection import Overlap
+    from select_service.core.prompt import Prompt
+    from select_service.core.tape.items import Item
+    from select_service.core.tape.notes import Note, Seated
+    from select_service.types import SelectRequest
+
+__all__ = ["Packer", "message"]
+
+TEXT_MAX: Final = 256
+"""Characters of an id that are written; a selection's may be as long as a body."""
+
+SEATS_PER_ITEM: Final = 32
+"""Workers in one item, so that none takes long to write."""
+
+EVENTS_AT_ONCE: Final = 64
+WAVE_AT_ONCE: Final = 16
+"""Of a message, and of a wave, between two pauses."""
+
+_VALUE: Final = 8  # bytes
+_DIFFERENCE: Final = 12  # bytes of a value that differs, with its position
+_LIVE_FRAMES: Final = 3
+
+_encode = msgspec.msgpack.Encoder().encode
+
+_ORDINARY = Asked()
+
+
+def message(item: Item) -> bytes:
+    """Return an item as it stands in a frame."""
+    body = _encode(item)
+    return LENGTH.pack(len(body)) + body
+
+
+class Packer:
+    """Makes the items of one file after the other."""
+
+    def __init__(self) -> None:
+        self._seats: dict[Scope, SeatsNote] = {}  # the last of each, whatever file it came in
+        self.begin()
+
+    def begin(self) -> None:
+        """A new file begins, or what was written last is lost: nothing is known to its reader."""
+        self._scopes: dict[Scope, int] = {}
+        self._told: dict[Scope, dict[int, Seated]] = {}
+        self._columns: dict[tuple[str, int], bytes] = {}
+        self._chunks: dict[bytes, int] = {}
+
+    def pack(self, note: Note) -> Iterator[Item | None]:
+        """Yield the items of a note, in order; None where others should have their turn."""
+        if isinstance(note, Life | Gap):
+            yield note
+        elif isinstance(note, DecisionNote):
+            yield from self._name(note.scope)
+            yield self._decided(note)
+        elif isinstance(note, BirthNote):
+            yield from self._name(note.scope)
+            yield self._born(note)
+        elif isinstance(note, EventNote):
+            yield from self._name(note.scope)
+            yield from self._events(note)
+        elif isinstance(note, SeatsNote):
+            self._seats[note.scope] = note
+            yield from self._seated(note)
+        elif isinstance(note, WaveNote):
+            yield from self._name(note.scope)
+            yield from self._wave(note)
+        else:
+            assert isinstance(note, ChangeNote)
+            yield Change(note.at, note.what, note.values)
+
+    # -- who sits where --------------------------------------------------------------------------
+
+    def _name(self, scope: Scope) -> Iterator[Item]:
+        """Say who sits in a scope, if this file has not said so."""
+        if scope not in self._scopes:
+            yield from self._seated(self._seats.get(scope) or SeatsNote(scope, 0, ()))
+
+    def _seated(self, note: SeatsNote) -> Iterator[Item]:
+        is_new = note.scope not in self._scopes
+        number = self._scopes.setdefault(note.scope, len(self._scopes))
+        told = self._told.setdefault(note.scope, {})
+        now = {seated[0].worker_id: seated for seated in note.workers}
+        gone = [worker_id for worker_id in told if worker_id not in now]
+        fresh = [one for worker_id, one in now.items() if not _is_same(told.get(worker_id), one)]
+        self._told[note.scope] = now
+        for start in range(0, max(1, len(fresh)), SEATS_PER_ITEM):
+            yield Seats(
+                number,
+                *note.scope,
+                note.block_size,
+                [
+                    SeatedWorker(one, list(slots), why)
+                    for one, slots, why in fresh[start:][:SEATS_PER_ITEM]
+                ],
+                [] if start else gone,
+                is_new and not start,
+            )
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def _decided(self, note: DecisionNote) -> Decided:
+        scope, odds = self._scopes[note.scope], note.odds
+        columns, found, shared, trust = note.seen
+        request = note.request
+        return Decided(
+            note.at,
+            note.since,
+            scope,
+            None if note.rows is None else _rows(note.rows),
+            self._column("load", scope, columns),
+            _found(found),
+            None if shared is None else _groups(shared),
+            None if trust is None else self._column("trust", scope, trust),
+            self._prompt(note.prompt),
+            list(note.weights),
+            note.slot,
+            _short(request.selection_id),
+            _short(note.reservation_id),
+            _asked(request),
+            list(note.draws),
+            _pair(note, odds),
+            note.thresholds,
+            None if odds is None or odds.refusal is None else odds.refusal.code,
+            odds is not None and odds.is_threshold,
+            note.in_wave,
+            isinstance(request, SelectPairRequest),
+        )
+
+    def _wave(self, note: WaveNote) -> Iterator[Item | None]:
+        scope = self._scopes[note.scope]
+        places: dict[int, int] = {}
+        prompts: list[Prompted] = []
+        members: list[Member] = []
+        for number, prompt, request, weights, rows in note.members:
+            if id(prompt) not in places:
+                places[id(prompt)] = len(prompts)
+                prompts.append(self._prompt(prompt))
+            at = places[id(prompt)]
+            members.append(Member(number, at, list(weights), _rows(rows), _asked(request)))
+            if len(members) % WAVE_AT_ONCE == 0:
+                yield None
+        steps: list[Step] = []
+        for step in note.steps:
+            load = self._column("load", scope, step.columns)
+            requests = self._column("requests", scope, step.requests)
+            looked = [self._looked(scope, number, seen) for number, seen in step.looked]
+            steps.append(Step(load, requests, looked, list(step.draws), step.seats))
+            if len(steps) % WAVE_AT_ONCE == 0:
+                yield None
+        limits = note.load_limit, note.keep_together
+        yield Wave(note.at, scope, *limits, prompts, members, steps)
+
+    def _looked(
+        self, scope: int, number: int, seen: Seen
+    ) -> tuple[int, Found | None, list[tuple[int, bytes]] | None, Column | None]:
+        _, found, shared, trust = seen
+        return (
+            number,
+            _found(found),
+            None if shared is None else _groups(shared),
+            None if trust is None else self._column("trust", scope, trust),
+        )
+
+    def _column(self, kind: str, scope: int, now: bytes) -> Column:
+        """Write what differs from the last column of its kind."""
+        before = self._columns.get((kind, scope))
+        if before is now:
+            return Column()
+        self._columns[kind, scope] = now
+        if before is None or len(before) != len(now):
+            return Column(now)
+        values = np.frombuffer(now, np.uint64)
+        at = np.flatnonzero(values != np.frombuffer(before, np.uint64))
+        if len(at) * _DIFFERENCE >= len(now):
+            return Column(now)
+        return Column(None, at.astype("<u4").tobytes(), values[at].tobytes())
+
+    def _prompt(self, prompt: Prompt) -> Prompted:
+        hashes, chunks = prompt.block_hashes, self._chunks
+        told: list[int | bytes] = []
+        for start in range(0, len(hashes), CHUNK_BYTES):
+            chunk = hashes[start : start + CHUNK_BYTES]
+            known = chunks.get(chunk)
+            told.append(chunk if known is None else known)
+            if known is None and len(chunk) == CHUNK_BYTES:
+                if len(chunks) >= CHUNKS_MAX:
+                    chunks.clear()
+                chunks[chunk] = len(chunks)
+        return Prompted(told, prompt.isl_tokens)
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def _born(self, note: BirthNote) -> Life:
+        name, scope = note.reservation_id[:TEXT_MAX], self._scopes[note.scope]
+        facts = note.worker_id, note.dp_rank, note.prefill_tokens, note.isl_tokens
+        return Life(note.at, note.what, name, scope, *facts)
+
+    def _events(self, note: EventNote) -> Iterator[Item | None]:
+        """Decode a message; tokens stay behind."""
+        scope, frames = self._scopes[note.scope], note.frames
+        seq, told = -1, []
+        if len(frames) >= _LIVE_FRAMES and len(frames[-2]) == _VALUE:
+            seq = int.from_bytes(frames[-2], "big", signed=True)
+            payload, decoder = frames[-1], BatchDecoder(is_eagle=note.is_eagle)
+            while not decoder.read_ahead(payload):
+                yield None
+            batch = decoder.decode(payload)
+            for event in () if batch is None else batch.events:
+                told.append(_event(event))
+                if len(told) % EVENTS_AT_ONCE == 0:
+                    yield None
+        yield Events(note.at, scope, *note.rank, seq, note.is_replay, told)
+
+
+def _is_same(one: Seated | None, other: Seated) -> bool:
+    return one is not None and one[0] is other[0] and one[1:] == other[1:]
+
+
+def _event(event: Event) -> tuple[str, bytes, int | None, int | None, int]:
+    if isinstance(event, BlockStored):
+        tier = None if event.tier is None else int(event.tier)
+        return "stored", _names(event.block_hashes), event.parent, tier, event.group
+    if isinstance(event, BlockRemoved):
+        tier = None if event.tier is None else int(event.tier)
+        return "removed", _names(event.block_hashes), None, tier, event.group
+    return event.kind, b"", None, None, 0
+
+
+def _names(names: Sequence[int] | memoryview[int]) -> bytes:
+    return np.array(names, dtype="<u8").tobytes()
+
+
+def _rows(rows: Rows) -> int | bytes:
+    return rows.stop if isinstance(rows, slice) else _slots(rows)
+
+
+def _slots(slots: Slots) -> bytes:
+    return slots.astype("<u4").tobytes()
+
+
+def _groups(groups: list[tuple[int, Slots]]) -> list[tuple[int, bytes]]:
+    return [(int(blocks), _slots(slots)) for blocks, slots in groups]
+
+
+def _found(found: list[tuple[int, Slots]] | Overlap | None) -> Found | None:
+    if found is None:
+        return None
+    if isinstance(found, list):
+        return Found(_groups(found))
+    return Found(*(_by_blocks(column) for column in found))
+
+
+def _by_blocks(column: Floats) -> list[tuple[int, bytes]]:
+    """Return the slots of each number of blocks but 0."""
+    slots = np.flatnonzero(column)
+    held = column[slots]
+    return [(int(blocks), _slots(slots[held == blocks])) for blocks in np.unique(held)]
+
+
+def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:
+    if odds is None or odds.plan is None or odds.legs is None:
+        return None
+    couple = None if note.couple is None else (note.couple.prefill_slot, note.couple.decode_slot)
+    whole, prefill, decode = map(_slots, odds.legs)
+    return Pair(whole, prefill, decode, odds.plan.mode, couple)
+
+
+def _asked(request: SelectRequest) -> Asked | None:
+    """Return what is unusual; None: nothing."""
+    constraints, pinned = request.routing_constraints, request.pinned_worker
+    asked = Asked(
+        None if pinned is None else (pinned.worker_id, pinned.dp_rank),
+        request.allowed_worker_ids,
+        override=request.router_config_override,
+        cache_hit_threshold=request.cache_hit_threshold,
+        cache_hit_scope=request.cache_hit_scope,
+        cache_hit_basis=request.cache_hit_basis,
+        on_cache_threshold=request.on_cache_threshold,
+        attempt=request.attempt,
+        expected_output_tokens=request.expected_output_tokens,
+        slo_class=_short(request.slo_class),
+        slo_ttft_ms=request.slo_ttft_ms,
+        priority=request.priority,
+        fairness_id=_short(request.fairness_id),
+    )
+    if constraints is not UNSET:
+        asked.has_constraints = True
+        asked.required_taints = constraints.required_taints
+        asked.preferred_taints = constraints.preferred_taints
+    return None if asked == _ORDINARY else asked
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None else text[:TEXT_MAX]

@@ -1,0 +1,294 @@
+"""Bytes of a recording back to items, for who trusts none of them.
+
+A file that was cut off ends with its last whole frame, and says so; anything else that is not as
+`items.py` has it is refused with its place.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from indexer.types import HASH_BYTES, Scope
+from select_service.core.tape.items import (
+    CHUNK_BYTES,
+    CHUNKS_MAX,
+    FRAME,
+    FRAME_RAW_MAX,
+    LENGTH,
+    MAGIC,
+    OPENING,
+    VERSION,
+    Column,
+    Decided,
+    Events,
+    Gap,
+    Header,
+    Item,
+    Life,
+    Seats,
+    Wave,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from select_service.core.columns import Slots
+    from select_service.core.tape.items import Prompted, SeatedWorker
+
+__all__ = ["BadRecording", "House", "Tape", "hashes_of", "slots_of"]
+
+COLUMN_BYTES_MAX: Final = 64 << 20
+"""Four million ranks: nobody has them, and a reader should not make room for more."""
+
+_decode = msgspec.msgpack.Decoder(Item).decode
+_VALUE: Final = 8
+_POSITION: Final = 4
+
+
+class BadRecording(ValueError):
+    """This is no recording, or not one that can be read; the text says where it goes wrong."""
+
+
+class House(NamedTuple):
+    """Who sits where in a scope. A change makes another one."""
+
+    scope: Scope
+    block_size: int
+    workers: dict[int, SeatedWorker]
+
+
+def _changed(before: bytes, told: Column) -> bytes:
+    if len(told.at) % _POSITION or len(told.values) != len(told.at) // _POSITION * _VALUE:
+        raise BadRecording("a column with as many positions as values is expected")
+    at = np.frombuffer(told.at, "<u4")
+    values = np.frombuffer(before, "<u8").copy()
+    if len(at) and int(at.max()) >= len(values):
+        raise BadRecording("a position beyond its column")
+    values[at] = np.frombuffer(told.values, "<u8")
+    return values.tobytes()
+
+
+def hashes_of(prompt: Prompted) -> bytes:
+    """Return the block hashes of a prompt that came out of a Tape."""
+    (hashes,) = prompt.hashes
+    assert isinstance(hashes, bytes)
+    return hashes
+
+
+def slots_of(told: bytes, ranks: int) -> Slots:
+    """Return slots as the core has them.
+
+    Raises:
+        BadRecording: there are none such.
+    """
+    if len(told) % _POSITION:
+        raise BadRecording("slots are of 4 bytes each")
+    slots = np.frombuffer(told, "<u4").astype(np.int64)
+    if len(slots) and int(slots.max()) >= ranks:
+        raise BadRecording(f"slot {int(slots.max())} of {ranks}")
+    return slots
+
+
+class Tape:
+    """One file, item by item.
+
+    Attributes:
+        header: once something was read.
+        houses: by the file's number of a scope, as they are at the last item.
+        is_torn: whether it ends in the middle of a frame.
+        frames: whole ones, so far.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], name: str) -> None:
+        """Read nothing yet.
+
+        Args:
+            read: returns so many bytes, fewer only at the end.
+            name: of the file, for errors.
+        """
+        self._read = read
+        self._name = name
+        self._offset = 0
+        self.header: Header | None = None
+        self.houses: dict[int, House] = {}
+        self._columns: dict[tuple[str, int], bytes] = {}
+        self.is_torn = False
+        self.frames = 0
+        self._chunks: list[bytes] = []
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield the items behind the header, Seats last seen in `houses` already.
+
+        Columns are whole, and prompts have all their hashes.
+
+        Raises:
+            BadRecording: with file and offset.
+        """
+        try:
+            for item in self._items():
+                if self.header is None:
+                    self.header = self._begin(item)
+                    continue
+                if isinstance(item, Header):
+                    raise BadRecording("a second header")  # noqa: TRY301 - its place is added here
+                if isinstance(item, Gap) and item.resets:
+                    self._forget()
+                elif isinstance(item, Seats):
+                    self._seat(item)
+                elif isinstance(item, Decided | Wave | Events | Life) and item.scope is not None:
+                    self.house(item.scope)
+                if isinstance(item, Decided | Wave):
+                    self._fill(item)
+                yield item
+        except BadRecording as error:
+            raise BadRecording(f"{self._name}, frame at byte {self._offset}: {error}") from None
+
+    def _begin(self, item: Item) -> Header:
+        if not isinstance(item, Header):
+            raise BadRecording("it does not begin with a header")
+        return item
+
+    def _forget(self) -> None:
+        self.houses.clear()
+        self._columns.clear()
+        self._chunks.clear()
+
+    def _seat(self, item: Seats) -> None:
+        before = self.houses.get(item.scope)
+        if before is None and not item.is_whole:
+            raise BadRecording(f"what is new in scope {item.scope}, of which nothing is known")
+        workers = {} if item.is_whole or before is None else dict(before.workers)
+        for worker_id in item.gone:
+            workers.pop(worker_id, None)
+        workers.update((one.spec.worker_id, one) for one in item.workers)
+        scope = Scope(item.model_name, item.tenant_id)
+        self.houses[item.scope] = House(scope, item.block_size, workers)
+
+    def house(self, scope: int) -> House:
+        """Return who sits in a scope.
+
+        Raises:
+            BadRecording: nobody said so.
+        """
+        house = self.houses.get(scope)
+        if house is None:
+            raise BadRecording(f"scope {scope} was never named")
+        return house
+
+    # -- what stayed the same ----------------------------------------------------------------------
+
+    def _fill(self, item: Decided | Wave) -> None:
+        """Put whole columns and hashes where the item refers to what came before it."""
+        if isinstance(item, Decided):
+            self._fill_column("load", item.scope, item.load)
+            if item.trust is not None:
+                self._fill_column("trust", item.scope, item.trust)
+            self._fill_prompt(item.prompt)
+            return
+        for prompt in item.prompts:
+            self._fill_prompt(prompt)
+        for step in item.steps:
+            self._fill_column("load", item.scope, step.load)
+            self._fill_column("requests", item.scope, step.requests)
+            for _, _, _, trust in step.looked:
+                if trust is not None:
+                    self._fill_column("trust", item.scope, trust)
+
+    def _fill_column(self, kind: str, scope: int, told: Column) -> None:
+        whole = told.whole
+        if whole is None:
+            before = self._columns.get((kind, scope))
+            if before is None:
+                raise BadRecording("a column that differs from none")
+            whole = told.whole = _changed(before, told) if told.at or told.values else before
+        elif len(whole) % _VALUE or len(whole) > COLUMN_BYTES_MAX:
+            raise BadRecording(f"a column of {len(whole)} bytes")
+        self._columns[kind, scope] = whole
+
+    def _fill_prompt(self, prompt: Prompted) -> None:
+        chunks = self._chunks
+        whole: list[bytes] = []
+        for one in prompt.hashes:
+            if isinstance(one, int):
+                if not 0 <= one < len(chunks):
+                    raise BadRecording(f"chunk {one} of {len(chunks)}")
+                whole.append(chunks[one])
+                continue
+            if len(one) % HASH_BYTES or len(one) > CHUNK_BYTES:
+                raise BadRecording(f"hashes of {len(one)} bytes")
+            whole.append(one)
+            if len(one) == CHUNK_BYTES:
+                if len(chunks) >= CHUNKS_MAX:
+                    chunks.clear()
+                chunks.append(one)
+        if prompt.isl_tokens < 0:
+            raise BadRecording("a prompt shorter than nothing")
+        prompt.hashes = [b"".join(whole)]
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _items(self) -> Iterator[Item]:
+        opening = self._read(len(OPENING))
+        if opening != OPENING:
+            self._complain(opening)
+            return
+        self._offset = len(OPENING)
+        while (raw := self._frame()) is not None:
+            at = 0
+            while at < len(raw):
+                if at + LENGTH.size > len(raw):
+                    raise BadRecording("an item without its length")
+                (size,) = LENGTH.unpack_from(raw, at)
+                at += LENGTH.size
+                if at + size > len(raw):
+                    raise BadRecording("an item that is longer than its frame")
+                yield _item(raw[at : at + size])
+                at += size
+
+    def _complain(self, opening: bytes) -> None:
+        """Say what is wrong with the first bytes, unless they are too few."""
+        if OPENING.startswith(opening):
+            self.is_torn = True
+        elif opening.startswith(MAGIC):
+            other = opening[len(MAGIC) :].decode("ascii", "replace").strip()
+            raise BadRecording(f"format {other} of a recording; this reads format {VERSION}")
+        else:
+            raise BadRecording("this is no recording of select-service")
+
+    def _frame(self) -> bytes | None:
+        """Return what the next frame holds; None: there is none, or not all of it."""
+        head = self._read(FRAME.size)
+        if len(head) < FRAME.size:
+            self.is_torn = bool(head)
+            return None
+        size, checksum = FRAME.unpack(head)
+        if size > FRAME_RAW_MAX:
+            raise BadRecording(f"a frame of {size} bytes")
+        body = self._read(size)
+        if len(body) < size:
+            self.is_torn = True
+            return None
+        if zlib.crc32(body) != checksum:
+            raise BadRecording("its checksum is wrong")
+        inflate = zlib.decompressobj()
+        try:
+            raw = inflate.decompress(body, FRAME_RAW_MAX)
+        except zlib.error as error:
+            raise BadRecording(f"it cannot be decompressed: {error}") from None
+        if inflate.unconsumed_tail or not inflate.eof:
+            raise BadRecording("it is too long, or not all there")
+        self.frames += 1
+        self._offset += FRAME.size + size
+        return raw
+
+
+def _item(body: bytes) -> Item:
+    try:
+        item: Item = _decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+        raise BadRecording(f"an item that cannot be read: {error}") from None
+    return item

@@ -1,0 +1,70 @@
+"""What one read brought, given to the parser piece by piece where it is of many lines.
+
+A read may be a quarter of a megabyte, and that five thousand requests, forty thousand chunks or as
+many header lines: parsed at once they would hold the loop for a quarter of a second. A body of
+numbers has no lines to speak of and passes whole. `protocol.py` asks, and gives the pieces out.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LINES_PER_TURN", "Flow", "pieces_of"]
+
+LINES_PER_TURN: Final = 64
+"""Lines parsed in one turn of the loop: some 15 requests, a millisecond."""
+
+_SHORT_BYTES: Final = 2048  # of what is parsed at once, whatever it is
+
+
+def pieces_of(data: bytes) -> Iterator[bytes] | None:
+    """Return the pieces of data of many lines, None where it may be parsed as it is."""
+    if len(data) <= _SHORT_BYTES:
+        return None
+    ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
+    if len(ends) <= LINES_PER_TURN:
+        return None
+    cuts = [0, *(ends[LINES_PER_TURN - 1 :: LINES_PER_TURN] + 1).tolist(), len(data)]
+    return (data[one:other] for one, other in pairwise(cuts) if one < other)
+
+
+class Flow(FlowControl):
+    """Reading rests for two reasons: uvicorn's own, and pieces that are still to be parsed."""
+
+    is_held = False
+
+    def hold(self) -> None:
+        """Read no more until `release`, whatever uvicorn says. Idempotent."""
+        if not self.is_held:
+            self.is_held = True
+            if not self.read_paused:
+                self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read on, unless uvicorn has a reason not to. Idempotent."""
+        if self.is_held:
+            self.is_held = False
+            if not self.read_paused:
+                self._transport.resume_reading()
+
+    @override
+    def pause_reading(self) -> None:
+        if self.is_held:
+            self.read_paused = True
+        else:
+            super().pause_reading()
+
+    @override
+    def resume_reading(self) -> None:
+        if self.is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()

@@ -1,0 +1,106 @@
+"""What comes again: the value one period ago, at the level of now.
+
+The period is the lag at which the series resembles itself most; it is looked for again now and
+then, and has to explain most of the variance over two whole periods at least. Until then, and on
+series that repeat nothing, the last value stands in, and the backtest does not choose this model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from select_service.planner.core.profile import Floats
+
+__all__ = ["RECURRING", "Recurring"]
+
+RECURRING: Final = "recurring"
+"""The name of this model."""
+
+WINDOW: Final = 1_440
+"""Values that are remembered: three days of three-minute intervals."""
+_SEARCH_EVERY: Final = 5
+_PERIOD_MIN: Final = 4
+_ALIKE_MIN: Final = 0.6  # correlation of the series with itself, one period later
+_NEARLY: Final = 0.05
+_LEVEL_WEIGHT: Final = 0.1  # of one interval, in how this period compares with the last one
+_LEVEL_MOST: Final = 2.0
+
+
+class Recurring:
+    """Finds the period by itself. `add` is O(1) but for a search, O(n log n), every few values."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._searched = 0
+        self._level = 1.0
+        self.period = 0
+
+    def add(self, value: float) -> None:
+        """Take in one value."""
+        self._values.append(value)
+        if len(self._values) > 2 * WINDOW:
+            del self._values[:WINDOW]
+        self._searched += 1
+        if self._searched >= _SEARCH_EVERY:
+            self._searched = 0
+            self._search()
+        if self.period:
+            self._compare(value, self._values[-1 - self.period])
+
+    def predict(self, steps: int = 1) -> float:
+        """Return what was there one period before that time, scaled to this period's level."""
+        if not self._values:
+            return 0.0
+        if not self.period:
+            return self._values[-1]
+        back = self.period - (steps - 1) % self.period
+        return self._level * self._values[-back]
+
+    def _compare(self, value: float, before: float) -> None:
+        if before > 0 and value > 0:
+            ratio = min(max(value / before, 1 / _LEVEL_MOST), _LEVEL_MOST)
+            self._level += _LEVEL_WEIGHT * (ratio - self._level)
+
+    def _search(self) -> None:
+        values = np.asarray(self._values[-WINDOW:], dtype=np.float64)
+        self.period = _period(_autocorrelation(values), len(values) // 2)
+        if not self.period:
+            self._level = 1.0
+
+
+def _period(alike: Floats, longest: int) -> int:
+    """Return the lag at which a series resembles itself, from its autocorrelation; 0: none."""
+    first = 1  # neighbours are alike anyway: begin where that has passed
+    while first < longest and alike[first + 1] <= alike[first]:
+        first += 1
+    first = max(first, _PERIOD_MIN)
+    if first >= longest:
+        return 0
+    best = float(alike[first : longest + 1].max())
+    # two periods are alike, too: the first lag that is nearly as good, at its own top
+    found = first + int(np.argmax(alike[first : longest + 1] >= best - _NEARLY))
+    while found < longest and alike[found + 1] > alike[found]:
+        found += 1
+    valley = float(alike[:found].min())
+    is_peak = alike[found] >= _ALIKE_MIN and alike[found] - valley > _ALIKE_MIN / 2
+    return found if is_peak else 0
+
+
+def _autocorrelation(values: Floats) -> Floats:
+    """Return the correlation with itself at every lag, each over the values it has. O(n log n)."""
+    count = len(values)
+    centred = values / max(float(np.abs(values).max()), 1e-300)  # squares of what is enormous
+    centred = centred - centred.mean()
+    spectrum = np.fft.rfft(centred, 2 * count)
+    products = np.fft.irfft(spectrum * np.conj(spectrum), 2 * count)[:count]
+    squares = np.cumsum(centred**2)
+    total = squares[-1]
+    # of the part without its last lag values, and of the part without its first
+    heads = squares[::-1]
+    tails = total - np.append(0.0, squares[:-1])
+    scale: Floats = np.sqrt(np.maximum(heads * tails, 0.0))
+    told: Floats = np.divide(products, scale, out=np.zeros(count), where=scale > 1e-9 * total)
+    return told

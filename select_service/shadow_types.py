@@ -1,0 +1,194 @@
+"""The shadow policy: what it is told, and what GET /shadow answers.
+
+Weights that score live traffic and act on nothing. How they do is in `core/shadow.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "REGRET_BOUNDS",
+    "ShadowChoices",
+    "ShadowMean",
+    "ShadowNumbers",
+    "ShadowRegret",
+    "ShadowScope",
+    "ShadowSettings",
+    "ShadowStatus",
+    "ShadowWeights",
+    "Weight",
+    "read_shadow_weights",
+]
+
+Weight = float | bool
+
+REGRET_BOUNDS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+"""Upper bounds of the classes of regret, in blocks; a last class is above them."""
+
+
+class ShadowSettings(Struct, frozen=True, kw_only=True):
+    """The other weights, and what looking at them may cost."""
+
+    weights: dict[str, Weight] = {}  # by field of RouterConfig, what differs; none: no shadow
+    sample: float = 0.05  # share of the decisions: at 1,000 a second 3,000 a minute are scored
+    cost_max: float = 0.01  # share of the time: a hundredth of a core, as the rest of it is busy
+
+    def __post_init__(self) -> None:
+        read_shadow_weights(self.weights)
+        if not 0.0 < self.sample <= 1.0:
+            raise ValueError("shadow_sample must be above 0 and at most 1")
+        if not 0.0 < self.cost_max <= 1.0:
+            raise ValueError("shadow_cost_max must be above 0 and at most 1")
+
+
+def _number(said: object) -> dict[str, Weight] | None:
+    is_number = isinstance(said, int | float) and not isinstance(said, bool)
+    if not is_number or not math.isfinite(said) or said < 0.0:  # type: ignore[arg-type,operator]
+        raise ValueError("must be a number at least 0")
+    return None
+
+
+def _switch(said: object) -> dict[str, Weight] | None:
+    if not isinstance(said, bool):
+        raise ValueError("must be true or false")  # noqa: TRY004 - callers tell ValueErrors
+    return None
+
+
+def _router_temperature(said: object) -> dict[str, Weight]:
+    _number(said)
+    return {"temperature": float(said)}  # type: ignore[arg-type]
+
+
+def _overlap_score_weight(said: object) -> dict[str, Weight]:
+    """The old name of the scale; 0 also sets the credit to 0, as everywhere."""
+    _number(said)
+    scale = float(said)  # type: ignore[arg-type]
+    return {"prefill_load_scale": scale} | ({} if scale else {"overlap_score_credit": 0.0})
+
+
+_READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
+    "overlap_score_credit": _number,
+    "overlap_score_credit_decay": _number,
+    "prefill_load_scale": _number,
+    "host_cache_hit_weight": _number,
+    "disk_cache_hit_weight": _number,
+    "temperature": _number,
+    "track_prefill_tokens": _switch,
+    # a request's override calls them so
+    "router_temperature": _router_temperature,
+    "overlap_score_weight": _overlap_score_weight,
+}
+"""By the names that the process's settings and a request's override have: each checks what is said,
+and returns the settings it means, None: that of its own name."""
+
+
+def read_shadow_weights(said: Mapping[str, object]) -> dict[str, Weight]:
+    """Return weights under the names that the process's settings have.
+
+    Raises:
+        ValueError: there is no such weight, it makes no sense, or two names say the same one.
+    """
+    weights: dict[str, Weight] = {}
+    for name, value in said.items():
+        reader = _READERS.get(name)
+        if reader is None:
+            known = ", ".join(_READERS)
+            raise ValueError(f"{name[:64]!r} is no weight; there are {known}")
+        try:
+            meant = reader(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+        if meant is None:
+            meant = {name: value if isinstance(value, bool) else float(value)}  # type: ignore[arg-type]
+        for weight, one in meant.items():
+            if weight in weights:
+                raise ValueError(f"{name} says {weight} a second time")
+            weights[weight] = one
+    return weights
+
+
+class ShadowWeights(Struct, frozen=True, kw_only=True):
+    """Every weight that a set of them has."""
+
+    overlap_score_credit: float
+    overlap_score_credit_decay: float
+    prefill_load_scale: float
+    host_cache_hit_weight: float
+    disk_cache_hit_weight: float
+    temperature: float
+    track_prefill_tokens: bool
+    decode_load_scale: float
+    delay_weight: float
+    eviction_weight: float
+    expects_booked: bool
+
+
+class ShadowRegret(Struct, frozen=True, kw_only=True):
+    """By how much one choice costs more than the other, in blocks, by the weights of one side.
+
+    At temperature 0 never below 0.
+    """
+
+    total: float
+    mean: float | None  # of the decisions scored; None: none was
+    counts: list[int]  # by class of `regret_bounds`, and above
+
+
+class ShadowMean(Struct, frozen=True, kw_only=True):
+    """What the rank chosen meant for a request, on average; by the live weights' prediction."""
+
+    prefill_tokens: float  # of the prompt, to compute
+    cached_tokens: float  # of the prompt, on the rank
+    queued_prefill_tokens: float  # of others, before it
+    decode_blocks: float  # with the prompt's
+
+
+class ShadowChoices(Struct, frozen=True, kw_only=True):
+    """Both sides' choices, and what the shadow's would save; below 0: cost."""
+
+    live: ShadowMean
+    shadow: ShadowMean
+    gain: ShadowMean  # live less shadow; of cached tokens: shadow less live
+
+
+class ShadowNumbers(Struct, frozen=True, kw_only=True):
+    """What came of it since these weights are looked at."""
+
+    scored: int
+    agreed: int
+    agreement: float | None  # share; None: nothing was scored
+    skipped: dict[str, int]  # decisions by why they were not scored
+    regret_by_live_weights: ShadowRegret  # of the shadow's choice
+    regret_by_shadow_weights: ShadowRegret  # of the live choice
+    choices: ShadowChoices | None  # None: nothing was scored
+
+
+class ShadowScope(Struct, frozen=True, kw_only=True):
+    """The same of one model and tenant."""
+
+    model_name: str
+    tenant_id: str
+    numbers: ShadowNumbers
+
+
+class ShadowStatus(Struct, frozen=True, kw_only=True):
+    """GET /shadow."""
+
+    enabled: bool
+    live_weights: ShadowWeights
+    shadow_weights: ShadowWeights | None  # None: there is no shadow
+    sample: float | None = None
+    cost_max: float | None = None
+    since_s: float | None = None  # for so long these weights have been looked at
+    cost_s: float | UnsetType = UNSET  # spent on it since the start; of the whole process
+    regret_bounds: list[float] = field(default_factory=lambda: list(REGRET_BOUNDS))
+    total: ShadowNumbers | None = None
+    scopes: list[ShadowScope] = []
+    scopes_total: int = 0

@@ -1,0 +1,549 @@
+"""Decisions of a recording, made again by the code that made them.
+
+A stage is a partition of the real core whose index and ledger answer what the recording says they
+answered: eligibility, admission and what came before have had their say, in who could be chosen.
+What chooses (projection, prices, preferences, ties, temperatures, pairs, plans of waves) runs
+as it did, with what chance said then, or with other weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from indexer.core.tiers import Matches
+from select_service.admission_types import AdmissionSettings
+from select_service.core.cache_hits import CacheHits
+from select_service.core.catalog import Worker
+from select_service.core.pairing import Question, plan
+from select_service.core.partition import Partition
+from select_service.core.policy import default_policy
+from select_service.core.prompt import Prompt
+from select_service.core.roles import Legs
+from select_service.core.scoring import Weights, weights_in_force
+from select_service.core.tape.items import Asked
+from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
+from select_service.core.wave_plan import Member, WavePlan
+from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
+from select_service.types import (
+    PinnedWorker,
+    RouterConfig,
+    RoutingConstraints,
+    SelectPairRequest,
+    SelectRequest,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from indexer.core.index import KvIndex
+    from indexer.core.tiers import SlotTable
+    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.ledger import Ledger
+    from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
+    from select_service.core.tape.reading import House
+    from select_service.core.trust import Trust
+
+__all__ = [
+    "Choice",
+    "Rank",
+    "Seatings",
+    "Stage",
+    "WeightsFor",
+    "changed_weights",
+    "recorded_choice",
+]
+
+NOT_ELIGIBLE = "candidates that are not eligible"
+
+_ORDINARY = Asked()
+_FILTERED = frozenset({NoEligibleWorker.code, NoWorkerForRole.code, WorkerDraining.code})
+
+Rank = tuple[int, int]
+"""worker_id, dp_rank"""
+
+WeightsFor: TypeAlias = "Callable[[list[float | bool], Asked], Weights]"
+"""The weights of a request, by those recorded and by what it asked for."""
+
+
+class Choice(NamedTuple):
+    """Where a request goes."""
+
+    kind: Literal["placed", "pair", "refused", "cache_threshold"]
+    rank: Rank | None  # that decodes
+    prefill_rank: Rank | None = None  # of a pair
+    code: str = ""  # of a refusal
+    cost: float | None = None  # of who was chosen, in blocks
+    prefill_tokens: int | None = None  # it has to compute, as far as is known
+
+    @property
+    def where(self) -> tuple[object, ...]:
+        """What two choices must share to be the same decision."""
+        return self.kind, self.rank, self.prefill_rank, self.code
+
+
+class Seatings(NamedTuple):
+    """How a wave's plan compares: seats as recorded and as planned now, by position."""
+
+    recorded: dict[int, Rank]
+    planned: dict[int, Rank]
+
+
+class _Found:
+    """Stands for the slot table of an index: masks are positions of what was recorded."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slots] = []
+
+    def add(self, told: list[tuple[int, bytes]], ranks: int) -> list[tuple[int, int]]:
+        groups = []
+        for blocks, slots in told:
+            groups.append((blocks, len(self._slots)))
+            self._slots.append(slots_of(slots, ranks))
+        return groups
+
+    def slots(self, mask: int) -> NDArray[np.int64]:
+        return self._slots[mask]
+
+
+class _Index:
+    """Stands for the index: finds what was recorded."""
+
+    is_eagle = False
+
+    def __init__(self, block_size: int, capacity: int) -> None:
+        self.block_size = block_size
+        self.capacity = capacity
+        self.found = _nothing()
+
+    def find_matches(self, block_hashes: bytes) -> Matches:  # noqa: ARG002 - it is known
+        return self.found
+
+
+class _Blocks:
+    """Stands for active chains: whether any begins as the prompt does."""
+
+    def __init__(self) -> None:
+        self.is_shared = False
+
+    def begins(self, first_hash: bytes) -> bool:  # noqa: ARG002 - it is known
+        return self.is_shared
+
+
+class _Ledger:
+    """Stands for the ledger: carries what was recorded."""
+
+    def __init__(self, capacity: int) -> None:
+        self.prefill: Floats = np.zeros(capacity)
+        self.decode: Floats = np.zeros(capacity)
+        self.requests = np.zeros(capacity, dtype=np.int64)
+        self.blocks = _Blocks()
+        self.packed = b""
+        self._shared: list[tuple[int, Slots]] | None = None
+
+    def ensure(self, capacity: int) -> None:
+        assert capacity == len(self.prefill), "a stage is built as long as its columns"
+
+    def load(self, columns: bytes) -> None:
+        values = np.frombuffer(columns)
+        self.prefill[:], self.decode[:] = values[: len(values) // 2], values[len(values) // 2 :]
+
+    def share(self, shared: list[tuple[int, Slots]] | None) -> None:
+        self._shared, self.blocks.is_shared = shared, shared is not None
+
+    def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:  # noqa: ARG002 - known
+        return self._shared
+
+    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
+        column = np.zeros(len(self.prefill))
+        for blocks, slots in groups:
+            column[slots] = blocks
+        return column
+
+
+class _Trust:
+    """Stands for trust: believes as was recorded."""
+
+    def __init__(self) -> None:
+        self.column: Floats | None = None
+
+    def ensure(self, rows: int) -> None:
+        """There is as much room as there was."""
+
+
+class Stage:
+    """One scope as it was, for as long as nobody comes or goes."""
+
+    def __init__(self, house: House, capacity: int, config: RouterConfig) -> None:
+        """Seat everybody.
+
+        Raises:
+            BadRecording: somebody sits where there is no place, or two do.
+        """
+        self.house = house
+        self.capacity = capacity
+        self._transfer_cost = config.kv_transfer_cost_per_block
+        self._index = _Index(house.block_size, capacity)
+        self._ledger = _Ledger(capacity)
+        self._trust = _Trust()
+        if house.block_size < 1:
+            raise BadRecording("nobody said how long a block is")
+        partition = self.partition = Partition(
+            house.scope,
+            cast("KvIndex", self._index),
+            default_policy(config.queue_threshold).root,
+            prefill_tokens_per_s=1.0,
+        )
+        partition.ledger = cast("Ledger", self._ledger)
+        partition.trust = cast("Trust", self._trust)
+        taken: set[int] = set()
+        for seated in house.workers.values():
+            worker = Worker(seated.spec)
+            worker.slots, worker.drain = dict(seated.slots), seated.drain
+            for slot in worker.slots.values():
+                if not 0 <= slot < capacity or slot in taken:
+                    raise BadRecording(f"worker {worker.worker_id} on slot {slot} of {capacity}")
+                taken.add(slot)
+            partition.seated[worker.worker_id] = worker
+            if worker.drain is None:
+                partition.workers[worker.worker_id] = worker
+        self._seated = taken
+        partition.make_room()
+
+    def rank_at(self, slot: int) -> Rank:
+        """Return who sits on a slot.
+
+        Raises:
+            BadRecording: nobody.
+        """
+        if slot not in self._seated:
+            raise BadRecording(f"nobody sits on slot {slot}")
+        worker, dp_rank = self.partition.rank_at(slot)
+        return worker.worker_id, dp_rank
+
+    def _planned_at(self, slot: int) -> Rank:
+        """Who sat there may have gone since a wave's prompts were read: then (-1, slot)."""
+        return self.rank_at(slot) if slot in self._seated else (-1, slot)
+
+    def rows(self, told: int | bytes) -> Rows:
+        """Return candidates.
+
+        Raises:
+            BadRecording: there are none such.
+        """
+        if isinstance(told, int):
+            if not 0 <= told <= self.capacity:
+                raise BadRecording(f"{told} candidates of {self.capacity}")
+            return slice(0, told)
+        return slots_of(told, self.capacity)
+
+    def _show(
+        self,
+        found: Found | None,
+        shared: list[tuple[int, bytes]] | None,
+        trust: bytes | None,
+    ) -> None:
+        self._index.found = _matches(found, self.capacity)
+        self._ledger.share(
+            None
+            if shared is None
+            else [(blocks, slots_of(one, self.capacity)) for blocks, one in shared]
+        )
+        self._trust.column = None if trust is None else np.frombuffer(trust)
+        if trust is not None and len(trust) != self.capacity * 8:
+            raise BadRecording("trust in other ranks than there are")
+
+    # -- one decision --------------------------------------------------------------------------
+
+    def choose(self, item: Decided, weights: Weights, rng: random.Random) -> Choice:
+        """Make a decision again; a refusal at a gate or by a queue stays one.
+
+        Args:
+            item: out of a Tape.
+            weights: in force.
+            rng: says what chance said.
+
+        Raises:
+            BadRecording: what decided does not fit together.
+        """
+        asked = item.asked or _ORDINARY
+        if not item.is_pair and (item.refused is None or item.refused in _FILTERED):
+            refused = self._filter(item, asked)
+            if refused is not None:
+                return refused
+        if item.refused is not None or item.rows is None:
+            return Choice("refused", None, code=item.refused or "")
+        self._ledger.load(_whole(item.load.whole, 2 * self.capacity))
+        self._show(item.found, item.shared, None if item.trust is None else item.trust.whole)
+        prompt, rows = _prompt(item.prompt), self.rows(item.rows)
+        if item.pair is not None:
+            return self._pair(item, asked, prompt, weights, rng)
+        request = _request(SelectRequest, asked)
+        partition = self.partition
+        if item.is_threshold:
+            hits = _cache_hits(item)
+            seen = self._index.found
+            found = hits.filter(partition, request, prompt, rows, seen)
+            if found.refused is not None:
+                return Choice("cache_threshold", None)
+            rows = found.rows
+        return self._place(request, prompt, rows, weights, rng)
+
+    def _filter(self, item: Decided, asked: Asked) -> Choice | None:
+        """Refuse whom nobody may serve, or whose candidates were not all eligible.
+
+        A gate, a cache threshold or a wave may have left some of those eligible out.
+        """
+        partition = self.partition
+        partition.holds_to_cache = item.thresholds is not None and item.thresholds[0] > 0.0
+        try:
+            eligible = partition.candidates(_request(SelectRequest, asked))
+        except NoEligibleWorker as none:
+            return Choice("refused", None, code=none.code)
+        if item.refused in _FILTERED:
+            return Choice("placed", None)
+        if item.rows is None:
+            return None
+        rows = self.rows(item.rows)
+        if isinstance(rows, slice) and isinstance(eligible, slice):
+            is_within = rows.stop <= eligible.stop
+        else:
+            every = np.arange(self.capacity)
+            is_within = bool(np.isin(every[rows], every[eligible]).all())
+        if is_within:
+            return None
+        return Choice("refused", None, code=NOT_ELIGIBLE)
+
+    def _place(
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        rows: Rows,
+        weights: Weights,
+        rng: random.Random,
+    ) -> Choice:
+        count = rows.stop if isinstance(rows, slice) else len(rows)
+        if not count:
+            raise BadRecording("a choice among none")
+        chosen = self.partition.place(request, prompt, rows, weights, rng)
+        return Choice(
+            "placed",
+            self.rank_at(chosen.slot),
+            cost=chosen.cost,
+            prefill_tokens=chosen.effective_prefill_tokens,
+        )
+
+    def _pair(
+        self, item: Decided, asked: Asked, prompt: Prompt, weights: Weights, rng: random.Random
+    ) -> Choice:
+        assert item.pair is not None
+        told = item.pair.whole, item.pair.prefill, item.pair.decode
+        legs = Legs(*(slots_of(one, self.capacity) for one in told))
+        request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
+        question = Question(self.partition, request, prompt, weights, self._transfer_cost)
+        found = plan(question, legs, rng, lambda slots, on: hits.holders(request, slots, on))
+        if found.mode == "aggregated":
+            if not len(found.whole):
+                return Choice("refused", None, code=NoEligibleWorker.code)
+            return self._place(request, prompt, found.whole, weights, rng)
+        couple = found.couple
+        assert couple is not None
+        ranks = self.rank_at(couple.decode_slot), self.rank_at(couple.prefill_slot)
+        tokens = couple.effective_prefill_tokens
+        return Choice("pair", *ranks, cost=couple.cost, prefill_tokens=tokens)
+
+    # -- a wave --------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        wave: Wave,
+        weights: WeightsFor,
+        rng: Callable[[Step], random.Random],
+    ) -> Seatings:
+        """Plan a wave again, every step under the loads it met.
+
+        Args:
+            wave: out of a Tape.
+            weights: in force for a member, by those recorded and what it asked for.
+            rng: says what chance said in a step.
+        """
+        guide = _Guide(self, wave)
+        members = []
+        for one in wave.members:
+            if not 0 <= one.prompt < len(wave.prompts):
+                raise BadRecording(f"prompt {one.prompt} of {len(wave.prompts)}")
+            asked = one.asked or _ORDINARY
+            request = _request(SelectRequest, asked)
+            prompt, rows = _prompt(wave.prompts[one.prompt]), self.rows(one.rows)
+            members.append(Member(one.number, request, prompt, weights(one.weights, asked), rows))
+        recorded: dict[int, Rank] = {}
+        planned: dict[int, Rank] = {}
+        for step in wave.steps:
+            recorded |= {number: self._planned_at(slot) for number, slot in step.seats}
+        if not recorded.keys() <= {one.number for one in wave.members}:
+            raise BadRecording("a seat for nobody")
+        if wave.steps:
+            made = guide.plan(members, wave, rng)
+            for piece in made.seats():
+                planned |= {seat.member.number: self._planned_at(seat.slot) for seat in piece}
+                if piece:
+                    guide.next()
+        return Seatings(recorded, planned)
+
+
+class _Guide:
+    """Leads a plan through the steps that were recorded."""
+
+    def __init__(self, stage: Stage, wave: Wave) -> None:
+        self._stage = stage
+        self._steps = iter(wave.steps)
+        self._looked = {
+            number: (found, shared, None if trust is None else trust.whole)
+            for step in wave.steps
+            for number, found, shared, trust in step.looked
+        }
+        self._rng: Callable[[Step], random.Random] | None = None
+        self._plan: _Guided | None = None
+
+    def plan(
+        self, members: list[Member], wave: Wave, rng: Callable[[Step], random.Random]
+    ) -> WavePlan:
+        """Return the plan, in front of its first step."""
+        self._rng = rng
+        self._plan = _Guided(
+            self._stage.partition,
+            members,
+            load_limit=wave.load_limit,
+            keep_together=wave.keep_together,
+            rng=cast("random.Random", None),
+        )
+        self._plan.look = self.look
+        self.next()
+        return self._plan
+
+    def next(self) -> None:
+        """Go on to the next step; a plan with more of them stays at the last."""
+        step = next(self._steps, None)
+        if step is None:
+            return
+        stage, ledger = self._stage, self._stage._ledger  # noqa: SLF001 - its own
+        ledger.load(_whole(step.load.whole, 2 * stage.capacity))
+        requests = _whole(step.requests.whole, stage.capacity)
+        ledger.requests[:] = np.frombuffer(requests, dtype=np.int64)
+        assert self._plan is not None
+        assert self._rng is not None
+        self._plan.draw_from(self._rng(step))
+
+    def look(self, member: Member) -> None:
+        """Have found what was found for this member."""
+        told = self._looked.get(member.number)
+        if told is None:
+            raise BadRecording(f"nobody looked up the prompt of member {member.number}")
+        self._stage._show(*told)  # noqa: SLF001 - its own
+
+
+class _Guided(WavePlan):
+    """A plan that is led."""
+
+    look: Callable[[Member], None]
+
+    def draw_from(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def _price(self, member: Member) -> tuple[Floats, Floats]:
+        self.look(member)
+        return super()._price(member)
+
+
+def recorded_choice(stage: Stage, item: Decided) -> Choice:
+    """Return what was decided then."""
+    if item.refused is not None:
+        return Choice("refused", None, code=item.refused)
+    if item.is_threshold:
+        return Choice("cache_threshold", None)
+    if item.rows is None or item.slot < 0:
+        raise BadRecording("a decision for nobody, and no refusal")
+    if item.pair is not None and item.pair.couple is not None:
+        prefill, decode = item.pair.couple
+        return Choice("pair", stage.rank_at(decode), stage.rank_at(prefill))
+    return Choice("placed", stage.rank_at(item.slot))
+
+
+def changed_weights(config: RouterConfig, changes: dict[str, object]) -> WeightsFor:
+    """Return how weights are other ones: a request's own stay on top of the process's.
+
+    Raises:
+        TypeError: there is no such weight.
+    """
+    if not changes:
+        return _as_recorded
+    other = replace(config, **changes)
+    return lambda _, asked: weights_in_force(other, asked.override)
+
+
+def _as_recorded(recorded: list[float | bool], _: Asked) -> Weights:
+    if len(recorded) != len(Weights._fields):
+        raise BadRecording(
+            f"{len(recorded)} weights, where this version has {len(Weights._fields)}"
+        )
+    return Weights._make(recorded)
+
+
+def _whole(column: bytes | None, values: int) -> bytes:
+    if column is None or len(column) != 8 * values:
+        raise BadRecording("a column of another length than it has ranks")
+    return column
+
+
+def _nothing() -> Matches:
+    return Matches(cast("SlotTable", _Found()), [], [], [])
+
+
+def _matches(told: Found | None, ranks: int) -> Matches:
+    if told is None:
+        return _nothing()
+    table = _Found()
+    groups = [table.add(tier, ranks) for tier in (told.device, told.host, told.disk)]
+    return Matches(cast("SlotTable", table), *groups)
+
+
+def _prompt(told: Prompted) -> Prompt:
+    """Return a prompt; its sequence hashes, which the ledger would want, are looked up nowhere."""
+    hashes = hashes_of(told)
+    return Prompt(hashes, hashes, told.isl_tokens)
+
+
+def _request(kind: type[SelectRequest], asked: Asked) -> SelectRequest:
+    if asked is _ORDINARY:
+        return kind()
+    constraints = RoutingConstraints(asked.required_taints, asked.preferred_taints)
+    return kind(
+        pinned_worker=None if asked.pinned is None else PinnedWorker(*asked.pinned),
+        allowed_worker_ids=asked.allowed,
+        routing_constraints=constraints if asked.has_constraints else UNSET,
+        cache_hit_threshold=asked.cache_hit_threshold,
+        cache_hit_scope=asked.cache_hit_scope,  # type: ignore[arg-type]
+        cache_hit_basis=asked.cache_hit_basis,  # type: ignore[arg-type]
+        on_cache_threshold=asked.on_cache_threshold,  # type: ignore[arg-type]
+        attempt=asked.attempt,
+    )
+
+
+def _cache_hits(item: Decided) -> CacheHits:
+    if item.thresholds is None:
+        return CacheHits(AdmissionSettings())
+    threshold, attempts, basis, scope = item.thresholds
+    return CacheHits(
+        AdmissionSettings(
+            cache_hit_threshold=threshold,
+            cache_hit_attempts_max=attempts,
+            cache_hit_basis=basis,  # type: ignore[arg-type]
+            cache_hit_scope=scope,  # type: ignore[arg-type]
+        )
+    )

@@ -1,0 +1,157 @@
+"""Recordings of `select-service --record FILE`: their files, their items, and requests out of them.
+
+`FILE` and what was put aside of it (`FILE.000001` and so on) are one recording, read in order; a
+file that was put aside is one, too. Replaying is `replaying.py`'s business.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from indexer.core.hashing import sequence_hashes
+from select_service.core.bookings import leg_ids
+from select_service.core.tape.items import Decided, Life, number_of
+from select_service.core.tape.reading import Tape, hashes_of
+from select_service.simulator.core.requests import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from select_service.core.tape.items import Item
+
+__all__ = ["Played", "files_of", "play", "read_recording", "requests_of"]
+
+_ENDS: Final = frozenset({"freed", "expired", "lease_ended", "told"})
+
+
+class Played(NamedTuple):
+    """An item and the file it comes from."""
+
+    tape: Tape
+    path: Path
+    item: Item
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a recording in the order in which they were written.
+
+    Raises:
+        OSError: there is none.
+    """
+    aside = [
+        (number, one)
+        for one in path.parent.iterdir()
+        if (number := number_of(path.name, one.name)) is not None
+    ]
+    files = [one for _, one in sorted(aside)]
+    if path.exists() or not files:
+        files.append(path)
+    return files
+
+
+def play(files: Iterable[Path], tapes: list[Tape] | None = None) -> Iterator[Played]:
+    """Yield the items of some files.
+
+    Args:
+        files: in order.
+        tapes: to which what was opened is added.
+
+    Raises:
+        BadRecording: one of them cannot be read, with file and offset.
+        OSError: one of them is not there.
+    """
+    for path in files:
+        with path.open("rb") as file:
+            tape = Tape(file.read, str(path))
+            if tapes is not None:
+                tapes.append(tape)
+            for item in tape:
+                yield Played(tape, path, item)
+
+
+def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
+    """See `traces.Reader`: the requests of one file.
+
+    Lengths of answers are those that were told, in blocks, until a reservation was freed; else what
+    was expected; else 1. What answers said is unknown, so that no turn finds the one before it
+    further than its own prompt repeats it.
+    """
+    tape = Tape(_Pieces(lines).read, "recording")
+    return _requests(((tape, item) for item in tape), block_size)
+
+
+def requests_of(path: Path, block_size: int) -> Iterator[Request]:
+    """Return the requests of all files of a recording.
+
+    Raises:
+        BadRecording: it cannot be read.
+        ValueError: its blocks have another size.
+    """
+    return _requests(((one.tape, one.item) for one in play(files_of(path))), block_size)
+
+
+def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[Request]:
+    requests: list[Request] = []
+    waits: dict[str, Request] = {}  # for its end, by reservation
+    for tape, item in items:
+        if isinstance(item, Life) and item.what in _ENDS:
+            ended = waits.pop(item.reservation_id, None)
+            if ended is not None and item.amount:
+                ended.osl = item.amount * block_size
+        elif isinstance(item, Decided):
+            house = tape.house(item.scope)
+            if house.block_size != block_size:
+                raise ValueError(f"blocks of this recording have {house.block_size} tokens")
+            one = _request(item, house.scope.tenant_id)
+            requests.append(one)
+            name = item.reservation_id
+            if name is not None:
+                waits[
+                    name if item.pair is None or item.pair.couple is None else leg_ids(name)[1]
+                ] = one
+    requests.sort(key=lambda one: one.arrival)
+    start = requests[0].arrival if requests else 0.0
+    for number, one in enumerate(requests, 1):
+        one.number, one.arrival = number, one.arrival - start
+        yield one
+
+
+def _request(item: Decided, tenant: str) -> Request:
+    hashes = np.frombuffer(sequence_hashes(hashes_of(item.prompt)), "<u8")
+    asked = item.asked
+    expected = None if asked is None else asked.expected_output_tokens
+    return Request(
+        number=0,
+        arrival=item.at if item.since < 0.0 else item.since,
+        isl=item.prompt.isl_tokens,
+        osl=expected or 1,
+        blocks=tuple(hashes.tolist()),
+        tenant=tenant,
+        slo_class="" if asked is None else asked.slo_class or "",
+        slo_ttft_s=None if asked is None or asked.slo_ttft_ms is None else asked.slo_ttft_ms / 1e3,
+        expected_osl=expected,
+    )
+
+
+class _Pieces:
+    """Lines of a file that has none, as a file."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = iter(lines)
+        self._left = b""
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes, fewer only at the end."""
+        pieces, have = [self._left], len(self._left)
+        while have < size:
+            line = next(self._lines, None)
+            if line is None:
+                break
+            pieces.append(line)
+            have += len(line)
+        whole = b"".join(pieces)
+        self._left = whole[size:]
+        return whole[:size]

@@ -1,0 +1,451 @@
+"""A recording made again: are its decisions the same, and what would other weights have done?
+
+Every decision is made by the real code out of what it met then (`core/stage.py`); with other
+weights, too, out of the same. That is open loop: loads, caches and who could be chosen stay as
+recorded, whatever the other weights would have made of them.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from msgspec import Struct
+from typing_extensions import override
+
+from select_service.core.tape.items import (
+    Asked,
+    Change,
+    Decided,
+    Events,
+    Gap,
+    Life,
+    Seats,
+    Wave,
+)
+from select_service.core.tape.reading import BadRecording, Tape
+from select_service.simulator.core.stage import Stage, changed_weights, recorded_choice
+from select_service.simulator.recordings import play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from select_service.core.columns import Floats
+    from select_service.core.tape.reading import House
+    from select_service.simulator.core.stage import Choice, Rank, WeightsFor
+    from select_service.simulator.recordings import Played
+
+__all__ = ["Difference", "Missing", "Replay", "Spread", "WhatIf", "replay"]
+
+_ORDINARY: Final = Asked()
+
+
+class RecordedRandom(random.Random):
+    """Says what chance said then; beyond that, what a seed says."""
+
+    def __init__(self, draws: Sequence[float | int], seed: int) -> None:
+        self._draws = iter(draws)
+        super().__init__(seed)
+
+    @override
+    def random(self) -> float:
+        drawn = next(self._draws, None)
+        return drawn if isinstance(drawn, float) and 0.0 <= drawn < 1.0 else super().random()
+
+    @override
+    def getrandbits(self, k: int, /) -> int:
+        drawn = next(self._draws, None)
+        is_fit = isinstance(drawn, int) and 0 <= drawn < 1 << k
+        return int(drawn) if is_fit and drawn is not None else super().getrandbits(k)
+
+
+class Place(Struct):
+    """Where a request went, or goes."""
+
+    outcome: str
+    worker_id: int | None = None
+    dp_rank: int | None = None
+    prefill_worker_id: int | None = None
+    prefill_dp_rank: int | None = None
+    code: str | None = None
+    cost: float | None = None
+    prefill_tokens: int | None = None
+
+
+class Difference(Struct):
+    """A decision that is another one now."""
+
+    file: str
+    decision: int  # from 1, in the whole recording
+    at_s: float  # since its beginning
+    model_name: str
+    tenant_id: str
+    selection_id: str | None
+    reservation_id: str | None
+    isl_tokens: int
+    candidates: int
+    recorded: Place
+    replayed: Place
+    wave_member: int | None = None  # of a wave that was planned otherwise
+
+
+class Missing(Struct):
+    """What a recording lacks."""
+
+    file: str
+    why: str  # queue | disk | fault | cut off
+    notes: int | None = None
+
+
+class Spread(Struct):
+    """How evenly work went to ranks: of all that ever sat in a scope where something was placed."""
+
+    requests_cov: float
+    requests_max_over_mean: float
+    prefill_tokens_cov: float
+    prefill_tokens_max_over_mean: float
+
+
+class WhatIf(Struct):
+    """What other weights would have chosen, one decision at a time."""
+
+    weights: dict[str, object]
+    decisions: int  # placed then, waves and refusals left out
+    changed: int
+    agreement: float
+    prefill_tokens_recorded: int
+    prefill_tokens: int
+    cached_tokens_recorded: int
+    cached_tokens: int
+    spread_recorded: Spread | None
+    spread: Spread | None
+    wave_members: int = 0
+    wave_members_moved: int = 0
+    examples: list[Difference] = []
+
+
+class Replay(Struct):
+    """What a replay tells."""
+
+    files: list[str]
+    service: list[str]  # versions that recorded
+    seconds: float
+    decisions: int = 0
+    placed: int = 0
+    pairs: int = 0
+    cache_thresholds: int = 0
+    refused: dict[str, int] = {}  # by code; by admission or queues, which are not asked again
+    waves: int = 0
+    wave_members: int = 0
+    reproduced: int = 0
+    differing: int = 0
+    first_difference: Difference | None = None
+    life: dict[str, int] = {}
+    events: dict[str, int] = {}
+    changes: int = 0
+    missing: list[Missing] = []
+    what_if: WhatIf | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every decision that is there was made again."""
+        return not self.differing
+
+
+def replay(
+    files: Sequence[Path],
+    changes: Mapping[str, object] | None = None,
+    *,
+    scope: Callable[[str, str], bool] = lambda _, __: True,
+    examples: int = 10,
+) -> Replay:
+    """Make all decisions of some files again.
+
+    Args:
+        files: of one recording, in order.
+        changes: weights to try beside, by name.
+        scope: of what models and tenants.
+        examples: changed decisions to be told.
+
+    Raises:
+        BadRecording: one of them cannot be read, with file and offset.
+        OSError: one of them is not there.
+    """
+    player = _Player(files, dict(changes or {}), scope, examples)
+    tapes: list[Tape] = []
+    for played in play(files, tapes):
+        player.take(played)
+    return player.end(tapes)
+
+
+class _Tally:
+    """Work by rank."""
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str, int, int], int] = {}
+        self.tokens: dict[tuple[str, str, int, int], int] = {}
+        self.total = 0
+
+    def note(self, house: House, choice: Choice) -> None:
+        rank = choice.rank if choice.prefill_rank is None else choice.prefill_rank
+        assert rank is not None
+        at, tokens = (*house.scope, *rank), choice.prefill_tokens or 0
+        self.requests[at] = self.requests.get(at, 0) + 1
+        self.tokens[at] = self.tokens.get(at, 0) + tokens
+        self.total += tokens
+
+    def spread(self, ranks: set[tuple[str, str, int, int]]) -> Spread | None:
+        if not self.requests:
+            return None
+        scopes = {at[:2] for at in self.requests}
+        among = [at for at in ranks if at[:2] in scopes]
+        requests = np.array([self.requests.get(at, 0) for at in among], dtype=float)
+        tokens = np.array([self.tokens.get(at, 0) for at in among], dtype=float)
+        return Spread(*_evenness(requests), *_evenness(tokens))
+
+
+def _evenness(values: Floats) -> tuple[float, float]:
+    mean = float(values.mean())
+    return (float(values.std()) / mean, float(values.max()) / mean) if mean else (0.0, 0.0)
+
+
+class _Player:
+    """Goes through the items."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        changes: dict[str, object],
+        scope: Callable[[str, str], bool],
+        examples: int,
+    ) -> None:
+        self.told = Replay(list(map(str, files)), [], 0.0)
+        self._changes = changes
+        self._is_meant = scope
+        self._examples_max = examples
+        self._examples: list[Difference] = []
+        self._stages: dict[int, Stage] = {}
+        self._tape: Tape | None = None
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._ranks: set[tuple[str, str, int, int]] = set()
+        self._then, self._now = _Tally(), _Tally()
+        self._isl_tokens = self._changed = self._compared = self._moved = 0
+        self._as_was: WeightsFor
+        self._other: WeightsFor | None = None
+
+    def take(self, played: Played) -> None:
+        """Look at one item."""
+        tape, path, item = played
+        if tape is not self._tape:
+            self._open(tape)
+        told = self.told
+        if isinstance(item, Decided):
+            self._guarded(path, lambda: self._decided(tape, path, item))
+        elif isinstance(item, Wave):
+            self._guarded(path, lambda: self._wave(tape, path, item))
+        elif isinstance(item, Life):
+            told.life[item.what] = told.life.get(item.what, 0) + 1
+        elif isinstance(item, Events):
+            for what, *_ in item.events:
+                told.events[what] = told.events.get(what, 0) + 1
+        elif isinstance(item, Seats):
+            scope = item.model_name, item.tenant_id
+            for one in item.workers:
+                self._ranks.update((*scope, one.spec.worker_id, rank) for rank, _ in one.slots)
+        elif isinstance(item, Gap):
+            told.missing.append(Missing(str(path), item.why, item.notes))
+        else:
+            told.changes += isinstance(item, Change)
+
+    def _guarded(self, path: Path, step: Callable[[], None]) -> None:
+        """Whatever the core says of what cannot be is the file's fault."""
+        try:
+            step()
+        except BadRecording as error:
+            where = f"{path}, decision {self.told.decisions + 1}"
+            raise BadRecording(f"{where}: {error}") from None
+        except (ValueError, LookupError, AssertionError, ArithmeticError) as error:
+            where = f"{path}, decision {self.told.decisions + 1}"
+            why = f"what decided it does not fit together ({type(error).__name__}: {error})"
+            raise BadRecording(f"{where}: {why}") from None
+
+    def _open(self, tape: Tape) -> None:
+        self._tape = tape
+        header = tape.header
+        assert header is not None
+        if header.service not in self.told.service:
+            self.told.service.append(header.service)
+        self._stages.clear()
+        self._as_was = changed_weights(header.config, {})
+        self._other = changed_weights(header.config, self._changes) if self._changes else None
+
+    def _stage(self, tape: Tape, scope: int, columns: bytes | None) -> Stage:
+        house, capacity = tape.house(scope), len(columns or b"") // 16
+        stage = self._stages.get(scope)
+        if stage is None or stage.house is not house or stage.capacity != capacity:
+            assert tape.header is not None
+            stage = self._stages[scope] = Stage(house, capacity, tape.header.config)
+        return stage
+
+    # -- single decisions ------------------------------------------------------------------------
+
+    def _decided(self, tape: Tape, path: Path, item: Decided) -> None:
+        house = tape.house(item.scope)
+        if not self._is_meant(*house.scope):
+            return
+        told = self.told
+        stage = self._stage(tape, item.scope, item.load.whole)
+        recorded = recorded_choice(stage, item)
+        asked, seed = item.asked or _ORDINARY, told.decisions
+        weights = self._as_was(item.weights, asked)
+        again = stage.choose(item, weights, RecordedRandom(item.draws, seed))
+        self._time(item.at)
+        told.decisions += 1
+        self._count(recorded)
+        if again.where == recorded.where:
+            told.reproduced += 1
+        else:
+            told.differing += 1
+            if told.first_difference is None:
+                told.first_difference = self._difference(path, house, item, recorded, again)
+        if self._other is None or again.rank is None or item.in_wave:
+            return
+        weights = self._other(item.weights, asked)
+        other = stage.choose(item, weights, RecordedRandom(item.draws, seed))
+        self._compare(path, house, item, again, other)
+
+    def _compare(
+        self, path: Path, house: House, item: Decided, again: Choice, other: Choice
+    ) -> None:
+        self._compared += 1
+        isl = item.prompt.isl_tokens
+        self._then.note(house, again)
+        if other.rank is not None:
+            self._now.note(house, other)
+        self._isl_tokens += isl
+        if other.where != again.where:
+            self._changed += 1
+            if len(self._examples) < self._examples_max:
+                self._examples.append(self._difference(path, house, item, again, other))
+
+    def _count(self, choice: Choice) -> None:
+        told = self.told
+        if choice.kind == "placed":
+            told.placed += 1
+        elif choice.kind == "pair":
+            told.pairs += 1
+        elif choice.kind == "cache_threshold":
+            told.cache_thresholds += 1
+        else:
+            told.refused[choice.code] = told.refused.get(choice.code, 0) + 1
+
+    def _difference(
+        self, path: Path, house: House, item: Decided, recorded: Choice, again: Choice
+    ) -> Difference:
+        rows = item.rows
+        return Difference(
+            file=str(path),
+            decision=self.told.decisions,
+            at_s=item.at - (self._first_at or 0.0),
+            model_name=house.scope.model_name,
+            tenant_id=house.scope.tenant_id,
+            selection_id=item.selection_id,
+            reservation_id=item.reservation_id,
+            isl_tokens=item.prompt.isl_tokens,
+            candidates=len(rows) // 4 if isinstance(rows, bytes) else rows or 0,
+            recorded=_place(recorded),
+            replayed=_place(again),
+        )
+
+    # -- waves -----------------------------------------------------------------------------------
+
+    def _wave(self, tape: Tape, path: Path, item: Wave) -> None:
+        house = tape.house(item.scope)
+        if not item.steps or not self._is_meant(*house.scope):
+            return
+        told = self.told
+        stage = self._stage(tape, item.scope, item.steps[0].load.whole)
+        seed = told.decisions
+        made = stage.plan(item, self._as_was, lambda step: RecordedRandom(step.draws, seed))
+        told.waves += 1
+        told.wave_members += len(item.members)
+        for number, rank in made.recorded.items():
+            told.decisions += 1
+            if made.planned.get(number) == rank:
+                told.reproduced += 1
+                continue
+            told.differing += 1
+            if told.first_difference is None:
+                there = made.planned.get(number)
+                told.first_difference = self._moved_member(path, house, item, number, rank, there)
+        if self._other is not None:
+            other = stage.plan(item, self._other, lambda step: RecordedRandom(step.draws, seed))
+            self._moved += sum(
+                other.planned.get(number) != rank for number, rank in made.planned.items()
+            )
+
+    def _moved_member(
+        self, path: Path, house: House, item: Wave, number: int, then: Rank, now: Rank | None
+    ) -> Difference:
+        member = next(one for one in item.members if one.number == number)
+        rows = member.rows
+        return Difference(
+            file=str(path),
+            decision=self.told.decisions,
+            at_s=item.at - (self._first_at or item.at),
+            model_name=house.scope.model_name,
+            tenant_id=house.scope.tenant_id,
+            selection_id=None,
+            reservation_id=None,
+            isl_tokens=item.prompts[member.prompt].isl_tokens,
+            candidates=len(rows) // 4 if isinstance(rows, bytes) else rows,
+            recorded=Place("planned", *then),
+            replayed=Place("unplanned") if now is None else Place("planned", *now),
+            wave_member=number,
+        )
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _time(self, at: float) -> None:
+        if self._first_at is None:
+            self._first_at = at
+        self._last_at = max(at, self._last_at)
+
+    def end(self, tapes: Sequence[Tape]) -> Replay:
+        """Return what there is to tell."""
+        told = self.told
+        told.seconds = self._last_at - (self._first_at or self._last_at)
+        told.missing += [
+            Missing(name, "cut off")
+            for name, tape in zip(told.files, tapes, strict=True)
+            if tape.is_torn
+        ]
+        if self._changes:
+            then, now, isl = self._then, self._now, self._isl_tokens
+            told.what_if = WhatIf(
+                weights=self._changes,
+                decisions=self._compared,
+                changed=self._changed,
+                agreement=1.0 - self._changed / self._compared if self._compared else 1.0,
+                prefill_tokens_recorded=then.total,
+                prefill_tokens=now.total,
+                cached_tokens_recorded=isl - then.total,
+                cached_tokens=isl - now.total,
+                spread_recorded=then.spread(self._ranks),
+                spread=now.spread(self._ranks),
+                wave_members=told.wave_members,
+                wave_members_moved=self._moved,
+                examples=self._examples,
+            )
+        return told
+
+
+def _place(choice: Choice) -> Place:
+    prefill = (None, None) if choice.prefill_rank is None else choice.prefill_rank
+    rank = (None, None) if choice.rank is None else choice.rank
+    return Place(
+        *(choice.kind, *rank, *prefill, choice.code or None, choice.cost, choice.prefill_tokens)
+    )

@@ -1,0 +1,74 @@
+"""A wave that is booked whole or not at all, when the process that books it is killed.
+
+What was answered stands; of what was not, all is there or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.patient import service
+from tests.live.replicas import Replica
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
+
+SAMPLES = 300
+"""Of a wave: it takes several turns of the loop, and several commits."""
+
+LIVES = 3
+CALLERS = 3
+
+
+def wave(name: str) -> dict[str, Any]:
+    item = {"reservation_id": name, "token_ids": [1] * 64, "n": SAMPLES}
+    return {"requests": [item], "reserve": True, "atomic": True}
+
+
+def booked(server: Replica) -> dict[str, int]:
+    """How many reservations of each wave are live."""
+    found: dict[str, int] = {}
+    for one in server.view().booked:
+        wave = one.name.rpartition(".")[0]
+        found[wave] = found.get(wave, 0) + 1
+    return found
+
+
+def test_waves_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> None:
+    flags = ("--state-dir", str(tmp_path / "state"), "--reservation-ttl-s", "0")
+    numbers, said = itertools.count(), set[str]()
+    with service(tmp_path, *flags) as server:
+        server.seat(1, 2)
+        for life in range(LIVES):
+            first = threading.Event()
+
+            def call(life: int = life, first: threading.Event = first) -> None:
+                with contextlib.suppress(Exception):  # until it is killed
+                    while True:
+                        name = f"w{life}-{next(numbers)}"
+                        answer = server.request("POST", "/select_batch", wave(name))
+                        assert answer.status == 200
+                        said.add(name)
+                        first.set()
+
+            callers = [threading.Thread(target=call) for _ in range(CALLERS)]
+            for one in callers:
+                one.start()
+            assert first.wait(30)
+            threading.Event().wait(0.05 * life)  # somewhere in the middle of others
+            process = server.process
+            assert process is not None
+            process.kill()
+            process.wait()
+            for one in callers:
+                one.join()
+            server.__enter__()
+            waves = booked(server)
+            assert waves.keys() >= said, "what was answered stands"
+            assert set(waves.values()) == {SAMPLES}, "all or none"
+            said.update(waves)

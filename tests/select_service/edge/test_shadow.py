@@ -1,0 +1,212 @@
+"""The shadow over HTTP: GET /shadow, records, metrics, settings that change, and other tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from indexer.core.hashing import pack_u64
+from indexer.types import Scope, Tier, WorkerRank
+from select_service import SelectionService, SelectRequest, ShadowSettings, WorkerSpec
+from select_service.edge.driver import Driver
+from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, worker
+from tests.select_service.edge.test_http import problem
+from tests.select_service.edge.test_metrics import SCOPE, scrape, value
+
+HASHES = [1, 2, 3, 4]
+BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
+ON: dict[str, Any] = {"shadow_weights": {"overlap_score_credit": 0.0}, "shadow_sample": 1.0}
+LOAD = {"reservation_id": "load", "worker_id": 1, "sequence_hashes": [90, 91], "isl_tokens": 16}
+
+
+async def prepare(client: httpx.AsyncClient, service: Driver) -> None:
+    """Worker 1 holds the prompt and has a little to do; worker 2 is idle."""
+    for worker_id in (1, 2):
+        seat(service, worker_id)
+    index = service.core.partitions[Scope("default", "default")].index
+    names = [1000 + one for one in HASHES]
+    index.store(WorkerRank(1, 0), Tier.DEVICE, None, names, pack_u64(HASHES))
+    assert (await client.post("/reservations", json=LOAD)).status_code == 201
+
+
+def test_what_is_told_of_it() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await prepare(client, service)
+        answer = await client.post("/select", json=BODY | {"explain": True, "selection_id": "s"})
+        assert answer.json()["worker_id"] == 1
+        choice = {"dp_rank": 0, "queued_prefill_tokens": 0, "cached_tokens": 0}
+        expected = {
+            "weights": {
+                "overlap_score_credit": 0.0,
+                "overlap_score_credit_decay": 0.0,
+                "prefill_load_scale": 1.0,
+                "host_cache_hit_weight": 0.75,
+                "disk_cache_hit_weight": 0.25,
+                "temperature": 0.0,
+                "track_prefill_tokens": True,
+            },
+            "agrees": False,
+            "regret_by_live_weights": 1.0,
+            "regret_by_shadow_weights": 3.0,
+            "live": choice
+            | {"worker_id": 1, "cost_by_live_weights": 7.0, "cost_by_shadow_weights": 11.0}
+            | {"prefill_tokens": 0, "cached_tokens": 64}
+            | {"queued_prefill_tokens": 16, "decode_blocks": 6},
+            "shadow": choice
+            | {"worker_id": 2, "cost_by_live_weights": 8.0, "cost_by_shadow_weights": 8.0}
+            | {"prefill_tokens": 64, "decode_blocks": 4},
+        }
+        assert answer.json()["decision"]["shadow"] == expected
+        assert (await client.get("/decisions/s")).json()["shadow"] == expected
+        told = (await client.get("/shadow")).json()
+        assert told["enabled"]
+        assert (told["sample"], told["cost_max"]) == (1.0, 0.01)
+        assert 0.0 < told["cost_s"] < 1.0
+        assert told["shadow_weights"] == expected["weights"]
+        assert told["live_weights"]["overlap_score_credit"] == 1.0
+        assert told["total"] == told["scopes"][0]["numbers"]
+        assert told["total"]["agreement"] == 0.0
+        assert told["total"]["choices"]["gain"]["prefill_tokens"] == -64.0
+        assert len(told["regret_bounds"]) + 1 == len(
+            told["total"]["regret_by_live_weights"]["counts"]
+        )
+        other = (await client.get("/shadow?tenant_id=other")).json()
+        assert (other["scopes_total"], other["total"]["scored"]) == (0, 0)
+        problem(await client.get("/shadow?limit=201"), 400, "invalid_query", "limit")
+
+    in_process(use, **ON)
+
+
+def test_a_decision_that_was_not_scored_says_nothing_of_it() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await prepare(client, service)
+        only = BODY | {"explain": True, "allowed_worker_ids": [1]}
+        assert "shadow" not in (await client.post("/select", json=only)).json()["decision"]
+
+    in_process(use, **ON)
+
+
+def test_it_is_told_also_where_no_records_are_kept() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await prepare(client, service)
+        await client.post("/select", json=BODY)
+        assert (await client.get("/shadow")).json()["total"]["scored"] == 1
+        answer = await client.post("/select", json=BODY | {"explain": True})
+        assert not answer.json()["decision"]["shadow"]["agrees"]
+
+    in_process(use, decision_ring=0, **ON)
+
+
+def test_prometheus_is_told() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await prepare(client, service)
+        for body in (BODY, BODY, BODY | {"allowed_worker_ids": [2]}):
+            await client.post("/select", json=body)
+        await client.post(
+            "/select", json={"isl_tokens": 16, "block_hashes": [], "sequence_hashes": []}
+        )
+        samples = await scrape(client)
+        assert value(samples, "shadow_decisions_total", outcome="agreed", **SCOPE) == 1
+        assert value(samples, "shadow_decisions_total", outcome="differed", **SCOPE) == 2
+        assert value(samples, "shadow_skipped_total", reason="only", **SCOPE) == 1
+        for side, regret, tokens, cached in (("live", 2.0, 16, 128), ("shadow", 6.0, 144, 0)):
+            name = {"weights": side, **SCOPE}
+            assert value(samples, "shadow_regret_blocks_sum", **name) == regret
+            assert value(samples, "shadow_regret_blocks_count", **name) == 3
+            assert value(samples, "shadow_regret_blocks_bucket", le="0.0", **name) == 1
+            assert value(samples, "shadow_regret_blocks_bucket", le="+Inf", **name) == 3
+            name = {"choice": side, **SCOPE}
+            assert value(samples, "shadow_chosen_prefill_tokens_total", **name) == tokens
+            assert value(samples, "shadow_chosen_cached_tokens_total", **name) == cached
+        live = {"choice": "live", **SCOPE}
+        assert value(samples, "shadow_chosen_queued_prefill_tokens_total", **live) == 32
+        assert value(samples, "shadow_chosen_decode_blocks_total", **live) == 12
+        text = (await client.get("/metrics")).text
+        assert 'select_service_shadow_weight{name="overlap_score_credit"} 0.0\n' in text
+        assert 'select_service_limit{name="shadow_cost_max"} 0.01\n' in text
+        assert value(samples, "shadow_cost_seconds_total") > 0.0
+
+    in_process(use, **ON)
+
+
+def test_it_comes_and_goes_while_the_service_runs() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await prepare(client, service)
+
+        async def put(**settings: Any) -> httpx.Response:
+            return await client.put("/config", json={"settings": settings})
+
+        off = (await client.get("/shadow")).json()
+        assert (off["enabled"], off["shadow_weights"], off["total"]) == (False, None, None)
+        assert "shadow_decisions_total{" not in (await client.get("/metrics")).text
+        weights = {"overlap_score_credit": 0, "track_prefill_tokens": True}
+        assert (await put(shadow_weights=weights, shadow_sample=1)).status_code == 200
+        await client.post("/select", json=BODY)
+        assert (await client.get("/shadow")).json()["total"]["scored"] == 1
+        wrong = await put(shadow_weights={"overlap_score_credit": -1}, shadow_sample=0.5)
+        problem(wrong, 422, "invalid_field", "settings.shadow_weights")
+        assert "overlap_score_credit must be a number" in wrong.json()["error"]
+        told = (await client.get("/shadow")).json()
+        assert (told["sample"], told["total"]["scored"]) == (1.0, 1)
+        assert (await put(shadow_cost_max=0.5)).status_code == 200
+        told = (await client.get("/shadow")).json()
+        assert (told["cost_max"], told["total"]["scored"]) == (0.5, 1), "the same go on"
+        shown = (await client.get("/config")).json()["settings"]["shadow_weights"]
+        assert (shown["value"], shown["source"]) == (weights, "put")
+        assert (await put(shadow_weights={"temperature": 1})).status_code == 200
+        assert (await client.get("/shadow")).json()["total"]["scored"] == 0, "others begin anew"
+        assert (await put(shadow_weights=None)).status_code == 200
+        assert not (await client.get("/shadow")).json()["enabled"]
+
+    in_process(use)
+
+
+def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", "read", "select", tenants=["ours"])
+    file.add("all", "read", "select")
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        for worker_id, tenant in enumerate(("ours", "ours", "theirs", "theirs"), 1):
+            seat(service, worker_id, tenant_id=tenant)
+        wire = await Wire.to(port)
+
+        async def ask(who: str, path: str) -> Any:
+            wire.ask("GET", path, None, file.line(who))
+            status, _, told = await wire.answer()
+            assert status == 200
+            return json.loads(told)
+
+        for tenant in ("ours", "theirs", "theirs"):
+            wire.ask("POST", "/select", BODY | {"tenant_id": tenant}, file.line("all"))
+            assert (await wire.answer())[0] == 200
+        told = await ask("ours", "/shadow")
+        assert [one["tenant_id"] for one in told["scopes"]] == ["ours"]
+        assert (told["total"]["scored"], told["scopes_total"]) == (1, 1)
+        assert "cost_s" not in told, "that is of all"
+        assert (await ask("ours", "/shadow?tenant_id=theirs"))["total"]["scored"] == 0
+        everything = await ask("all", "/shadow")
+        assert (everything["total"]["scored"], everything["scopes_total"]) == (3, 2)
+        assert everything["cost_s"] > 0.0
+        assert len((await ask("all", "/shadow?limit=1"))["scopes"]) == 1
+
+    on_a_port(use, token_file=str(file.path), **ON)
+
+
+def test_in_the_same_process() -> None:
+    async def use() -> None:
+        shadow = ShadowSettings(weights={"overlap_score_credit": 0.0}, sample=1.0)
+        async with SelectionService(shadow=shadow) as service:
+            for worker_id in (1, 2):
+                await service.upsert_worker(WorkerSpec(**worker(worker_id)))
+            await service.select(SelectRequest(**BODY))
+            told = await service.shadow()
+            assert told.total is not None
+            assert (told.enabled, told.total.scored) == (True, 1)
+
+    asyncio.run(use())

@@ -1,0 +1,133 @@
+"""What comes again is foreseen, and what was not foreseen is prepared for."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.core.choosing import Chooser
+from select_service.planner.core.kalman import Kalman
+from select_service.planner.core.prediction import Constant, Model, Predictor
+from select_service.planner.core.recurring import Recurring
+from select_service.planner.core.smoothing import DampedSmoothing
+from select_service.planner.core.surprises import EXACT, POINTS_MIN, Surprises
+
+
+def bursts(count: int, period: int = 15, noise: float = 20.0) -> list[float]:
+    rng = random.Random(4)
+    return [
+        max(0.0, (2100.0 if step % period >= period - 2 else 600.0) + rng.gauss(0, noise))
+        for step in range(count)
+    ]
+
+
+def test_a_period_is_found_and_forecast_ahead() -> None:
+    model, series = Recurring(), bursts(75)
+    for value in series[:60]:
+        model.add(value)
+    assert model.period == 15
+    for steps in (1, 2, 15, 16):
+        assert model.predict(steps) == pytest.approx(bursts(80)[59 + steps], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda step: 10.0 + 7.5 * step,
+        lambda step: 500.0 + random.Random(step).gauss(0, 30),
+        lambda _: 100.0,
+        lambda _: 0.0,
+        lambda step: 1e300 * (step % 2),
+    ],
+    ids=["ramp", "noise", "constant", "nothing", "enormous"],
+)
+def test_what_has_no_period_is_given_none(shape: object) -> None:
+    model = Recurring()
+    for step in range(120):
+        model.add(shape(step))  # type: ignore[operator]
+        assert math.isfinite(model.predict())
+    assert model.predict() == shape(119) or model.period  # type: ignore[operator]
+
+
+def test_a_day_at_another_level_is_forecast_at_that_level() -> None:
+    model = Recurring()
+    for step in range(169):
+        model.add((1.5 if step >= 144 else 1.0) * (300 + 200 * math.sin(step * math.pi / 24)))
+    assert model.period == 48
+    ahead = 300 + 200 * math.sin(169 * math.pi / 24)
+    assert model.predict() == pytest.approx(1.5 * ahead, rel=0.1)
+
+
+def test_the_chooser_lets_what_recurs_speak_after_some_periods() -> None:
+    chooser = Chooser({"constant": Constant(), "recurring": Recurring()})
+    for value in bursts(90):
+        assert chooser.chosen == "constant" or value
+        chooser.add(value)
+    assert chooser.chosen == "recurring"
+    assert chooser.predict(15) > 3 * chooser.predict(1)
+    for _ in range(60):
+        chooser.add(600.0)  # the bursts have ended
+    assert chooser.predict(15) == pytest.approx(600.0, rel=0.1)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 10))
+def test_every_model_is_linear_in_steps_or_tells_the_same_twice(
+    values: list[float], steps: int
+) -> None:
+    models: list[Model] = [Constant(), Kalman(), DampedSmoothing(), Recurring()]
+    for model in models:
+        for value in values:
+            model.add(value)
+        told = model.predict(steps)
+        assert math.isfinite(told)
+        assert model.predict(steps) == told
+        assert model.predict(1) == model.predict()
+    kalman = models[1]
+    level, slope = kalman.predict(1), kalman.predict(2) - kalman.predict(1)
+    scale = max(1.0, *values)
+    assert kalman.predict(steps) == pytest.approx(level + (steps - 1) * slope, abs=1e-6 * scale)
+    predictor = Predictor(Chooser({"constant": Constant(), "kalman": Kalman()}), log1p=True)
+    for value in values:
+        predictor.add(value)
+    assert predictor.opinions(steps)[predictor.speaker] == predictor.predict(steps)
+
+
+def test_what_is_foreseen_costs_no_headroom() -> None:
+    surprises, rng = Surprises(), random.Random(2)
+    for _ in range(POINTS_MIN - 1):
+        surprises.add(1000.0, 3000.0)
+    assert surprises.spread(1000.0) == EXACT, "too few to know"
+    surprises = Surprises()
+    for _ in range(100):
+        surprises.add(1000.0, 1000.0 + rng.gauss(0, 30))
+    assert max(factor for factor, _ in surprises.spread(1000.0)) < 1.1
+    assert surprises.usual == pytest.approx(2 * 30 / (2 * 1000**0.5), rel=0.3)
+
+
+def test_one_event_is_chance_and_two_are_a_pattern() -> None:
+    surprises = Surprises()
+    for step in range(60):
+        surprises.add(600.0, 2100.0 if step in (30, 31) else 600.0)
+    assert max(factor for factor, _ in surprises.spread(600.0)) < 1.1
+    for step in range(60):
+        surprises.add(600.0, 2100.0 if step in (30, 31) else 600.0)
+    burst = [(factor, share) for factor, share in surprises.spread(600.0) if factor > 1.1]
+    assert [factor for factor, _ in burst] == pytest.approx([3.5] * len(burst))
+    assert sum(share for _, share in burst) == pytest.approx(
+        2 * 2100 / (2 * 2100 + 116 * 600), rel=0.05
+    )
+    assert max(factor for factor, _ in surprises.spread(2100.0)) < 1.1, "never on top of itself"
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), max_size=80), st.floats(0, 1e7))
+def test_shares_add_up_whatever_came(pairs: list[tuple[float, float]], forecast: float) -> None:
+    surprises = Surprises()
+    for expected, actual in pairs:
+        surprises.add(expected, actual)
+    spread = surprises.spread(forecast)
+    assert sum(share for _, share in spread) == pytest.approx(1.0)
+    assert all(math.isfinite(factor) and factor >= 0 and share > 0 for factor, share in spread)

@@ -1,0 +1,287 @@
+"""A replay makes every decision again, and says so of no decision that it does not."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from select_service.core.scoring import weights_in_force
+from select_service.core.tape.items import Decided, Item, Prompted, Wave
+from select_service.core.tape.reading import BadRecording, House, slots_of
+from select_service.simulator.cli import main
+from select_service.simulator.core.stage import Stage, recorded_choice
+from select_service.simulator.recordings import play, requests_of
+from select_service.simulator.replaying import RecordedRandom, replay
+from select_service.types import RouterConfig
+from tests.models.recorded_fleet import RecordedFleet
+
+
+def recorded(folder: Path, seed: int, steps: int = 200, **more: Any) -> tuple[RecordedFleet, Path]:
+    fleet = RecordedFleet(seed, **more)
+    fleet.play(steps)
+    return fleet, fleet.tape.into(folder / f"recording{seed}")
+
+
+def single(path: Path) -> list[tuple[House, Decided]]:
+    """Decisions of requests that came alone, with who sat where then."""
+    played = ((one.tape, one.item) for one in play([path]))
+    return [
+        (tape.house(one.scope), one)
+        for tape, one in played
+        if isinstance(one, Decided) and not one.in_wave
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_decision_of_a_random_service_is_made_again(tmp_path: Path, seed: int) -> None:
+    _, path = recorded(tmp_path, seed)
+    told = replay([path])
+    assert told.first_difference is None
+    assert told.reproduced == told.decisions > 50
+    assert {one.why for one in told.missing} <= {"seats"}
+
+
+@pytest.mark.slow
+def test_the_same_of_many_more_services(tmp_path: Path) -> None:
+    for seed in range(1000, 1150):
+        told = replay([recorded(tmp_path, seed, 400)[1]])
+        assert told.first_difference is None
+        assert told.reproduced == told.decisions
+
+
+def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
+    met: Counter[str] = Counter()
+    for seed in range(5):
+        fleet, path = recorded(tmp_path, seed)
+        answers: dict[str, tuple[Any, ...]] = {}
+        for house, one in single(path):
+            stage = Stage(house, len(one.load.whole or b"") // 16, fleet.config)
+            choice = recorded_choice(stage, one)
+            met[choice.kind] += 1
+            met["queued"] += one.since >= 0.0
+            met["trust"] += one.trust is not None
+            met["tiers"] += bool(one.found and (one.found.host or one.found.disk))
+            met["draws"] += bool(one.draws)
+            met["shared"] += one.shared is not None
+            if choice.kind == "refused":
+                continue
+            kind = "pair" if one.pair is not None else choice.kind
+            ranks = [choice.rank, choice.prefill_rank]
+            answers[str(one.selection_id)] = kind, *(rank for rank in ranks if rank is not None)
+        assert answers == fleet.answers
+        met["waves"] += sum(isinstance(one.item, Wave) for one in play([path]))
+    wanted = {"placed", "pair", "refused", "cache_threshold"}
+    assert all(
+        met[what] for what in wanted | {"waves", "queued", "trust", "tiers", "draws", "shared"}
+    )
+
+
+def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
+    tmp_path: Path,
+) -> None:
+    for seed in range(2):
+        fleet, path = recorded(tmp_path, seed)
+        same = {
+            name: getattr(fleet.config, name) for name in ("overlap_score_credit", "temperature")
+        }
+        told = replay([path], same).what_if
+        assert told is not None
+        assert told.agreement == 1.0
+        assert told.decisions > 20
+        assert told.wave_members_moved == 0
+        assert told.prefill_tokens == told.prefill_tokens_recorded
+        assert told.spread == told.spread_recorded
+
+
+def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, float]:
+    """The cost of every candidate slot by contract 3.2, one number after the other."""
+    weights = weights_in_force(config, None if item.asked is None else item.asked.override)
+    columns = np.frombuffer(item.load.whole or b"")
+    ranks, size, isl = len(columns) // 2, house.block_size, item.prompt.isl_tokens
+    blocks = sum(len(one) for one in item.prompt.hashes if isinstance(one, bytes)) // 8
+    tiers = [dict.fromkeys(range(ranks), 0) for _ in range(4)]
+    found = item.found
+    told = (found.device, found.host, found.disk) if found is not None else ([], [], [])
+    for tier, groups in zip(tiers, (*told, item.shared or []), strict=True):
+        for count, slots in groups:
+            for slot in slots_of(slots, ranks).tolist():
+                tier[slot] += count
+    believed = [1.0] * ranks
+    if item.trust is not None:
+        believed = np.frombuffer(item.trust.whole or b"").tolist()
+    rows = item.rows
+    assert rows is not None
+    among = range(rows) if isinstance(rows, int) else slots_of(rows, ranks).tolist()
+    least = min(columns[slot] for slot in among)
+    costs = {}
+    for slot in among:
+        device, host, disk, shared = (tier[slot] for tier in tiers)
+        prefill = float(columns[slot])
+        held = device + weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
+        cached = math.floor(math.floor(held * size + 0.5) * believed[slot])
+        raw, credit = 0.0, weights.overlap_score_credit
+        if weights.track_prefill_tokens:
+            raw = (prefill + max(isl, cached)) / size
+            excess = (prefill - least) / size
+            credit /= 1.0 + weights.overlap_score_credit_decay * excess / math.ceil(isl / size)
+        lower = weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
+        credited = (credit * device + lower) * believed[slot]
+        decode = float(columns[ranks + slot]) + blocks - shared
+        costs[slot] = weights.prefill_load_scale * max(0.0, raw - credited) + decode
+    return costs
+
+
+def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(tmp_path: Path) -> None:
+    changes = {"overlap_score_credit": 0.0, "prefill_load_scale": 3.0, "temperature": 0.0}
+    compared = moved = 0
+    for seed in (2, 4, 5, 8):
+        fleet, path = recorded(tmp_path, seed)
+        config = msgspec.structs.replace(fleet.config, **changes)
+        told = replay([path], changes, examples=10_000)
+        assert told.what_if is not None
+        elsewhere = {one.selection_id: one for one in told.what_if.examples}
+        assert len(elsewhere) == told.what_if.changed
+        moved += told.what_if.changed
+        for house, one in single(path):
+            asked = one.asked
+            plain = asked is None or (not asked.preferred_taints and asked.override is None)
+            if one.slot < 0 or one.pair is not None or not plain:
+                continue
+            costs = naive_costs(one, house, config)
+            sits = {slot: seat for seat in house.workers.values() for _, slot in seat.slots}
+            changed = elsewhere.get(one.selection_id)
+            worker_id = (
+                sits[one.slot].spec.worker_id if changed is None else changed.replayed.worker_id
+            )
+            best = min(costs.values())
+            cheapest = {slot for slot, cost in costs.items() if math.isclose(cost, best)}
+            assert worker_id in {sits[slot].spec.worker_id for slot in cheapest}
+            compared += 1
+    assert compared > 100
+    assert moved > 4
+
+
+def prompts_of(item: Item) -> list[Prompted]:
+    if isinstance(item, Wave):
+        return item.prompts
+    return [item.prompt] if isinstance(item, Decided) else []
+
+
+def test_a_decision_that_is_another_one_is_told_with_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recording of a service whose code has changed since, say."""
+    _, path = recorded(tmp_path, 1)
+    fleet = RecordedFleet(1)
+    decided = [item for _, item in single(path) if item.slot >= 0 and item.rows]
+    victim = next(one for one in decided if isinstance(one.rows, int) and one.rows > 1)
+    items: list[Item] = [one.item for one in play([path])]
+    for item in items:
+        if isinstance(item, Decided) and item.selection_id == victim.selection_id:
+            assert isinstance(item.rows, int)
+            item.slot = (item.slot + 1) % item.rows
+        for prompt in prompts_of(item):
+            (whole,) = prompt.hashes
+            assert isinstance(whole, bytes)
+            prompt.hashes = [whole[at : at + 512] for at in range(0, len(whole), 512)]
+        fleet.tape.add(item)
+    other = fleet.tape.into(tmp_path / "other")
+    told = replay([other])
+    assert (told.differing, told.reproduced) == (1, told.decisions - 1)
+    first = told.first_difference
+    assert first is not None
+    assert first.selection_id == victim.selection_id
+    assert (first.recorded.outcome, first.replayed.outcome) == ("placed", "placed")
+    where = first.recorded.worker_id, first.recorded.dp_rank
+    assert where != (first.replayed.worker_id, first.replayed.dp_rank)
+    assert main(["replay", str(other)]) == 3
+    assert str(victim.selection_id) in capsys.readouterr().out
+
+
+def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
+    _, path = recorded(tmp_path, 1, 20)
+    other = RecordedFleet(1)
+    for one in play([path]):
+        if isinstance(one.item, Decided):
+            one.item.weights.append(0.5)
+            one.item.prompt.hashes = []
+        other.tape.add(one.item)
+    with pytest.raises(BadRecording, match="decision 1: 8 weights, where this version has 7"):
+        replay([other.tape.into(tmp_path / "other")])
+
+
+def test_draws_beyond_those_recorded_come_from_a_seed() -> None:
+    again = [RecordedRandom([0.25, 3, 0.5], 7) for _ in range(2)]
+    said = [(one.random(), one.getrandbits(2), one.random(), one.random()) for one in again]
+    assert said[0] == said[1]
+    assert said[0][:3] == (0.25, 3, 0.5)
+    assert RecordedRandom([9], 1).getrandbits(2) < 4, "none that fits"
+    assert random.Random(7).random() == said[0][3]
+
+
+def test_requests_of_a_recording_go_through_the_simulator(tmp_path: Path) -> None:
+    _, path = recorded(tmp_path, 2)
+    requests = list(requests_of(path, 4))
+    decided = [one for one in play([path]) if isinstance(one.item, Decided)]
+    assert len(requests) == len(decided)
+    assert all(one.arrival <= other.arrival for one, other in pairwise(requests))
+    assert max(one.osl for one in requests) > 1
+    with pytest.raises(ValueError, match="have 4 tokens"):
+        list(requests_of(path, 16))
+    settings = ["--trace", str(path), "--format", "recording", "--block-size", "4"]
+    assert main(["run", "--policy", "ours", *settings, "--workers", "2", "--quiet"]) == 0
+
+
+def test_replay_tells_people_and_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = recorded(tmp_path, 5)
+    out = tmp_path / "told.json"
+    asked = ["replay", str(path), "--weights", "overlap_score_credit=0", "--out", str(out)]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "(100.00%)" in shown
+    assert "what if overlap_score_credit=0" in shown
+    told = msgspec.json.decode(out.read_bytes())
+    assert told["reproduced"] == told["decisions"]
+    assert main([*asked, "--json", "--tenant-id", "other"]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out)["decisions"] < told["decisions"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ("nothing=1", "there is no nothing"),
+        ("temperature=warm", "float"),
+        ("use_kv_events=false", "use_kv_events decides nothing"),
+        ("temperature", "NAME=VALUE"),
+    ],
+)
+def test_weights_that_are_none_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weights: str, why: str
+) -> None:
+    _, path = recorded(tmp_path, 1, 5)
+    with pytest.raises(SystemExit) as exited:
+        main(["replay", str(path), "--weights", weights])
+    assert exited.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_what_is_no_recording_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "garbage"
+    path.write_bytes(b"{}\n" * 100)
+    assert main(["replay", str(path)]) == 1
+    assert "this is no recording of select-service" in capsys.readouterr().err
+    path.write_bytes(b"select-service recording 9\nand so on")
+    with pytest.raises(BadRecording, match="format 9"):
+        replay([path])
