@@ -17,7 +17,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -211,15 +211,17 @@ cdef class Pricer:
             raise IndexError(row)
         return <long long>self._scratch[row]
 
-    def packed(self):
-        """Return the columns as they are now, one behind the other."""
+    def packed(self, double prefilling, double churned):
+        """Return the columns as they are now, one behind the other, and these totals."""
         cdef Py_ssize_t size = self._rows * sizeof(double)
-        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 3 * size)
+        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 3 * size + 2 * sizeof(double))
         cdef char *start = PyBytes_AS_STRING(copy)
         if size:
             memcpy(start, &self._prefill[0], size)
             memcpy(start + size, &self._decode[0], size)
             memcpy(start + 2 * size, &self._churn[0], size)
+        memcpy(start + 3 * size, &prefilling, sizeof(double))
+        memcpy(start + 3 * size + sizeof(double), &churned, sizeof(double))
         return copy
 
     cdef int _fill(self, double *column, list groups) except -1:

@@ -37,7 +37,7 @@ Groups: TypeAlias = "list[tuple[int, Slots]]"
 
 
 Seen: TypeAlias = "tuple[bytes, Groups | Overlap | None, Groups | None, bytes | None]"
-"""What one prompt met in a partition, before anything was booked: P of every slot, then D; device
+"""What one prompt met in a partition, before anything was booked: loads (`loads.py`); device
 blocks, or blocks of every tier, by slot; blocks in the active chains; how far each slot's index is
 believed (None: altogether)."""
 

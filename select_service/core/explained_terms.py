@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.ledger import COLUMNS
+from select_service.core.loads import unpacked
 from select_service.core.projection import Overlap, cached_tokens
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ class Terms:
         seating, weights = record.seating, record.weights
         slots, size, isl = seating.slots, seating.block_size, float(record.isl_tokens)
         columns, matched, shared, trust = record.seen
-        loads = np.frombuffer(columns)
-        rows = len(loads) // COLUMNS
+        loads = unpacked(columns)
+        rows = len(loads.prefill)
         self._record = record
-        self.prefill: Floats = loads[:rows][slots]  # tokens
-        self.decode: Floats = loads[rows : 2 * rows][slots]
-        self.churn: Floats = loads[2 * rows :][slots]  # tokens
+        self.prefill: Floats = loads.prefill[slots]  # tokens
+        self.decode: Floats = loads.decode[slots]
+        self.churn: Floats = loads.churn[slots]  # tokens
         self.is_priced = record.odds is None or record.odds.refusal is None
         self.considered = _considered(record, rows)[slots]
         self.overlap = _overlap(record, matched, rows)

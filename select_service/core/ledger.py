@@ -22,6 +22,7 @@ from select_service.core.active_blocks import ActiveBlocks
 from select_service.core.columns import slots_of_mask
 from select_service.core.deadlines import Deadlines
 from select_service.core.decode_blocks import DecodeBlocks
+from select_service.core.loads import TOTALS
 from select_service.core.reservation import Lane, Reservation
 from select_service.core.work_done import WorkDone
 
@@ -40,9 +41,6 @@ minute and a quarter of an hour it makes no difference that could be measured.""
 
 CHURN_STEP_S: Final = 1.0
 """Between two looks at how old it is."""
-
-COLUMNS: Final = 3
-"""Of `Ledger.columns`."""
 
 BLOCKS_PER_STEP: Final = 64
 """Blocks nobody else has booked that cost about as much to forget as one short reservation."""
@@ -117,13 +115,14 @@ class Ledger:
         """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
     def columns(self) -> bytes:
-        """Return P of every slot, then D, then the churn, as doubles.
+        """Return P, D and churn of every slot, and their `TOTALS`; see `loads.py`.
 
         It is the same object while nothing changes.
         """
         packed = self.packed
         if not packed:
-            packed = self.packed = b"".join(self._loads)
+            totals = TOTALS.pack(self.prefilling, self.churned)
+            packed = self.packed = b"".join((*self._loads, totals))
         return packed
 
     def _open_lane(self, slot: int) -> Lane:
@@ -509,7 +508,8 @@ class Ledger:
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
         loads = self.prefill.tobytes() + self.decode.tobytes() + self.churn.tobytes()
-        assert self.columns() == loads, "a true copy"
+        totals = TOTALS.pack(self.prefilling, self.churned)
+        assert self.columns() == loads + totals, "a true copy"
         assert (self.churn >= 0.0).all()
         assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
         assert self.prefilling == self.computing.sum()

@@ -35,7 +35,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 7):
+if not TYPE_CHECKING and usable("select_service.core._speed", 8):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -223,6 +223,11 @@ class Partition:
         assert owner is not None, "slot without a worker"
         return owner, self._rank[slot]
 
+    def taints_at(self, slot: int) -> frozenset[str]:
+        """Return the taints of who occupies a slot; a wave may have planned with who has gone."""
+        owner = self._owner[slot]
+        return frozenset() if owner is None else owner.taints
+
     # -- the decision --------------------------------------------------------------------------
 
     def candidates(self, request: SelectRequest) -> Rows:
@@ -403,7 +408,7 @@ class Partition:
             believed = None if trust is None else trust.tobytes()
             packed = ledger.packed
             if not packed:
-                packed = ledger.packed = pricer.packed()
+                packed = ledger.packed = pricer.packed(ledger.prefilling, ledger.churned)
             seen = packed, matched, shared, believed
         return Placement(
             *(

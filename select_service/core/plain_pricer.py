@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from select_service.core.loads import TOTALS
 from select_service.core.picking import FEW, cheapest, cheapest_of_few
 
 if TYPE_CHECKING:
@@ -292,9 +293,10 @@ class Pricer:
             raise IndexError(row)
         return self._matched[row]
 
-    def packed(self) -> bytes:
-        """Return the columns as they are now, one behind the other."""
-        return self._prefill.tobytes() + self._decode.tobytes() + self._churn.tobytes()
+    def packed(self, prefilling: float, churned: float) -> bytes:
+        """Return the columns as they are now, one behind the other, and these totals."""
+        totals = TOTALS.pack(prefilling, churned)
+        return b"".join((self._prefill.data, self._decode.data, self._churn.data, totals))
 
     def _by_row(self, groups: list[tuple[int, Slots]]) -> list[int]:
         column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too

@@ -161,6 +161,7 @@ class Witness:
             *(now, ticket.since, partition.scope, rows, seen, ticket.prompt, ticket.weights, slot),
             *(request, ticket.reservation_id, odds, couple, thresholds, self.draws()),
             ticket.in_wave,
+            ticket.in_session,
         )
         self.sink.put(note, size)
 

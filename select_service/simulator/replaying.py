@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 from typing_extensions import override
 
+from select_service.core.loads import ranks_in
 from select_service.core.tape.items import (
     Asked,
     Change,
@@ -282,8 +283,8 @@ class _Player:
         self._as_was = changed_weights(header.config, {})
         self._other = changed_weights(header.config, self._changes) if self._changes else None
 
-    def _stage(self, tape: Tape, scope: int, columns: bytes | None) -> Stage:
-        house, capacity = tape.house(scope), len(columns or b"") // 16
+    def _stage(self, tape: Tape, scope: int, loads: bytes | None) -> Stage:
+        house, capacity = tape.house(scope), ranks_in(loads or b"")
         stage = self._stages.get(scope)
         if stage is None or stage.house is not house or stage.capacity != capacity:
             assert tape.header is not None

@@ -1,7 +1,8 @@
 """A random service that is recorded: everything that decides, in every mixture a seed brings.
 
 Models and tenants, ranks, roles, taints, tiers, shared prompts, temperatures, caps and queues,
-cache thresholds, pairs, waves, leases that end, workers that come, drain and go, doubted indexes.
+cache thresholds, pairs, waves, sessions, leases that end, workers that come, drain and go, doubted
+indexes; either policy, with terms of its own now and then.
 What was answered is written down beside, by who asked: a witness of its own.
 """
 
@@ -121,6 +122,11 @@ class RecordedFleet:
             prefill_load_scale=draw.choice([1.0, 1.0, 0.0, 2.7]),
             track_prefill_tokens=draw.random() < 0.9,
             queue_threshold=draw.choice([16.0, 1.0]),
+            policy=draw.choice(["kv-cost", "first-token"]),
+            decode_load_scale=draw.choice([None, None, None, 0.0, 0.4]),
+            delay_scale=draw.choice([None, None, None, 0.0, 2.5]),
+            eviction_scale=draw.choice([None, None, None, 0.0, 1.5]),
+            expects_booked=draw.choice([None, None, None, False, True]),
         )
         admission = None
         if draw.random() < 0.4:
@@ -132,7 +138,11 @@ class RecordedFleet:
         self.tape = Cassette(self.config, is_whole=is_whole)
         self.core = SelectionCore(
             *(Registry(), self.config, WitnessRandom(self.tape.draws, seed)),
-            limits=CoreLimits(decision_ring=draw.choice([0, 64]), reservation_ttl_s=20.0),
+            limits=CoreLimits(
+                decision_ring=draw.choice([0, 64]),
+                reservation_ttl_s=20.0,
+                session_ttl_s=draw.choice([0.0, 10.0]),
+            ),
             admission=admission,
             witness=Witness(self.tape),
         )
@@ -230,6 +240,8 @@ class RecordedFleet:
             "sequence_hashes": hashes,
             "isl_tokens": len(hashes) * SIZE + draw.randint(0, 3),
         }
+        if draw.random() < 0.5:
+            asked["session_id"] = draw.choice("abcde")
         odd = draw.random()
         if odd < 0.06:
             asked["allowed_worker_ids"] = draw.sample(range(9), 4)

@@ -6,6 +6,8 @@ big-endian u32. The first item of a file is a Header; nothing in a file refers t
 members go to the end, with a default; what an older reader would read wrong is a new `VERSION`.
 
 Slots are little-endian u32, columns little-endian doubles (requests: i64), hashes u64.
+
+Format 2 has in `load` what `first-token` multiplies with, too, and decisions know of sessions.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ __all__ = [
     "numbered",
 ]
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAGIC: Final = b"select-service recording "
 OPENING: Final = MAGIC + b"%d\n" % VERSION
 FRAME: Final = Layout(">II")
@@ -154,6 +156,7 @@ class Asked(Struct, array_like=True):
     slo_ttft_ms: float | None = None
     priority: int | None = None
     fairness_id: str | None = None
+    session_id: str | None = None
 
 
 class Pair(Struct, array_like=True):
@@ -173,7 +176,7 @@ class Decided(Struct, array_like=True, tag="D"):
     since: float
     scope: int
     rows: int | bytes | None  # the first so many slots, or these; None: it did not come to that
-    load: Column  # prefill tokens by slot, then decode blocks
+    load: Column  # `loads.py`: prefill tokens by slot, decode blocks, churn; totals
     found: Found | None
     shared: list[tuple[int, bytes]] | None
     trust: Column | None
@@ -190,6 +193,7 @@ class Decided(Struct, array_like=True, tag="D"):
     is_threshold: bool = False
     in_wave: bool = False
     is_pair: bool = False  # whether it might have been one
+    in_session: bool = False  # the candidate is its session's rank
 
 
 class Member(Struct, array_like=True):

@@ -72,6 +72,7 @@ class DecisionNote(Struct, frozen=True, gc=False):
     thresholds: ThresholdsInForce | None
     draws: Draws
     in_wave: bool
+    in_session: bool
 
 
 class StepNote(Struct, frozen=True, gc=False):

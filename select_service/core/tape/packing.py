@@ -176,6 +176,7 @@ class Packer:
             odds is not None and odds.is_threshold,
             note.in_wave,
             isinstance(request, SelectPairRequest),
+            note.in_session,
         )
 
     def _wave(self, note: WaveNote) -> Iterator[Item | None]:
@@ -334,6 +335,7 @@ def _asked(request: SelectRequest) -> Asked | None:
         slo_ttft_ms=request.slo_ttft_ms,
         priority=request.priority,
         fairness_id=_short(request.fairness_id),
+        session_id=_short(request.session_id),
     )
     if constraints is not UNSET:
         asked.has_constraints = True

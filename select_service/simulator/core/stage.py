@@ -18,6 +18,7 @@ from indexer.core.tiers import Matches
 from select_service.admission_types import AdmissionSettings
 from select_service.core.cache_hits import CacheHits
 from select_service.core.catalog import Worker
+from select_service.core.loads import ranks_in, unpacked
 from select_service.core.pairing import Question, plan
 from select_service.core.partition import Partition
 from select_service.core.policy import default_policy
@@ -142,6 +143,8 @@ class _Ledger:
     def __init__(self, capacity: int) -> None:
         self.prefill: Floats = np.zeros(capacity)
         self.decode: Floats = np.zeros(capacity)
+        self.churn: Floats = np.zeros(capacity)
+        self.prefilling = self.churned = 0.0
         self.requests = np.zeros(capacity, dtype=np.int64)
         self.blocks = _Blocks()
         self.packed = b""
@@ -150,9 +153,11 @@ class _Ledger:
     def ensure(self, capacity: int) -> None:
         assert capacity == len(self.prefill), "a stage is built as long as its columns"
 
-    def load(self, columns: bytes) -> None:
-        values = np.frombuffer(columns)
-        self.prefill[:], self.decode[:] = values[: len(values) // 2], values[len(values) // 2 :]
+    def load(self, packed: bytes | None) -> None:
+        if packed is None or ranks_in(packed) != len(self.prefill):
+            raise BadRecording("loads of other ranks than there are")
+        self.prefill[:], self.decode[:], self.churn[:], *totals = unpacked(packed)
+        self.prefilling, self.churned = totals
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         self._shared, self.blocks.is_shared = shared, shared is not None
@@ -279,7 +284,7 @@ class Stage:
                 return refused
         if item.refused is not None or item.rows is None:
             return Choice("refused", None, code=item.refused or "")
-        self._ledger.load(_whole(item.load.whole, 2 * self.capacity))
+        self._ledger.load(item.load.whole)
         self._show(item.found, item.shared, None if item.trust is None else item.trust.whole)
         prompt, rows = _prompt(item.prompt), self.rows(item.rows)
         if item.pair is not None:
@@ -298,7 +303,7 @@ class Stage:
     def _filter(self, item: Decided, asked: Asked) -> Choice | None:
         """Refuse whom nobody may serve, or whose candidates were not all eligible.
 
-        A gate, a cache threshold or a wave may have left some of those eligible out.
+        A gate, a cache threshold, a wave or a session may have left some of those eligible out.
         """
         partition = self.partition
         partition.holds_to_cache = item.thresholds is not None and item.thresholds[0] > 0.0
@@ -346,7 +351,9 @@ class Stage:
         told = item.pair.whole, item.pair.prefill, item.pair.decode
         legs = Legs(*(slots_of(one, self.capacity) for one in told))
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
-        question = Question(self.partition, request, prompt, weights, self._transfer_cost)
+        question = Question(
+            *(self.partition, request, prompt, weights.kv_cost(), self._transfer_cost)
+        )
         found = plan(question, legs, rng, lambda slots, on: hits.holders(request, slots, on))
         if found.mode == "aggregated":
             if not len(found.whole):
@@ -433,7 +440,7 @@ class _Guide:
         if step is None:
             return
         stage, ledger = self._stage, self._stage._ledger  # noqa: SLF001 - its own
-        ledger.load(_whole(step.load.whole, 2 * stage.capacity))
+        ledger.load(step.load.whole)
         requests = _whole(step.requests.whole, stage.capacity)
         ledger.requests[:] = np.frombuffer(requests, dtype=np.int64)
         assert self._plan is not None

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core import plain_pricer
+from select_service.core.loads import ranks_in, unpacked
 from select_service.core.picking import pick
 from select_service.core.projection import Overlap, Projection
 from select_service.core.scoring import Weights, costs
@@ -200,8 +201,14 @@ def test_columns_are_copied_as_they_are_now(twin: ModuleType, rows: int) -> None
     prefill, decode = np.arange(rows, dtype=np.float64), np.full(rows, 0.5)
     churn = np.full(rows, 7.0)
     pricer = twin.Pricer(prefill, decode, churn)
-    before = pricer.packed()
-    assert before == prefill.tobytes() + decode.tobytes() + churn.tobytes()
+    before = pricer.packed(3, 7.5)
+    assert ranks_in(before) == rows
+    columns = prefill.tobytes() + decode.tobytes() + churn.tobytes()
+    assert before == columns + np.array([3.0, 7.5]).tobytes()
+    told = unpacked(before)
+    assert [one.tolist() for one in told[:3]] == [one.tolist() for one in (prefill, decode, churn)]
+    assert told[3:] == (3.0, 7.5)
     prefill += 1.0
-    assert pricer.packed() == prefill.tobytes() + decode.tobytes() + churn.tobytes()
-    assert rows == 0 or before != pricer.packed()
+    assert pricer.packed(3, 7.5)[: 8 * rows] == prefill.tobytes()
+    assert rows == 0 or before != pricer.packed(3, 7.5)
+    assert pricer.packed(4, 7.5) != pricer.packed(3, 7.5)

@@ -296,6 +296,21 @@ def test_a_worker_that_goes_in_between_takes_none_of_the_rest() -> None:
     fleet.core.check()
 
 
+def test_a_worker_that_goes_while_ranks_are_priced_takes_nothing() -> None:
+    """Also where workers' taints are looked at, and it has none any more."""
+    fleet = fleet_of(2)
+    preferred = RoutingConstraints([], {"near": 1.0})
+    items = [prompt(*group(n), routing_constraints=preferred) for n in range(4)]
+    wave = fleet.core.select_batch(SelectBatchRequest(requests=[]), [(one, b"") for one in items])
+    steps = wave.steps(fleet.now)
+    next(steps)
+    fleet.delete(1)
+    with pytest.raises(StopIteration) as done:
+        while True:
+            steps.send(fleet.now)
+    assert set(where(done.value.value)) == {2}
+
+
 def test_a_wave_that_is_given_up_leaves_nothing() -> None:
     fleet = fleet_of(2)
     request = SelectBatchRequest(requests=[], reserve=True)

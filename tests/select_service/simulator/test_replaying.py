@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from select_service.core.scoring import weights_in_force
+from select_service.core.loads import ranks_in, unpacked
+from select_service.core.scoring import Weights, weights_in_force
 from select_service.core.tape.items import Decided, Item, Prompted, Wave
 from select_service.core.tape.reading import BadRecording, House, slots_of
 from select_service.simulator.cli import main
@@ -63,7 +64,7 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
         fleet, path = recorded(tmp_path, seed)
         answers: dict[str, tuple[Any, ...]] = {}
         for house, one in single(path):
-            stage = Stage(house, len(one.load.whole or b"") // 16, fleet.config)
+            stage = Stage(house, ranks_in(one.load.whole or b""), fleet.config)
             choice = recorded_choice(stage, one)
             met[choice.kind] += 1
             met["queued"] += one.since >= 0.0
@@ -71,6 +72,7 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
             met["tiers"] += bool(one.found and (one.found.host or one.found.disk))
             met["draws"] += bool(one.draws)
             met["shared"] += one.shared is not None
+            met["sessions"] += one.in_session
             if choice.kind == "refused":
                 continue
             kind = "pair" if one.pair is not None else choice.kind
@@ -78,10 +80,8 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
             answers[str(one.selection_id)] = kind, *(rank for rank in ranks if rank is not None)
         assert answers == fleet.answers
         met["waves"] += sum(isinstance(one.item, Wave) for one in play([path]))
-    wanted = {"placed", "pair", "refused", "cache_threshold"}
-    assert all(
-        met[what] for what in wanted | {"waves", "queued", "trust", "tiers", "draws", "shared"}
-    )
+    wanted = {"placed", "pair", "refused", "cache_threshold", "waves", "queued", "trust", "tiers"}
+    assert all(met[what] for what in wanted | {"draws", "shared", "sessions"})
 
 
 def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
@@ -214,7 +214,7 @@ def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
             one.item.weights.append(0.5)
             one.item.prompt.hashes = []
         other.tape.add(one.item)
-    with pytest.raises(BadRecording, match="decision 1: 8 weights, where this version has 7"):
+    with pytest.raises(BadRecording, match="decision 1: 12 weights, where this version has 11"):
         replay([other.tape.into(tmp_path / "other")])
 
 
