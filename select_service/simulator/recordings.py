@@ -130,6 +130,7 @@ def _request(item: Decided, tenant: str) -> Request:
         osl=expected or 1,
         blocks=tuple(hashes.tolist()),
         tenant=tenant,
+        session="" if asked is None else asked.session_id or "",
         slo_class="" if asked is None else asked.slo_class or "",
         slo_ttft_s=None if asked is None or asked.slo_ttft_ms is None else asked.slo_ttft_ms / 1e3,
         expected_osl=expected,

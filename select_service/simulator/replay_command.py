@@ -127,6 +127,8 @@ def _what_if(told: WhatIf) -> list[str]:
     ]
     if told.spread_recorded is not None and told.spread is not None:
         lines.append(f"  spread {_spread(told.spread_recorded)} -> {_spread(told.spread)}")
+    if told.in_session:
+        lines.append(f"  {told.in_session} of them stay with their session, as they did")
     if told.wave_members:
         lines.append(f"  of {told.wave_members} in waves {told.wave_members_moved} go elsewhere")
     for one in told.examples:

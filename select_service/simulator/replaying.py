@@ -122,6 +122,7 @@ class WhatIf(Struct):
     cached_tokens: int
     spread_recorded: Spread | None
     spread: Spread | None
+    in_session: int = 0  # of the decisions, those that went to their session's rank: none other
     wave_members: int = 0
     wave_members_moved: int = 0
     examples: list[Difference] = []
@@ -234,6 +235,7 @@ class _Player:
         self._ranks: set[tuple[str, str, int, int]] = set()
         self._then, self._now = _Tally(), _Tally()
         self._isl_tokens = self._changed = self._compared = self._moved = 0
+        self._in_session = 0
         self._as_was: WeightsFor
         self._other: WeightsFor | None = None
 
@@ -322,6 +324,7 @@ class _Player:
         self, path: Path, house: House, item: Decided, again: Choice, other: Choice
     ) -> None:
         self._compared += 1
+        self._in_session += item.in_session
         isl = item.prompt.isl_tokens
         self._then.note(house, again)
         if other.rank is not None:
@@ -437,6 +440,7 @@ class _Player:
                 cached_tokens=isl - now.total,
                 spread_recorded=then.spread(self._ranks),
                 spread=now.spread(self._ranks),
+                in_session=self._in_session,
                 wave_members=told.wave_members,
                 wave_members_moved=self._moved,
                 examples=self._examples,

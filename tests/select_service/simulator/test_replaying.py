@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from select_service.core.loads import ranks_in, unpacked
-from select_service.core.scoring import Weights, weights_in_force
+from select_service.core.scoring import weights_in_force
 from select_service.core.tape.items import Decided, Item, Prompted, Wave
 from select_service.core.tape.reading import BadRecording, House, slots_of
 from select_service.simulator.cli import main
@@ -99,13 +99,17 @@ def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
         assert told.wave_members_moved == 0
         assert told.prefill_tokens == told.prefill_tokens_recorded
         assert told.spread == told.spread_recorded
+        assert 0 < told.in_session < told.decisions or fleet.core.limits.session_ttl_s == 0.0
 
 
 def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, float]:
-    """The cost of every candidate slot by contract 3.2, one number after the other."""
+    """The cost of every candidate slot by contract 3.2, or the README, one after the other."""
     weights = weights_in_force(config, None if item.asked is None else item.asked.override)
-    columns = np.frombuffer(item.load.whole or b"")
-    ranks, size, isl = len(columns) // 2, house.block_size, item.prompt.isl_tokens
+    loads = unpacked(item.load.whole or b"")
+    ranks, size, isl = len(loads.prefill), house.block_size, item.prompt.isl_tokens
+    is_open = sum(len(one.slots) for one in house.workers.values() if one.drain is None)
+    delayed = weights.delay_weight * loads.prefilling / is_open
+    evicting = weights.eviction_weight * is_open / loads.churned if loads.churned else 0.0
     blocks = sum(len(one) for one in item.prompt.hashes if isinstance(one, bytes)) // 8
     tiers = [dict.fromkeys(range(ranks), 0) for _ in range(4)]
     found = item.found
@@ -120,31 +124,46 @@ def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, 
     rows = item.rows
     assert rows is not None
     among = range(rows) if isinstance(rows, int) else slots_of(rows, ranks).tolist()
-    least = min(columns[slot] for slot in among)
+    least = min(loads.prefill[slot] for slot in among)
     costs = {}
     for slot in among:
         device, host, disk, shared = (tier[slot] for tier in tiers)
-        prefill = float(columns[slot])
+        prefill = float(loads.prefill[slot])
         held = device + weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
         cached = math.floor(math.floor(held * size + 0.5) * believed[slot])
-        raw, credit = 0.0, weights.overlap_score_credit
+        raw, own, credit = 0.0, 0.0, weights.overlap_score_credit
         if weights.track_prefill_tokens:
-            raw = (prefill + max(isl, cached)) / size
+            raw, own = (prefill + max(isl, cached)) / size, max(isl, cached) / size
             excess = (prefill - least) / size
             credit /= 1.0 + weights.overlap_score_credit_decay * excess / math.ceil(isl / size)
         lower = weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
         credited = (credit * device + lower) * believed[slot]
-        decode = float(columns[ranks + slot]) + blocks - shared
-        costs[slot] = weights.prefill_load_scale * max(0.0, raw - credited) + decode
+        if weights.expects_booked:
+            credited += max(0, shared - device - host - disk)
+        decode = weights.decode_load_scale * (float(loads.decode[slot]) + blocks - shared)
+        more = (delayed + evicting * float(loads.churn[slot])) * max(0.0, own - credited)
+        costs[slot] = weights.prefill_load_scale * (max(0.0, raw - credited) + more) + decode
     return costs
 
 
-def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(tmp_path: Path) -> None:
-    changes = {"overlap_score_credit": 0.0, "prefill_load_scale": 3.0, "temperature": 0.0}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"overlap_score_credit": 0.0, "prefill_load_scale": 3.0, "temperature": 0.0},
+        {"policy": "first-token", "temperature": 0.0},
+        {"policy": "kv-cost", "temperature": 0.0},
+    ],
+)
+def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Whichever policy was in force."""
     compared = moved = 0
-    for seed in (2, 4, 5, 8):
+    policies = set()
+    for seed in range(2, 9):
         fleet, path = recorded(tmp_path, seed)
         config = msgspec.structs.replace(fleet.config, **changes)
+        policies.add(fleet.config.policy)
         told = replay([path], changes, examples=10_000)
         assert told.what_if is not None
         elsewhere = {one.selection_id: one for one in told.what_if.examples}
@@ -167,6 +186,7 @@ def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(tmp_pa
             compared += 1
     assert compared > 100
     assert moved > 4
+    assert len(policies) == 2
 
 
 def prompts_of(item: Item) -> list[Prompted]:
@@ -234,6 +254,7 @@ def test_requests_of_a_recording_go_through_the_simulator(tmp_path: Path) -> Non
     assert len(requests) == len(decided)
     assert all(one.arrival <= other.arrival for one, other in pairwise(requests))
     assert max(one.osl for one in requests) > 1
+    assert {one.session for one in requests} == {"", *"abcde"}
     with pytest.raises(ValueError, match="have 4 tokens"):
         list(requests_of(path, 16))
     settings = ["--trace", str(path), "--format", "recording", "--block-size", "4"]
@@ -254,6 +275,8 @@ def test_replay_tells_people_and_programs(
     assert told["reproduced"] == told["decisions"]
     assert main([*asked, "--json", "--tenant-id", "other"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["decisions"] < told["decisions"]
+    assert main(["replay", str(path), "--weights", "policy=first-token,delay_scale=2"]) == 0
+    assert "what if policy=first-token, delay_scale=2.0, every" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -263,6 +286,7 @@ def test_replay_tells_people_and_programs(
         ("temperature=warm", "float"),
         ("use_kv_events=false", "use_kv_events decides nothing"),
         ("temperature", "NAME=VALUE"),
+        ("policy=best", "'best'"),
     ],
 )
 def test_weights_that_are_none_are_refused(
@@ -282,6 +306,7 @@ def test_what_is_no_recording_is_refused(
     path.write_bytes(b"{}\n" * 100)
     assert main(["replay", str(path)]) == 1
     assert "this is no recording of select-service" in capsys.readouterr().err
-    path.write_bytes(b"select-service recording 9\nand so on")
-    with pytest.raises(BadRecording, match="format 9"):
-        replay([path])
+    for other in (1, 9):
+        path.write_bytes(b"select-service recording %d\nand so on" % other)
+        with pytest.raises(BadRecording, match=f"format {other} of .*; this reads format 2"):
+            replay([path])

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from indexer.types import Scope
 from select_service.core.columns import Slots
+from select_service.core.loads import COLUMNS, ranks_in
 from select_service.core.prompt import Prompt
 from select_service.core.scoring import weights_in_force
 from select_service.core.tape import packing, reading
@@ -66,7 +67,8 @@ def read(data: bytes) -> list[Item]:
 @st.composite
 def decisions(draw: st.DrawFn) -> DecisionNote:
     ranks = draw(st.sampled_from([3, 3, 3, 5]))
-    values = st.lists(st.sampled_from([0.0, 1.0, 512.0]), min_size=2 * ranks, max_size=2 * ranks)
+    count = COLUMNS * ranks + 2
+    values = st.lists(st.sampled_from([0.0, 1.0, 512.0]), min_size=count, max_size=count)
     columns = np.array(draw(values)).tobytes()
     slots = st.lists(st.integers(0, ranks - 1), unique=True, max_size=ranks).map(np.array)
     groups = st.none() | st.lists(st.tuples(st.integers(1, 99), slots), min_size=1, max_size=2)
@@ -82,6 +84,7 @@ def decisions(draw: st.DrawFn) -> DecisionNote:
         *(None, None, None, None),
         draw(st.lists(st.floats(0, 1, exclude_max=True) | st.integers(0, 9), max_size=3)),
         in_wave=draw(st.booleans()),
+        in_session=draw(st.booleans()),
     )
 
 
@@ -113,7 +116,7 @@ def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | Non
     assert len(told) == len(expected)
     for one, note in zip(told, expected, strict=True):
         columns, found, shared, trust = note.seen
-        ranks = len(columns) // 16
+        ranks = ranks_in(columns)
         assert one.load.whole == columns
         assert (None if one.trust is None else one.trust.whole) == trust
         assert hashes_of(one.prompt) == note.prompt.block_hashes
