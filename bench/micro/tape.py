@@ -47,6 +47,7 @@ class Bench:
             rng, witness = self.recording.random(1), Witness(self.recording)
         self.core = SelectionCore(Registry(), config, rng, witness=witness)
         self.count = 0
+        self.now = 1.0  # a millisecond later with each request: what fades is noted again
         for number in range(workers):
             spec = WorkerSpec(worker_id=number, endpoint="http://w", block_size=16)
             self.core.upsert_worker(spec, 0.0)
@@ -69,15 +70,16 @@ class Bench:
             sequence_hashes=hashes,
             isl_tokens=16 * BLOCKS,
         )
-        self.core.select_and_reserve(request, 1.0)
+        self.now += 0.001
+        self.core.select_and_reserve(request, self.now)
         return name
 
     def life(self) -> None:
         """Let one request live."""
         name = self.book()
-        self.core.prefill_complete(name, 1.0)
-        self.core.output_block(name, None, 1.0)
-        self.core.free(name, 1.0)
+        self.core.prefill_complete(name, self.now)
+        self.core.output_block(name, None, self.now)
+        self.core.free(name, self.now)
 
     def lives(self) -> tuple[float, float]:
         """CPU seconds of this thread, and of the whole process until all is written."""
