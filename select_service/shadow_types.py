@@ -6,9 +6,11 @@ Weights that score live traffic and act on nothing. How they do is in `core/shad
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from msgspec import UNSET, Struct, UnsetType, field
+
+from select_service.policy_types import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +29,8 @@ __all__ = [
     "read_shadow_weights",
 ]
 
-Weight = float | bool
+Weight = float | bool | str
+"""A string is the policy."""
 
 REGRET_BOUNDS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 """Upper bounds of the classes of regret, in blocks; a last class is above them."""
@@ -61,6 +64,12 @@ def _switch(said: object) -> dict[str, Weight] | None:
     return None
 
 
+def _policy(said: object) -> dict[str, Weight] | None:
+    if said not in get_args(Policy):
+        raise ValueError(f"must be {' or '.join(get_args(Policy))}")
+    return {"policy": str(said)}
+
+
 def _router_temperature(said: object) -> dict[str, Weight]:
     _number(said)
     return {"temperature": float(said)}  # type: ignore[arg-type]
@@ -74,6 +83,7 @@ def _overlap_score_weight(said: object) -> dict[str, Weight]:
 
 
 _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
+    "policy": _policy,
     "overlap_score_credit": _number,
     "overlap_score_credit_decay": _number,
     "prefill_load_scale": _number,

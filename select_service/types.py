@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from indexer.core.curve_key import is_curve_key
 from indexer.types import U64_MASK, Scope, WorkerRank
 from select_service.decision_types import Decision
+from select_service.policy_types import Policy
 from select_service.doctor_types import Finding
 
 __all__ = [
@@ -762,10 +763,6 @@ class ReplicaStatus(Struct, frozen=True):
 
 
 # -- router settings ---------------------------------------------------------------------------
-
-
-Policy = Literal["kv-cost", "first-token"]
-"""How ranks are priced: by the contract's formula, or by when first tokens come (`scoring.py`)."""
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):

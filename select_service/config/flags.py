@@ -146,7 +146,8 @@ def _shadow_weights(text: str) -> dict[str, Weight]:
         if name in said:
             raise ValueError(f"{name} comes twice")
         switch = {"true": True, "false": False}.get(value.lower())
-        said[name] = parse_float(value) if switch is None else switch
+        number = parse_float(value) if switch is None else switch
+        said[name] = value if number is None else number
     return read_shadow_weights(said)
 
 

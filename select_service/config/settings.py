@@ -22,12 +22,12 @@ from indexer.config import (
 from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
 from select_service.doctor_types import DoctorLimits
+from select_service.policy_types import Policy
 from select_service.shadow_types import ShadowSettings, Weight
 from select_service.types import (
     CacheBasis,
     CacheScope,
     CoreLimits,
-    Policy,
     ReplicaLimits,
     RouterConfig,
     TrustSettings,

@@ -32,6 +32,8 @@ def read(said: object) -> Any:
         ('{"overlap_score_credit": 0, "temperature": 1}', {"overlap_score_credit": 0.0}),
         ({"prefill_load_scale": 2}, {"prefill_load_scale": 2.0}),
         ("router_temperature=0.5", {"temperature": 0.5}),
+        ("policy=first-token,delay_scale=2", {"policy": "first-token", "delay_scale": 2.0}),
+        ({"policy": "kv-cost"}, {"policy": "kv-cost"}),
         ("overlap_score_weight=2", {"prefill_load_scale": 2.0}),
         ("overlap_score_weight=0", {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}),
     ],
@@ -40,19 +42,24 @@ def test_every_way_to_say_it(said: object, meant: dict[str, Any]) -> None:
     weights = read(said)
     assert meant.items() <= weights.items()
     assert read(plain(weights)) == weights, "as GET /config shows it"
-    assert all(type(one) in {float, bool} for one in weights.values())
+    assert all(
+        type(one) in ({str} if name == "policy" else {float, bool}) for name, one in weights.items()
+    )
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         ("temperature", "not name=value"),
-        ("warmth=1", "'warmth' is no weight; there are overlap_score_credit, "),
+        ("warmth=1", "'warmth' is no weight; there are policy, overlap_score_credit, "),
         ("temperature=x", "temperature must be a number at least 0"),
         ("temperature=inf", "temperature must be a number at least 0"),
         ("temperature=-1", "temperature must be a number at least 0"),
         ("temperature=true", "temperature must be a number at least 0"),
         ("track_prefill_tokens=1", "track_prefill_tokens must be true or false"),
+        ("policy=best", "policy must be kv-cost or first-token"),
+        ("policy=1", "policy must be kv-cost or first-token"),
+        ('{"policy": ["kv-cost"]}', "policy must be kv-cost or first-token"),
         ("temperature=1,temperature=2", "temperature comes twice"),
         ("temperature=1,router_temperature=2", "router_temperature says temperature a second time"),
         (

@@ -86,6 +86,38 @@ def test_what_is_told_of_it() -> None:
     in_process(use, **ON)
 
 
+def test_the_other_policy_looks_on() -> None:
+    """Worker 1 decodes 3 blocks, worker 2 computes one: which is worse is told otherwise by each."""
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id in (1, 2):
+            seat(service, worker_id)
+        wide = {"reservation_id": "wide", "worker_id": 1, "isl_tokens": 16}
+        assert (
+            await client.post("/reservations", json=wide | {"sequence_hashes": [91, 92, 93]})
+        ).status_code == 201
+        assert (await client.post("/reservations/wide/prefill_complete")).is_success
+        short = {"reservation_id": "short", "worker_id": 2, "isl_tokens": 16}
+        assert (
+            await client.post("/reservations", json=short | {"sequence_hashes": [94]})
+        ).status_code == 201
+        answer = await client.post("/select", json=BODY | {"explain": True})
+        assert answer.json()["worker_id"] == 2
+        told = answer.json()["decision"]["shadow"]
+        assert told["shadow"]["worker_id"] == 1
+        weights = told["weights"]
+        assert (weights["decode_load_scale"], weights["expects_booked"]) == (0.125, True)
+        assert weights["delay_weight"] == 0.5, "one prompt is computed, on two ranks"
+        assert weights["eviction_weight"] == 0.125 * 2 / 32
+        whole = (await client.get("/shadow")).json()
+        assert whole["shadow_weights"]["delay_weight"] == 1.0
+        assert (whole["total"]["scored"], whole["total"]["agreed"]) == (1, 0)
+        config = (await client.get("/config")).json()["settings"]
+        assert config["shadow_weights"]["value"] == {"policy": "first-token"}
+
+    in_process(use, shadow_weights={"policy": "first-token"}, shadow_sample=1.0)
+
+
 def test_a_decision_that_was_not_scored_says_nothing_of_it() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         await prepare(client, service)
