@@ -6,6 +6,7 @@ Weights that score live traffic and act on nothing. How they do is in `core/shad
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, get_args
 
 from msgspec import UNSET, Struct, UnsetType, field
@@ -13,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from select_service.policy_types import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = [
     "REGRET_BOUNDS",
@@ -39,7 +40,7 @@ REGRET_BOUNDS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.
 class ShadowSettings(Struct, frozen=True, kw_only=True):
     """The other weights, and what looking at them may cost."""
 
-    weights: dict[str, Weight] = {}  # by field of RouterConfig, what differs; none: no shadow
+    weights: Mapping[str, Weight] = {}  # by field of RouterConfig, what differs; none: no shadow
     sample: float = 0.05  # share of the decisions: at 1,000 a second 3,000 a minute are scored
     cost_max: float = 0.01  # share of the time: a hundredth of a core, as the rest of it is busy
 
@@ -79,7 +80,8 @@ def _overlap_score_weight(said: object) -> dict[str, Weight]:
     """The old name of the scale; 0 also sets the credit to 0, as everywhere."""
     _number(said)
     scale = float(said)  # type: ignore[arg-type]
-    return {"prefill_load_scale": scale} | ({} if scale else {"overlap_score_credit": 0.0})
+    meant: dict[str, Weight] = {"prefill_load_scale": scale}
+    return meant if scale else meant | {"overlap_score_credit": 0.0}
 
 
 _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {

@@ -12,8 +12,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from indexer.core.curve_key import is_curve_key
 from indexer.types import U64_MASK, Scope, WorkerRank
 from select_service.decision_types import Decision
-from select_service.policy_types import Policy
 from select_service.doctor_types import Finding
+from select_service.policy_types import Policy
 
 __all__ = [
     "Advice",

@@ -139,7 +139,7 @@ def other_weights(fleet_seed: int) -> dict[str, Any]:
         "temperature": draw.choice([0.0, 0.0, 0.0, 0.9]),
         "track_prefill_tokens": draw.random() < 0.8,
     }
-    said = dict(draw.sample(sorted(weights.items()), draw.randint(1, 7)))
+    said: dict[str, Any] = dict(draw.sample(sorted(weights.items()), draw.randint(1, 7)))
     if draw.random() < 0.5:
         said["policy"] = draw.choice(["kv-cost", "first-token"])
     return said

@@ -351,9 +351,8 @@ class Stage:
         told = item.pair.whole, item.pair.prefill, item.pair.decode
         legs = Legs(*(slots_of(one, self.capacity) for one in told))
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
-        question = Question(
-            *(self.partition, request, prompt, weights.kv_cost(), self._transfer_cost)
-        )
+        weights = weights.kv_cost()  # as pairs are priced, whatever the policy is
+        question = Question(self.partition, request, prompt, weights, self._transfer_cost)
         found = plan(question, legs, rng, lambda slots, on: hits.holders(request, slots, on))
         if found.mode == "aggregated":
             if not len(found.whole):

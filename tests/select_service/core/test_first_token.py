@@ -19,10 +19,10 @@ from select_service.core.ledger import CHURN_MEMORY_S, Ledger
 from select_service.core.projection import Overlap, Projection
 from select_service.core.scoring import costs, weights_in_force
 from select_service.core.service import SelectionCore
+from select_service.policy_types import Policy
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.runs import RunSettings, run
 from select_service.types import (
-    Policy,
     RouterConfig,
     RouterConfigOverride,
     SelectAndReserveRequest,

@@ -87,7 +87,7 @@ def test_what_is_told_of_it() -> None:
 
 
 def test_the_other_policy_looks_on() -> None:
-    """Worker 1 decodes 3 blocks, worker 2 computes one: which is worse is told otherwise by each."""
+    """Worker 1 decodes 3 blocks, worker 2 computes one: each says otherwise which is worse."""
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for worker_id in (1, 2):

@@ -87,10 +87,13 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
 def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
     tmp_path: Path,
 ) -> None:
-    for seed in range(2):
+    policies = set()
+    for seed in (0, 1, 3, 6):  # two with pairs
         fleet, path = recorded(tmp_path, seed)
+        policies.add(fleet.config.policy)
         same = {
-            name: getattr(fleet.config, name) for name in ("overlap_score_credit", "temperature")
+            name: getattr(fleet.config, name)
+            for name in ("policy", "overlap_score_credit", "temperature")
         }
         told = replay([path], same).what_if
         assert told is not None
@@ -100,6 +103,7 @@ def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
         assert told.prefill_tokens == told.prefill_tokens_recorded
         assert told.spread == told.spread_recorded
         assert 0 < told.in_session < told.decisions or fleet.core.limits.session_ttl_s == 0.0
+    assert len(policies) == 2
 
 
 def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, float]:
