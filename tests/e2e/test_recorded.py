@@ -144,7 +144,8 @@ def raw_bytes(path: Path) -> bytes:
     return raw
 
 
-def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path, policy: str) -> None:
     paths = [tmp_path / "first", tmp_path / "second"]
     sync = [free_port(), free_port()]
     servers = [
@@ -153,6 +154,7 @@ def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path) -> No
             args=(
                 *(*OURS_EXTRA, "--record", str(path), "--replica-sync-port", str(mine)),
                 *("--replica-sync-peers", f"tcp://{HOST}:{other}", "--record-bytes-max", "65536"),
+                *("--policy", policy),
             ),
             env=FEW,
         )

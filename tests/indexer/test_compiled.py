@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -89,3 +90,16 @@ def test_no_kernel_is_stale_and_none_is_missing_where_there_is_a_compiler() -> N
     if not os.environ.get("KERNELS_EXPECTED") or not headers.exists():
         allowed.add("not built")
     assert set(_FOUND.values()) <= allowed, _FOUND
+
+
+def test_everybody_asks_for_the_kernel_that_is_built() -> None:
+    """Who asks for another one runs in plain Python, and only /metrics would say so."""
+    here, asked = Path(__file__).parents[2], dict[str, set[int]]()
+    for file in [*here.glob("indexer/**/*.py"), *here.glob("select_service/**/*.py")]:
+        for kernel, abi in re.findall(r'usable\("([\w.]+)", (\d+)\)', file.read_text()):
+            asked.setdefault(kernel, set()).add(int(abi))
+    assert len(asked) >= 3
+    for kernel, abis in asked.items():
+        source = here.joinpath(*kernel.split(".")).with_suffix(".pyx").read_text()
+        (built,) = re.findall(r"^ABI = (\d+)", source, re.MULTILINE)
+        assert abis == {int(built)}, kernel
