@@ -13,6 +13,7 @@ from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockS
 from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.names import NameMap
 from indexer.core.node import Node
+from indexer.core.packing import is_packed
 from indexer.types import BASE_NAMESPACE, Namespace, WorkerRank
 
 if TYPE_CHECKING:
@@ -376,7 +377,7 @@ class IndexWriter:
             tokens, size = _windows_of_pairs(tokens, size), size + 1  # type: ignore[arg-type]
         local = block_hashes(
             # packed already; pairs only ever reach eagle scopes: `wire` sees to it
-            tokens.tobytes() if isinstance(tokens, memoryview) else tokens,  # type: ignore[arg-type]
+            tokens.tobytes() if is_packed(tokens) else tokens,  # type: ignore[arg-type, union-attr]
             size,
             namespace=namespace,
             mm_hashes=mm_hashes,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from indexer.compiled import kernels_in_use
 from indexer.core import wire, writer
+from indexer.core.dialects import MAP
 from indexer.core.wire import BatchDecoder, LongBatch, Reading, decode_plain
 from indexer.types import StreamLimits
 from tests.indexer.core.test_ingest import (
@@ -107,7 +108,7 @@ def test_only_this_very_payload_was_read() -> None:
 def test_without_room_it_is_read_as_a_whole() -> None:
     payload = encode_batch([stored([1], [1] * 16)])
     with mock.patch.object(wire, "LongBatch", side_effect=MemoryError):
-        reading = Reading(payload, is_plain=True)
+        reading = Reading(payload, MAP, bigram=False)
         assert reading.go_on()
     assert reading.batch is None
 
