@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from msgspec import structs
 from msgspec.msgpack import Decoder
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from indexer.core.dialects import WireEvent
     from indexer.core.events import Names
 
+    Lists = Sequence[list[object] | None]
+    Maps = Sequence[dict[str, object] | None]
+
 __all__ = [
     "ANYTHING",
     "ELEMENTS_PER_STEP",
@@ -41,6 +44,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+BlockKey = list[object] | dict[str, object] | None
 Steps = Generator[None, None, T]
 """Work that stops now and then, to be gone on with."""
 
@@ -69,11 +73,12 @@ _TEXT: Final = Decoder(str)
 _HASHES: Final = Decoder(list[EngineHash])
 _TOKENS: Final = Decoder(list[int])
 _PAIRS: Final = Decoder(list[tuple[int, int]])
-_KEYS: Final[dict[str, Decoder[Any]]] = {
+_KEYS: Final[dict[str, Decoder[list[BlockKey]]]] = {
     "extra_keys": Decoder(list[list[object] | None]),
     "mm_keys": Decoder(list[list[object] | None]),
     "block_mm_infos": Decoder(list[dict[str, object] | None]),
 }
+
 
 def list_head(payload: bytes, at: int) -> tuple[int, int]:
     """Length of a list, and where its first element is.
@@ -177,9 +182,7 @@ class LongRemoval:
     def event(self) -> BlockRemoved:
         """What the index is told."""
         assert isinstance(self._base, BlockRemoved)
-        return structs.replace(
-            self._base, block_hashes=_as_names(self._names), events=self._events
-        )
+        return structs.replace(self._base, block_hashes=_as_names(self._names), events=self._events)
 
 
 def fill(
@@ -195,34 +198,52 @@ def fill(
         return LongRemoval(wire, _packed(wire.block_hashes) if names is None else names)
     if not isinstance(wire, MapStored | ArrayStored):
         return normal_event(wire)
+    return (yield from _fill_store(wire, lists, values, bigram=bigram))
+
+
+def _fill_store(
+    wire: MapStored | ArrayStored,
+    lists: list[tuple[str, Ranges]],
+    values: int,
+    *,
+    bigram: bool,
+) -> Steps[Event]:
     names = yield from _read_last("block_hashes", lists, _read_names)
     read_tokens = _read_pairs if bigram else _read_tokens
     tokens = yield from _read_last("token_ids", lists, read_tokens)
     blocks = len(wire.block_hashes if names is None else names)
-    sources: dict[str, Ranges | list[Any]] = {}
-    for name, decoder in _KEYS.items():
-        found = getattr(wire, name, None)
-        told = [ranges for other, ranges in lists if other == name]
-        for ranges in told:
-            if ranges.is_overruled or ranges is not told[-1]:  # nobody's, but it must be sound
-                yield from _read_pieces(ranges, decoder)
-        if told and not told[-1].is_overruled:
-            sources[name] = told[-1]
-        elif found:
-            sources[name] = found
-        if found is not None:
-            setattr(wire, name, None)
-    base = normal_event(wire)
-    assert isinstance(base, BlockStored)
-    stored = base
+    keys = yield from _keys_of(wire, lists)
+    stored = normal_event(wire)
+    assert isinstance(stored, BlockStored)
     if names is not None:
         stored = structs.replace(stored, block_hashes=_as_names(names))
     if tokens is not None:
         stored = structs.replace(stored, token_ids=tokens)
-    if sources:
+    if keys:
         is_root = wire.parent_block_hash is None
-        stored = yield from _colour(stored, blocks, sources, is_root=is_root, values=values)
+        stored = yield from _colour(stored, blocks, keys, is_root=is_root, values=values)
     return stored
+
+
+def _keys_of(
+    wire: MapStored | ArrayStored, lists: list[tuple[str, Ranges]]
+) -> Steps[dict[str, Ranges | list[BlockKey]]]:
+    """Take what colours the blocks out of an event."""
+    keys: dict[str, Ranges | list[BlockKey]] = {}
+    for name, decoder in _KEYS.items():
+        short = getattr(wire, name, None)
+        long = [ranges for other, ranges in lists if other == name]
+        for ranges in long:
+            if ranges.is_overruled or ranges is not long[-1]:  # nobody's, but it must be sound
+                for _ in ranges.pieces(decoder):
+                    yield
+        if long and not long[-1].is_overruled:
+            keys[name] = long[-1]
+        elif short:
+            keys[name] = short
+        if short is not None:
+            setattr(wire, name, None)
+    return keys
 
 
 def _read_last(
@@ -236,11 +257,6 @@ def _read_last(
             if not ranges.is_overruled:
                 found = value
     return found
-
-
-def _read_pieces(ranges: Ranges, decoder: Decoder[Any]) -> Steps[None]:
-    for _ in ranges.pieces(decoder):
-        yield
 
 
 def _read_names(ranges: Ranges) -> Steps[array[int]]:
@@ -286,7 +302,7 @@ def _as_names(names: array[int]) -> Names:
 def _colour(
     stored: BlockStored,
     blocks: int,
-    sources: dict[str, Ranges | list[Any]],
+    sources: dict[str, Ranges | list[BlockKey]],
     *,
     is_root: bool,
     values: int,
@@ -298,7 +314,7 @@ def _colour(
             raise ValueError(msg)
     step = max(1, int(values * ELEMENTS_PER_STEP["extra_keys"]))
     pieces = {name: _pieces(source, _KEYS[name], step) for name, source in sources.items()}
-    ready: dict[str, Sequence[Any]] = {name: () for name in sources}
+    ready: dict[str, Sequence[BlockKey]] = dict.fromkeys(sources, ())
     media, opaque, salt, at = PackedLists(), PackedBytes(), "", 0
     while at < blocks:
         for name, piece in ready.items():
@@ -307,12 +323,7 @@ def _colour(
                 yield
         count = min(len(piece) for piece in ready.values())
         keys = {name: piece[:count] for name, piece in ready.items()}
-        colours = Colours(count)
-        if "extra_keys" in keys:
-            is_first = is_root and not at
-            colours.read_extra_keys(keys["extra_keys"], stored.lora_name, is_root=is_first)
-        colours.read_mm_keys(keys.get("mm_keys", [None] * count))
-        colours.read_mm_infos(keys.get("block_mm_infos", [None] * count))
+        colours = _colours_of(keys, count, stored.lora_name, is_root=is_root and not at)
         salt = salt or colours.salt
         found = colours.media
         if found is None:
@@ -332,9 +343,23 @@ def _colour(
     )
 
 
+def _colours_of(
+    keys: dict[str, Sequence[BlockKey]], blocks: int, lora_name: str, *, is_root: bool
+) -> Colours:
+    colours = Colours(blocks)
+    if "extra_keys" in keys:
+        extra_keys = cast("Lists", keys["extra_keys"])
+        colours.read_extra_keys(extra_keys, lora_name, is_root=is_root)
+    if "mm_keys" in keys:
+        colours.read_mm_keys(cast("Lists", keys["mm_keys"]))
+    if "block_mm_infos" in keys:
+        colours.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
+    return colours
+
+
 def _pieces(
-    source: Ranges | list[Any], decoder: Decoder[list[Any]], step: int
-) -> Iterator[list[Any]]:
+    source: Ranges | list[BlockKey], decoder: Decoder[list[BlockKey]], step: int
+) -> Iterator[list[BlockKey]]:
     if isinstance(source, Ranges):
         yield from source.pieces(decoder)
         return

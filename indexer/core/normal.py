@@ -83,6 +83,7 @@ def form_of(data: bytes | Raw) -> str | None:
 
 
 def value_of(raw: Raw) -> object:
+    """What any value is; None where it cannot be read."""
     try:
         value: object = ANY.decode(raw)
     except UNREADABLE:
@@ -91,16 +92,19 @@ def value_of(raw: Raw) -> object:
 
 
 def number_of(raw: Raw) -> float | None:
+    """A number; None where there is none."""
     value = value_of(raw)
     return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
 
 
 def rank_of(value: object) -> int | None:
+    """A rank; None where there is none."""
     # a negative rank is nobody's (contract 8.2), neither is one written as text
     return value if type(value) is int and value >= 0 else None
 
 
 def read_event(raw: Raw, *, bigram: bool) -> Event:
+    """One event for itself, in whatever form it is; a `BadEvent` where there is none."""
     form = form_of(raw)
     if form is None:
         return BadEvent("malformed")
@@ -111,6 +115,7 @@ def read_event(raw: Raw, *, bigram: bool) -> Event:
 
 
 def why_unreadable(raw: Raw, form: str) -> str:
+    """The reason of a `BadEvent`."""
     try:
         tag = ARRAY_TAG.decode(raw).tag if form == ARRAY else MAP_TAG.decode(raw).type
     except UNREADABLE:
@@ -149,6 +154,7 @@ def normal_events(events: Sequence[WireEvent]) -> list[Event]:
 
 
 def goes_on(last: MapRemoved | ArrayRemoved, event: MapRemoved | ArrayRemoved) -> bool:
+    """Whether a removal is one with the one right before it."""
     return (
         last.medium == event.medium
         and last.group_idx == event.group_idx
@@ -158,6 +164,11 @@ def goes_on(last: MapRemoved | ArrayRemoved, event: MapRemoved | ArrayRemoved) -
 
 
 def normal_event(event: WireEvent) -> Event:
+    """One event in its normal form.
+
+    Raises:
+        ValueError: It is malformed. Likewise TypeError and OverflowError.
+    """
     if isinstance(event, MapStored):
         return _map_stored(event)
     if isinstance(event, ArrayStored):
@@ -295,6 +306,11 @@ def _hash(value: EngineHash) -> int:
 
 
 def unsigned(values: list[EngineHash]) -> list[int]:
+    """Names of blocks as unsigned numbers of 64 bits.
+
+    Raises:
+        ValueError: One is an empty digest.
+    """
     try:
         # unsigned numbers, what nearly every engine sends, stay the list they are
         if not values or min(values) >= 0:  # type: ignore[operator]

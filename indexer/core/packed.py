@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, overload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    Cut = slice[int | None, int | None, int | None]
+
 __all__ = ["PackedBytes", "PackedLists", "PackedPairs"]
 
 
@@ -31,12 +33,11 @@ class PackedPairs(Sequence[tuple[int, int]]):
     @overload
     def __getitem__(self, at: int) -> tuple[int, int]: ...
     @overload
-    def __getitem__(self, at: slice[int, int, None]) -> list[tuple[int, int]]: ...
-    def __getitem__(
-        self, at: int | slice[int, int, None]
-    ) -> tuple[int, int] | list[tuple[int, int]]:
+    def __getitem__(self, at: Cut) -> list[tuple[int, int]]: ...
+    def __getitem__(self, at: int | Cut) -> tuple[int, int] | list[tuple[int, int]]:
         if isinstance(at, slice):
-            some = self._numbers[2 * at.start : 2 * at.stop].tolist()
+            start, stop, _ = at.indices(len(self))
+            some = self._numbers[2 * start : 2 * stop].tolist()
             return list(zip(some[::2], some[1::2], strict=True))
         if not 0 <= at < len(self):
             raise IndexError(at)
@@ -73,10 +74,10 @@ class PackedLists(Sequence[list[int]]):
     @overload
     def __getitem__(self, at: int) -> list[int]: ...
     @overload
-    def __getitem__(self, at: slice[int, int, None]) -> list[list[int]]: ...
-    def __getitem__(self, at: int | slice[int, int, None]) -> list[int] | list[list[int]]:
+    def __getitem__(self, at: Cut) -> list[list[int]]: ...
+    def __getitem__(self, at: int | Cut) -> list[int] | list[list[int]]:
         if isinstance(at, slice):
-            return [self[block] for block in range(at.start, min(at.stop, len(self)))]
+            return [self[block] for block in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):
             raise IndexError(at)
         return self._values[self._ends[at] : self._ends[at + 1]].tolist()

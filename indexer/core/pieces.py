@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from indexer.compiled import usable
 from indexer.core.dialects import ARRAY, MAP, MIXED, NIL, TYPED, TYPED_EVENT
-from indexer.core.events import JOINED_BLOCKS_MAX, BadEvent, BlockRemoved, Event, EventBatch
+from indexer.core.events import JOINED_BLOCKS_MAX, BadEvent, Event, EventBatch
 from indexer.core.long_events import (
     ANYTHING,
     ELEMENTS_PER_STEP,
@@ -51,6 +51,7 @@ else:
 
 if TYPE_CHECKING:
     from indexer.core.dialects import ArrayRemoved, MapRemoved, WireEvent
+    from indexer.core.packed import Cut
 
     Removed = MapRemoved | ArrayRemoved
 
@@ -99,10 +100,10 @@ class Pieces(Sequence[Event]):
     @overload
     def __getitem__(self, at: int) -> Event: ...
     @overload
-    def __getitem__(self, at: slice[int, int, None]) -> list[Event]: ...
-    def __getitem__(self, at: int | slice[int, int, None]) -> Event | list[Event]:
+    def __getitem__(self, at: Cut) -> list[Event]: ...
+    def __getitem__(self, at: int | Cut) -> Event | list[Event]:
         if isinstance(at, slice):
-            return [self[one] for one in range(at.start, min(at.stop, len(self)))]
+            return [self[one] for one in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):
             raise IndexError(at)
         kept = self._long.get(at)
@@ -346,6 +347,7 @@ class Pieces(Sequence[Event]):
                 name = names[number] if number < len(names) else ""
             todo = [1]
             end = walk(payload, value_at, todo, self._values)
+            empty = b""
             if todo:
                 empty = b"\x90" if form_of(payload[value_at : value_at + 1]) == ARRAY else b"\x80"
                 if name in LISTS and empty == b"\x90":
@@ -356,7 +358,7 @@ class Pieces(Sequence[Event]):
                     end = yield from self._skip(value_at, 1)
             if name:
                 small += payload[start:value_at]
-                small += empty if todo and name not in ANYTHING else payload[value_at:end]
+                small += empty if empty and name not in ANYTHING else payload[value_at:end]
                 kept += 1
                 for other, ranges in lists:  # of two of a name the last one counts
                     ranges.is_overruled |= other == name and not todo

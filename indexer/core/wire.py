@@ -39,7 +39,7 @@ else:
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 __all__ = ["BatchDecoder", "LongBatch", "Reading", "decode_plain"]
 
@@ -86,16 +86,19 @@ class Reading:
     def _read(self, form: str, *, bigram: bool) -> Iterator[None]:
         if LongBatch is not None and not bigram:
             with suppress(MemoryError):  # then in the way that takes less of it
-                plain = LongBatch(self.payload)
-                while not plain.go_on(READ_VALUES):
-                    yield
-                self.batch = plain.result()
+                self.batch = yield from self._read_plainly()
+                yield  # to let go of what was read in vain takes its time
         if self.batch is None:
-            yield
             pieces = Pieces(self.payload, form, bigram=bigram, values=PIECE_VALUES)
             while not pieces.go_on():
                 yield
             self.batch = pieces.batch
+
+    def _read_plainly(self) -> Generator[None, None, EventBatch | None]:
+        plain = LongBatch(self.payload)
+        while not plain.go_on(READ_VALUES):
+            yield
+        return plain.result()
 
     @property
     def digest(self) -> int:
@@ -179,5 +182,3 @@ def _loose_batch(payload: bytes) -> tuple[Raw, Raw, Raw]:
         return batch.ts, batch.events, next((r for r in ranks if r != NIL), NIL)
     ts, events, *rest = RAW_LIST.decode(payload)
     return ts, events, rest[0] if rest else NIL
-
-
