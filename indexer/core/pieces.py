@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     Removed = MapRemoved | ArrayRemoved
 
-EVENTS_AT_ONCE: Final = 256
+EVENTS_AT_ONCE: Final = 64
 """Short events that are decoded in one call."""
 
 VALUE_BYTES: Final = 4

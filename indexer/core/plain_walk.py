@@ -28,18 +28,21 @@ _SIZED: Final = {  # first byte → bytes of the length, bytes besides it and th
     0xD9: (1, 2), 0xDA: (2, 3), 0xDB: (4, 5),  # text
 }  # fmt: skip
 
+_HEAD_COST: Final = 8
+"""What a container costs, as so many values."""
+
 _TRUNCATED: Final = "truncated MessagePack"
 
 
 def walk(payload: bytes, at: int, left: list[int], fuel: int) -> int:
-    """Skip values from `at` on, `fuel` of them at most; return where the next one begins.
+    """Skip values from `at` on, about `fuel` of them; return where the next one begins.
 
     Args:
         payload: The message.
         at: Where a value begins.
         left: How many values are to be skipped, level by level, the innermost last. It is changed,
             and empty when all have been.
-        fuel: Values to be skipped now; of a long text all counts as one.
+        fuel: Values to be skipped now, 1 at least, or somewhat less. A long text is one.
 
     Raises:
         ValueError: This is no MessagePack, or there is less of it than it says.
@@ -57,7 +60,7 @@ def walk(payload: bytes, at: int, left: list[int], fuel: int) -> int:
             fuel -= count - todo
             left[-1] -= count - todo
             if todo:
-                fuel -= 1
+                fuel = max(0, fuel - _HEAD_COST)
                 left[-1] -= 1
                 at = _head(payload, at, left)
             elif not left[-1]:

@@ -164,6 +164,13 @@ def histories() -> Iterator[Any]:
         [{"hash": f"{at:016x}", "start_offset": 0}] if at % 5 == 0 else [] for at in range(BLOCKS)
     ]
     yield "media", [[long_store(10_000, mm_keys=media)], [second]]
+    for blocks in (60, 100, 500):  # hashed at once, and in steps
+        few = stored([*range(1, blocks + 1)], [7] * blocks * BLOCK_SIZE, block_size=BLOCK_SIZE)
+        opaque = [[{"x": at}] if at % 3 else None for at in range(blocks)]
+        few |= {"mm_keys": media[:blocks], "extra_keys": opaque}
+        yield f"{blocks} blocks of many colours", [[few], [few], [removed([*range(9, blocks)])]]
+        again = few | {"block_hashes": [1, *range(1, blocks)]}
+        yield f"{blocks} blocks of many colours, one twice", [[again], [few]]
     for at in (3, 600, BLOCKS - 1):
         twice = long_store(10_000)
         twice["block_hashes"][at] = twice["block_hashes"][0]
@@ -288,3 +295,19 @@ def test_a_rank_that_is_cleared_while_it_heals() -> None:
         pass
     index.check()
     assert index.stats.blocks == index.stats.orphan_blocks == 0
+
+
+@pytest.mark.parametrize("told", ["removals", "colours"])
+def test_what_takes_long_takes_turns(told: str) -> None:
+    """A row of removals counts by its blocks, and a block of many colours as several."""
+    _, (stream, _) = streams(compiled=False, limits=StreamLimits())
+    if told == "removals":  # each of another medium than the one before, so that none is joined
+        events = [removed([*range(400)], medium="GPU" if at % 2 else "CPU") for at in range(40)]
+    else:
+        events = [long_store(1, extra_keys=[[{"x": at}] for at in range(BLOCKS)])]
+    stream.hear(message(0, encode_batch(events)), 1.0)
+    turns = 0
+    while stream.is_busy:
+        stream.resume(1.0)
+        turns += 1
+    assert turns >= 20
