@@ -36,11 +36,13 @@ Excluded = Literal[
     "pinned_elsewhere",
     "refused",
     "role",
+    "session",
     "taint",
     "wave",
 ]
-"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before; `wave`:
-the rank was chosen for all of a wave together (POST /select_batch)."""
+"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before;
+`session`: its session is on another; `wave`: the rank was chosen for all of a wave together (POST
+/select_batch)."""
 
 
 class DecisionPrompt(Struct, frozen=True, kw_only=True):
@@ -64,6 +66,10 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
     temperature: float
     track_prefill_tokens: bool
     kv_transfer_cost_per_block: float
+    decode_load_scale: float
+    delay_weight: float  # at that time: of its own prefill, for those who wait behind it
+    eviction_weight: float  # at that time: of that, for each token its rank computed lately
+    expects_booked: bool  # whether what others are booked with counts as cached
 
 
 class DecisionAdmission(Struct, frozen=True, kw_only=True):
@@ -170,7 +176,8 @@ class DecisionLegs(Struct, frozen=True):
 class Candidate(Struct, frozen=True):
     """One rank with every term of its cost (blocks); None: it was not looked at that far.
 
-    cost = (prefill_load_scale · (prefill_cost - credit) + decode_cost) · taint_factor
+    cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost)
+            + decode_load_scale · decode_cost) · taint_factor
     """
 
     worker_id: int
@@ -191,6 +198,10 @@ class Candidate(Struct, frozen=True):
     cost: float | None
     index: DecisionIndex | None
     trust: float  # multiplies the credit and what is cached
+    expected_blocks: int | None = None  # not cached yet, and booked: taken off with the credit
+    churn_tokens: float | None = None  # computed lately, older ones for less
+    delay_cost: float | None = None
+    eviction_cost: float | None = None
     legs: DecisionLegs | UnsetType = UNSET  # of /select_pair
 
 

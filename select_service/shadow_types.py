@@ -81,6 +81,10 @@ _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
     "disk_cache_hit_weight": _number,
     "temperature": _number,
     "track_prefill_tokens": _switch,
+    "decode_load_scale": _number,
+    "delay_scale": _number,
+    "eviction_scale": _number,
+    "expects_booked": _switch,
     # a request's override calls them so
     "router_temperature": _router_temperature,
     "overlap_score_weight": _overlap_score_weight,
@@ -124,6 +128,10 @@ class ShadowWeights(Struct, frozen=True, kw_only=True):
     disk_cache_hit_weight: float
     temperature: float
     track_prefill_tokens: bool
+    decode_load_scale: float
+    delay_weight: float
+    eviction_weight: float
+    expects_booked: bool
 
 
 class ShadowRegret(Struct, frozen=True, kw_only=True):

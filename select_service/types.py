@@ -377,6 +377,7 @@ class SelectRequest(PromptFields, kw_only=True):
     cache_hit_basis: CacheBasis | None = None
     on_cache_threshold: Literal["reject", "fallback"] = "reject"
     attempt: U32 = 0  # refusals for the cache, or preemptions, it has behind it
+    session_id: str | None = None  # goes where its session's last request went, unless overloaded
     explain: bool | UnsetType | None = UNSET  # with the whole decision in the answer
 
 
@@ -763,9 +764,14 @@ class ReplicaStatus(Struct, frozen=True):
 # -- router settings ---------------------------------------------------------------------------
 
 
+Policy = Literal["kv-cost", "first-token"]
+"""How ranks are priced: by the contract's formula, or by when first tokens come (`scoring.py`)."""
+
+
 class RouterConfig(Struct, frozen=True, kw_only=True):
     """The weights and switches in force (contract 9); defaults are the reference's."""
 
+    policy: Policy = "kv-cost"
     overlap_score_credit: float = 1.0
     overlap_score_credit_decay: float = 0.0
     prefill_load_scale: float = 1.0
@@ -776,6 +782,11 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     track_prefill_tokens: bool = True
     queue_threshold: float = 16.0
     kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
+    # terms of `first-token` (`scoring.py`); None: as the policy has them
+    decode_load_scale: float | None = None
+    delay_scale: float | None = None
+    eviction_scale: float | None = None
+    expects_booked: bool | None = None
 
 
 class CoreLimits(Struct, kw_only=True):
@@ -805,6 +816,8 @@ class CoreLimits(Struct, kw_only=True):
     lease_name_length_max: int = 256  # characters of lease_id and of owner
     batch_operations_max: int = 1_000  # their member names are read in one go, 5 µs each
     wave_samples_max: int = 1_024  # they are sorted in one go, half a µs each
+    session_ttl_s: float = 0.0  # of silence, then a session may go anywhere; 0: sessions are off
+    sessions_max: int = 100_000  # 0.5 KB each
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
     sources_weighed_per_turn_max: int = 256  # ranks; a µs each

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -126,7 +127,7 @@ def write(
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    args.out.with_suffix(".svg").write_text(picture(cells), encoding="utf-8")
+    args.out.with_suffix(".svg").write_text(picture_of(cells), encoding="utf-8")
 
 
 def cells_of(workers: int, load: float, runs: Sequence[Measures]) -> list[Cell]:
@@ -146,13 +147,33 @@ def told(cells: Sequence[Cell]) -> str:
     return as_text(head, rows)
 
 
-def picture(cells: Sequence[Cell]) -> str:
-    """Return a row of plots for each fleet, over load."""
+class Point(Protocol):
+    """What one policy made of one load on one fleet."""
+
+    @property
+    def workers(self) -> int:
+        """Of the fleet."""
+
+    @property
+    def load(self) -> float:
+        """As a share of capacity."""
+
+    @property
+    def policy(self) -> str:
+        """Its name."""
+
+    @property
+    def metrics(self) -> dict[str, Estimate]:
+        """By the names of METRICS."""
+
+
+def picture_of(cells: Sequence[Point], plotted: Sequence[tuple[str, bool]] = PLOTTED) -> str:
+    """Return a row of plots for each fleet, over load; metrics, and whether on a log scale."""
     sheets = []
     fleets = sorted({one.workers for one in cells})
     policies = list(dict.fromkeys(one.policy for one in cells))
     for row, workers in enumerate(fleets):
-        for column, (metric, log_y) in enumerate(PLOTTED):
+        for column, (metric, log_y) in enumerate(plotted):
             series = [
                 Series(
                     policy,

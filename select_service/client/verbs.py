@@ -69,6 +69,7 @@ class SelectOptions(TypedDict, total=False):
     cache_hit_basis: str
     on_cache_threshold: str
     attempt: int
+    session_id: str
     explain: bool
     ttl_s: float
 

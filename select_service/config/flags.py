@@ -184,6 +184,10 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _yes_or_no(text: str) -> bool:
+    return _choice("yes", "no")(text) == "yes"
+
+
 def _list(text: str) -> tuple[str, ...]:
     """Split at commas; nothing is trimmed, an empty list is none."""
     return tuple(text.split(",")) if text else ()
@@ -862,6 +866,20 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--session-ttl-s",
+        _seconds(zero=True),
+        "S",
+        "requests with a session_id follow its last one, until it was silent for so long; 0: never",
+        watch="sessions",
+    ),
+    Flag(
+        "--sessions-max",
+        _whole(1, _COUNT),
+        "N",
+        "sessions remembered; the one that was silent for longest goes first",
+        watch="sessions_evicted_total",
+    ),
+    Flag(
         "--data-parallel-size-max",
         _whole(1, 1 << 16),  # all of a worker's are seated in one turn of the loop
         "N",
@@ -1197,6 +1215,38 @@ FLAGS: Final = (
         "a request with so many attempts behind it is held to no threshold",
         watch="cache_threshold_guarded_total",
         reloads=True,
+    ),
+    Flag(
+        "--policy",
+        _choice("kv-cost", "first-token"),
+        "NAME",
+        "how ranks are priced: kv-cost, the contract's formula, or first-token, by when the first "
+        "token comes",
+    ),
+    Flag(
+        "--decode-load-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what a block held while decoding costs, in blocks to compute; off: as --policy has it",
+    ),
+    Flag(
+        "--delay-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what a prompt's own prefill costs each of those behind it; off: as --policy has it",
+    ),
+    Flag(
+        "--eviction-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what is lost with each block that a prompt pushes out of an average cache; off: as "
+        "--policy has it",
+    ),
+    Flag(
+        "--expects-booked",
+        _yes_or_no,
+        "yes|no",
+        "whether blocks that others are booked with count as cached; off: as --policy has it",
     ),
     Flag(
         "--admission-policy",

@@ -27,6 +27,7 @@ from select_service.types import (
     CacheBasis,
     CacheScope,
     CoreLimits,
+    Policy,
     ReplicaLimits,
     RouterConfig,
     TrustSettings,
@@ -167,6 +168,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_name_length_max: int = _CORE.lease_name_length_max
     batch_operations_max: int = _CORE.batch_operations_max
     wave_samples_max: int = _CORE.wave_samples_max
+    session_ttl_s: float = _CORE.session_ttl_s
+    sessions_max: int = _CORE.sessions_max
     data_parallel_size_max: int = _CORE.data_parallel_size_max
     workers_max: int = _CORE.workers_max
     worker_bytes_max: int = _CORE.worker_bytes_max
@@ -269,6 +272,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     trace_batch_spans_max: int = 512
     trace_interval_ms: int = 5000
     trace_shutdown_s: float = 2.0
+    policy: Policy = _UNSET.config.policy
+    decode_load_scale: float | None = None
+    delay_scale: float | None = None
+    eviction_scale: float | None = None
+    expects_booked: bool | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -285,7 +293,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     def router_config(self) -> RouterConfig:
         """Weights and switches: the environment's, and the flags'."""
         return msgspec.structs.replace(
-            self.router.config, kv_transfer_cost_per_block=self.kv_transfer_cost_per_block
+            self.router.config,
+            policy=self.policy,
+            decode_load_scale=self.decode_load_scale,
+            delay_scale=self.delay_scale,
+            eviction_scale=self.eviction_scale,
+            expects_booked=self.expects_booked,
+            kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
         )
 
     @property
@@ -304,6 +318,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             lease_name_length_max=self.lease_name_length_max,
             batch_operations_max=self.batch_operations_max,
             wave_samples_max=self.wave_samples_max,
+            session_ttl_s=self.session_ttl_s,
+            sessions_max=self.sessions_max,
             data_parallel_size_max=self.data_parallel_size_max,
             workers_max=self.workers_max,
             worker_bytes_max=self.worker_bytes_max,

@@ -12,7 +12,7 @@ from select_service.types import CacheHit
 ABI: int
 
 class Pricer:
-    def __init__(self, prefill: Floats, decode: Floats) -> None: ...
+    def __init__(self, prefill: Floats, decode: Floats, churn: Floats) -> None: ...
     def cheapest(
         self,
         rows: int | Slots,
@@ -26,6 +26,7 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
         trust: Floats | None = None,
+        ours: tuple[float, float, float, bool] | None = None,
     ) -> tuple[int, float, int]: ...
     def matched_at(self, row: int) -> int: ...
     def packed(self) -> bytes: ...

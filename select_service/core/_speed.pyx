@@ -17,7 +17,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -29,18 +29,25 @@ cdef enum:
 
 @cython.final
 cdef class Pricer:
-    """Prices the first rows of two columns and picks the cheapest; scratch space included."""
+    """Prices the first rows of the columns and picks the cheapest; scratch space included."""
 
     cdef double[::1] _prefill
     cdef double[::1] _decode
+    cdef double[::1] _churn
     cdef double *_scratch  # matched, shared and price, a run each
     cdef Py_ssize_t _rows
 
-    def __cinit__(self, double[::1] prefill not None, double[::1] decode not None):
+    def __cinit__(
+        self,
+        double[::1] prefill not None,
+        double[::1] decode not None,
+        double[::1] churn not None,
+    ):
         self._prefill = prefill
         self._decode = decode
+        self._churn = churn
         self._rows = prefill.shape[0]
-        if decode.shape[0] != self._rows:
+        if decode.shape[0] != self._rows or churn.shape[0] != self._rows:
             raise ValueError("columns of one length")
         self._scratch = <double *>calloc(3 * self._rows + 1, sizeof(double))
         if self._scratch == NULL:
@@ -62,13 +69,19 @@ cdef class Pricer:
         list shared,
         draw,
         trust=None,
+        tuple ours=None,
     ):
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
         `rows` is how many of the first, or which ones as packed int64; `matched` and `shared` are
         (blocks, rows as packed int64) or None; `draw` gives a number in [0, 1) when several are
-        the cheapest; `trust` has a factor for the credit of every row of the columns, None: 1.0.
+        the cheapest; `trust` has a factor for the credit of every row of the columns, None: 1.0;
+        `ours` has the weights that only `first-token` has, None: it is `kv-cost`.
         """
+        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0
+        cdef bint is_ours = ours is not None, expects = False
+        if is_ours:
+            decode_scale, delay, eviction, expects = ours
         cdef Py_buffer view, believed
         cdef const int64_t *among = NULL
         cdef const double *factor = NULL
@@ -89,7 +102,7 @@ cdef class Pricer:
                 among, count = <const int64_t *>view.buf, view.len // 8
             return self._cheapest(
                 among, count, isl_tokens, block_size, blocks, scale, credit, track, matched,
-                shared, draw, factor,
+                shared, draw, factor, is_ours, decode_scale, delay, eviction, expects,
             )
         finally:
             if trust is not None:
@@ -111,13 +124,18 @@ cdef class Pricer:
         list shared,
         draw,
         const double *factor,
+        bint is_ours,
+        double decode_scale,
+        double delay,
+        double eviction,
+        bint expects,
     ):
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
         cdef double *device = self._scratch
         cdef double *common = device + self._rows
         cdef double *price = common + self._rows
-        cdef double raw, adjusted, low = 0.0, tokens, bare, credited
+        cdef double raw, adjusted, low = 0.0, tokens, bare, credited, held, own
         cdef Py_ssize_t at, row, ties = 0, best = 0, which
         if matched is not None:
             self._fill(device, matched)
@@ -130,6 +148,32 @@ cdef class Pricer:
             bare = self._decode[row] + blocks
             if shared is not None:
                 bare = bare - common[row]
+            if is_ours:
+                tokens, held, credited = isl_tokens, 0.0, 0.0
+                if matched is not None:
+                    held = device[row]
+                    tokens = held * block_size
+                    credited = credit * held
+                    if factor != NULL:
+                        tokens = <double><int64_t>(tokens * factor[row])
+                        credited = credited * factor[row]
+                    if tokens < isl_tokens:
+                        tokens = isl_tokens
+                raw = (self._prefill[row] + tokens) / block_size if track else 0.0
+                own = tokens / block_size if track else 0.0
+                if matched is not None:
+                    raw, own = raw - credited, own - credited
+                if expects and shared is not None and common[row] > held:
+                    raw, own = raw - (common[row] - held), own - (common[row] - held)
+                raw = raw if raw > 0.0 else 0.0
+                own = own if own > 0.0 else 0.0
+                price[at] = scale * (raw + (delay + eviction * self._churn[row]) * own)
+                price[at] += decode_scale * bare
+                if ties == 0 or price[at] < low:
+                    low, best, ties = price[at], at, 1
+                elif price[at] == low:
+                    ties += 1
+                continue
             if matched is None:
                 adjusted = (self._prefill[row] + isl_tokens) / block_size if track else 0.0
             else:
@@ -168,13 +212,14 @@ cdef class Pricer:
         return <long long>self._scratch[row]
 
     def packed(self):
-        """Return both columns as they are now, one behind the other."""
+        """Return the columns as they are now, one behind the other."""
         cdef Py_ssize_t size = self._rows * sizeof(double)
-        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 2 * size)
+        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 3 * size)
         cdef char *start = PyBytes_AS_STRING(copy)
         if size:
             memcpy(start, &self._prefill[0], size)
             memcpy(start + size, &self._decode[0], size)
+            memcpy(start + 2 * size, &self._churn[0], size)
         return copy
 
     cdef int _fill(self, double *column, list groups) except -1:

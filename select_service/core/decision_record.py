@@ -103,6 +103,7 @@ class Odds(Struct, gc=False):
     is_threshold: bool = False  # nobody held enough
     is_pair: bool = False  # whether it might have been one
     in_wave: bool = False  # its rank was chosen together with others'
+    in_session: bool = False  # its rank is that of its session
     plan: Plan | None = None  # of a pair
     legs: Legs | None = None
     roles: Roles | None = None

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from select_service.core.matchmaking import Match
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
+    from select_service.core.scoring import Weights
     from select_service.errors import ServiceError
     from select_service.types import CacheHit
 
@@ -122,6 +123,7 @@ class Decisions:
         now: float,
         odds: Odds | None = None,
         cache_hit: CacheHit | None = None,
+        weights: Weights | None = None,
     ) -> Record | None:
         """A decision was made; its record is returned to who is to have it explained.
 
@@ -133,6 +135,7 @@ class Decisions:
             now: monotonic seconds.
             odds: what is unusual, if the caller knows of something.
             cache_hit: how it stands to a cache-hit threshold, if one is in force.
+            weights: by which it was chosen; None: those of the ticket.
         """
         partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
         more = 0
@@ -149,7 +152,8 @@ class Decisions:
         # fmt: off
         return self._ring.keep(
             now, ticket.since, lookout.told, rows, seen, prompt.block_hashes, prompt.blocks,
-            prompt.isl_tokens, ticket.weights, slot, request.selection_id, ticket.reservation_id,
+            prompt.isl_tokens, weights or ticket.weights, slot, request.selection_id,
+            ticket.reservation_id,
             odds, ticket.asked, ticket.said, cache_hit, more, request.explain,
         )
         # fmt: on
@@ -290,6 +294,7 @@ def odds_of(ticket: Ticket) -> Odds:
         None if constraints is UNSET else constraints,
         is_pair=isinstance(request, SelectPairRequest),
         in_wave=ticket.in_wave,
+        in_session=ticket.in_session,
     )
     if keeper is not None and (keeper.busy.slots or keeper.caps.slots):
         odds.busy, odds.full = frozenset(keeper.busy.slots), frozenset(keeper.caps.slots)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from select_service.core.ledger import COLUMNS
 from select_service.core.projection import Overlap, cached_tokens
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ class Terms:
         slots, size, isl = seating.slots, seating.block_size, float(record.isl_tokens)
         columns, matched, shared, trust = record.seen
         loads = np.frombuffer(columns)
-        rows = len(loads) // 2
+        rows = len(loads) // COLUMNS
         self._record = record
         self.prefill: Floats = loads[:rows][slots]  # tokens
-        self.decode: Floats = loads[rows:][slots]
+        self.decode: Floats = loads[rows : 2 * rows][slots]
+        self.churn: Floats = loads[2 * rows :][slots]  # tokens
         self.is_priced = record.odds is None or record.odds.refusal is None
         self.considered = _considered(record, rows)[slots]
         self.overlap = _overlap(record, matched, rows)
@@ -46,8 +48,15 @@ class Terms:
             self.raw = (self.prefill + np.maximum(isl, self.cached)) / size
         self.bare: Floats = self.decode + record.blocks - self.shared
         self.factors = _factors(record)
-        self.credit, adjusted = self.adjusted(self.considered)
-        whole = adjusted + self.bare
+        nothing = np.zeros(len(slots))
+        self.expected: Floats = nothing  # booked there, and cached by the time it is computed
+        self.delay: Floats = nothing  # what its own prefill costs those behind it
+        self.eviction: Floats = nothing  # and what it pushes out of the cache
+        if weights.is_kv_cost:
+            self.credit, adjusted = self.adjusted(self.considered)
+            whole = adjusted + self.bare
+        else:
+            whole = self._ours()
         self.cost: Floats = whole if self.factors is None else whole * self.factors
 
     def adjusted(self, among: NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -56,6 +65,10 @@ class Terms:
         Args:
             among: whose least load the decay of the credit is measured from.
         """
+        taken: Floats = np.minimum(self._credited(among), self.raw)
+        return taken, self._record.weights.prefill_load_scale * (self.raw - taken)
+
+    def _credited(self, among: NDArray[np.bool_]) -> Floats:
         weights, (device, host, disk) = self._record.weights, self.overlap
         credit: Floats | float = weights.overlap_score_credit
         if weights.track_prefill_tokens and weights.overlap_score_credit_decay > 0.0:
@@ -67,8 +80,26 @@ class Terms:
         )
         if self.trust is not None:
             credited = credited * self.trust
-        taken: Floats = np.minimum(credited, self.raw)
-        return taken, weights.prefill_load_scale * (self.raw - taken)
+        blocks: Floats = credited
+        return blocks
+
+    def _ours(self) -> Floats:
+        """Fill the terms that only `first-token` has; returns the cost without preferences."""
+        weights, size = self._record.weights, self._record.seating.block_size
+        credited = self._credited(self.considered)
+        if weights.expects_booked:
+            self.expected = np.maximum(self.shared - sum(self.overlap), 0.0)
+        tokens = np.maximum(self.cached, float(self._record.isl_tokens))
+        own = tokens / size if weights.track_prefill_tokens else np.zeros_like(tokens)
+        left = np.maximum(self.raw - credited - self.expected, 0.0)
+        own = np.maximum(own - credited - self.expected, 0.0)
+        self.credit = np.minimum(credited + self.expected, self.raw)
+        self.delay = weights.delay_weight * own
+        self.eviction = weights.eviction_weight * self.churn * own
+        more = (weights.delay_weight + weights.eviction_weight * self.churn) * own
+        whole: Floats = weights.prefill_load_scale * (left + more)
+        whole += weights.decode_load_scale * self.bare
+        return whole
 
     def _decay(self, among: NDArray[np.bool_]) -> Floats:
         record = self._record

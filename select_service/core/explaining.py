@@ -169,6 +169,12 @@ class Told:
             columns[6:] = [[None] * count] * (len(columns) - 6)
         columns.append([self._index(at) for at in range(some.start, some.stop)])
         columns.append([1.0] * count if terms.trust is None else terms.trust[some].tolist())
+        if terms.is_priced:
+            columns.append(list(map(int, terms.expected[some].tolist())))
+            ours = (terms.churn, terms.delay, terms.eviction)
+            columns += [column[some].tolist() for column in ours]
+        else:
+            columns += [[None] * count] * 4
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))
@@ -232,8 +238,8 @@ def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
         return "busy"
     if odds.refusal is not None:
         return "refused"
-    if odds.in_wave and not holds_to_cache:
-        return "wave"
+    if (odds.in_wave or odds.in_session) and not holds_to_cache:
+        return "wave" if odds.in_wave else "session"
     return "role" if odds.is_pair else "cache_hit"
 
 

@@ -11,6 +11,7 @@ takes the old one apart a few at a time.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.load_changes import LoadChanges
 
+CHURN_MEMORY_S: Final = 300.0
+"""After so long a booking counts for a third. What is compared are ranks of one fleet: between a
+minute and a quarter of an hour it makes no difference that could be measured."""
+
+CHURN_STEP_S: Final = 1.0
+"""Between two looks at how old it is."""
+
+COLUMNS: Final = 3
+"""Of `Ledger.columns`."""
+
 BLOCKS_PER_STEP: Final = 64
 """Blocks nobody else has booked that cost about as much to forget as one short reservation."""
 
@@ -52,6 +63,13 @@ class Ledger:
         """Live reservations."""
         self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Of them, those whose prefill is not complete."""
+        self.tenures: list[int] = []
+        """How many ranks had the slot before."""
+        self.churn: Floats = np.zeros(0)
+        """Prefill tokens booked lately, which `CHURN_MEMORY_S` forgets: what went into a cache."""
+        self.churned = 0.0
+        """The sum of that."""
+        self._churn_faded = 0.0  # when
         self.prefill_backlog = 0
         """The sum of P."""
         self.work = WorkDone()
@@ -79,8 +97,10 @@ class Ledger:
         self.decode = np.concatenate([self.decode, np.zeros(missing)])
         self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
         self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
+        self.churn = np.concatenate([self.churn, np.zeros(missing)])
         self._view()
         self._prefill_tokens += [0] * missing
+        self.tenures += [0] * missing
         for slot in range(len(self._lanes), capacity):
             self._lanes.append(self._open_lane(slot))
             self._displaced += self._lanes[slot].number != slot
@@ -91,12 +111,16 @@ class Ledger:
         self._decode = self.decode.data
         self._requests = self.requests.data
         self._computing = self.computing.data
-        self._loads = self._prefill, self._decode
+        self._churn = self.churn.data
+        self._loads = self._prefill, self._decode, self._churn
         self.packed = b""
         """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
     def columns(self) -> bytes:
-        """Return P of every slot, then D, as doubles; the same object while nothing changes."""
+        """Return P of every slot, then D, then the churn, as doubles.
+
+        It is the same object while nothing changes.
+        """
         packed = self.packed
         if not packed:
             packed = self.packed = b"".join(self._loads)
@@ -151,6 +175,10 @@ class Ledger:
         if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
             work.at = now
         self._add_prefill(slot, prefill_tokens)
+        if now - self._churn_faded > CHURN_STEP_S:
+            self._fade_churn(now)
+        self._churn[slot] += prefill_tokens
+        self.churned += prefill_tokens
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
         changes = self.changes
@@ -298,6 +326,18 @@ class Ledger:
         if self.changes is not None and self.changes.names_wanted:
             self.changes.ended.append(reservation.fairness_id)
 
+    def _fade_churn(self, now: float) -> None:
+        """Let what was computed count for less with time. O(slots), a µs for a thousand."""
+        self.churn *= math.exp((self._churn_faded - now) / CHURN_MEMORY_S)
+        self.churned = float(self.churn.sum())
+        self._churn_faded = now
+
+    def _forget_churn(self, slot: int) -> None:
+        """Whoever comes to a slot has an empty cache."""
+        self.churn[slot] = 0.0
+        self.packed = b""
+        self.churned = float(self.churn.sum())
+
     # -- a rank goes ---------------------------------------------------------------------------
 
     def drop_slot(self, slot: int) -> int:
@@ -306,6 +346,8 @@ class Ledger:
         They are live no longer and count nowhere; `sweep` returns them later. O(1), whatever their
         number.
         """
+        self._forget_churn(slot)
+        self.tenures[slot] += 1
         lane = self._lanes[slot]
         dropped = len(lane.reservations)
         if not dropped:
@@ -466,7 +508,10 @@ class Ledger:
             assert self.decode[slot] == self._weights.count(lane.number)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
-        assert self.columns() == self.prefill.tobytes() + self.decode.tobytes(), "a true copy"
+        loads = self.prefill.tobytes() + self.decode.tobytes() + self.churn.tobytes()
+        assert self.columns() == loads, "a true copy"
+        assert (self.churn >= 0.0).all()
+        assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
         assert self.prefilling == self.computing.sum()
         assert self.prefill_backlog == sum(self._prefill_tokens)
         assert self.work.computing == sum(tokens > 0 for tokens in self._prefill_tokens)

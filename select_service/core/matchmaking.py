@@ -104,7 +104,7 @@ class Matchmaker:
 
     def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
         question = Question(
-            *(ticket.partition, ticket.request, ticket.prompt, ticket.weights),
+            *(ticket.partition, ticket.request, ticket.prompt, ticket.weights.kv_cost()),
             self._transfer_cost,
         )
         holders = partial(self._cache_hits.holders, ticket.request)

@@ -35,7 +35,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 6):
+if not TYPE_CHECKING and usable("select_service.core._speed", 7):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -110,9 +110,10 @@ class Partition:
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
-        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
+        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode, self.ledger.churn)
         self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
         self.everyone: Rows = slice(0, 0)
+        self._ranks = 0  # how many that is
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
         self.admission: Gatekeeper | None = None
@@ -153,7 +154,7 @@ class Partition:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self.trust.ensure(self.index.capacity)
-        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode)
+        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode, self.ledger.churn)
         self._reseat()
 
     def unseat(self, worker: Worker) -> None:
@@ -204,6 +205,7 @@ class Partition:
                 self._owner[slot] = worker
                 self._rank[slot] = rank
         taken = sorted(slot for one in self.workers.values() for slot in one.slots.values())
+        self._ranks = len(taken)
         dense = taken == list(range(len(taken)))
         self.everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
         for number, one in enumerate(self.policy.classes):
@@ -278,6 +280,11 @@ class Partition:
             *(self.ledger, self.index, prompt, rows, weights, matches, self.trust.column)
         )
 
+    def at_present(self, weights: Weights) -> Weights:
+        """Return what a decision made now multiplies with; see `Weights`."""
+        ledger, ranks = self.ledger, max(1, self._ranks)
+        return weights.at_present(ledger.prefilling / ranks, ledger.churned / ranks)
+
     def priced(
         self,
         request: SelectRequest,
@@ -288,7 +295,7 @@ class Partition:
     ) -> tuple[Projection, Floats]:
         """Return what each of the rows would carry with this prompt, and what it costs."""
         projection = self.project(prompt, rows, weights, matches)
-        prices = costs(projection, weights)
+        prices = costs(projection, self.at_present(weights))
         constraints = request.routing_constraints
         if (
             constraints is not UNSET
@@ -314,10 +321,13 @@ class Partition:
         """
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
+        asked = weights
+        if not weights.is_kv_cost:
+            weights = self.at_present(weights)
         if not (matches.host or matches.disk) and is_plain(request, weights):
             watched = self.is_watched or request.explain
             return self._place_plain(prompt, rows, weights, rng, matches, watched)
-        projection, prices = self.priced(request, prompt, rows, weights, matches)
+        projection, prices = self.priced(request, prompt, rows, asked, matches)
         position = pick(prices, weights.temperature, rng)
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.rank_at(slot)
@@ -372,6 +382,7 @@ class Partition:
             shared,
             rng.random,
             trust,
+            None if weights.is_kv_cost else weights[-4:],
         )
         worker, dp_rank = self.rank_at(slot)
         device = 0
@@ -439,6 +450,7 @@ class Partition:
             shared,
             lambda: 0.0,
             self.trust.column,
+            None if weights.is_kv_cost else self.at_present(weights)[-4:],
         )
 
     def believed_tokens(self, slot: int) -> int:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Placement
     from select_service.core.queue import Ticket
     from select_service.core.sampling import Sampler
+    from select_service.core.sessions import Sessions
     from select_service.core.shadow import Shadow
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
@@ -64,6 +65,7 @@ class Placing:
         self._rng = rng
         self._trace_decisions = trace_decisions
         self.sampler: Sampler | None = None  # from when on somebody examines the fleet
+        self.sessions: Sessions | None = None  # where requests may name the session they are of
         self.shadow: Shadow | None = None  # while other weights look on
 
     def place(
@@ -82,7 +84,7 @@ class Placing:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
-    def _place_one(  # noqa: C901, PLR0912 - straight on: all pay for it
+    def _place_one(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
         self,
         ticket: Ticket,
         rows: Rows,
@@ -103,6 +105,8 @@ class Placing:
                 if found.refused is not None:
                     return self._refuse_threshold(ticket, rows, matches, found, now), effects
                 rows, hit = found.rows, found.facts
+        if request.session_id is not None:
+            rows = self._seated(ticket, request.session_id, rows, now)
         sighting = watch = None
         if self.shadow is not None:
             watch = self.shadow.watch(ticket, rows, matches, now, self._rng)
@@ -110,6 +114,8 @@ class Placing:
         placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
         if watch is not None:  # before anything is booked
             sighting = watch.score(placement)
+        if request.session_id is not None:
+            self._note_session(ticket, request.session_id, placement.slot, now)
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
@@ -126,12 +132,29 @@ class Placing:
                 odds = odds_of(ticket)
                 odds.shadow = sighting
             record = self.decisions.keep(
-                ticket, placement.seen, rows, placement.slot, now, odds, hit
+                *(ticket, placement.seen, rows, placement.slot, now, odds, hit),
+                placement.weights,
             )
             if record is not None:
                 _explain(answer, record)
                 self.decisions.note_explained(ticket, record)
         return answer, self._decided(ticket, placement, effects)
+
+    def _seated(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
+        """Return the rank of the request's session alone, if it stays there; else all rows.
+
+        Where a wave goes was decided for all of it together.
+        """
+        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
+            return rows
+        isl_tokens = ticket.prompt.isl_tokens
+        alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
+        ticket.in_session = alone is not None
+        return rows if alone is None else alone
+
+    def _note_session(self, ticket: Ticket, session_id: str, slot: int, now: float) -> None:
+        if self.sessions is not None and not ticket.in_wave:
+            self.sessions.note(ticket.partition, session_id, slot, now)
 
     def _refuse_threshold(
         self, ticket: Ticket, rows: Rows, matches: Matches, found: Found, now: float

@@ -62,13 +62,14 @@ class Fill:
 
 
 class Pricer:
-    """Reads the first rows of two columns."""
+    """Reads the first rows of the columns."""
 
-    __slots__ = ("_decode", "_matched", "_prefill")
+    __slots__ = ("_churn", "_decode", "_matched", "_prefill")
 
-    def __init__(self, prefill: Floats, decode: Floats) -> None:
-        if len(prefill) != len(decode):
+    def __init__(self, prefill: Floats, decode: Floats, churn: Floats) -> None:
+        if not len(prefill) == len(decode) == len(churn):
             raise ValueError("columns of one length")
+        self._churn = churn
         self._prefill = prefill
         self._decode = decode
         self._matched: list[int] = []
@@ -86,6 +87,7 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
         trust: Floats | None = None,
+        ours: tuple[float, float, float, bool] | None = None,
     ) -> tuple[int, float, int]:
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
@@ -101,6 +103,7 @@ class Pricer:
             shared: (blocks, rows) with active chains, disjoint; None: nothing.
             draw: gives a number in [0, 1) when several are the cheapest.
             trust: by what the credit of each row of the columns is multiplied; None: 1.0.
+            ours: the weights that only `first-token` has, as `Weights` ends; None: `kv-cost`.
         """
         count = rows if isinstance(rows, int) else len(rows)
         is_short = trust is not None and len(trust) < len(self._prefill)
@@ -111,6 +114,11 @@ class Pricer:
         common = None if shared is None else self._by_row(shared)
         self._matched = [] if matched is None else self._by_row(matched)
         among = slice(0, rows) if isinstance(rows, int) else rows
+        if ours is not None:
+            return self._cheapest_of_ours(
+                *(rows, isl_tokens, block_size, blocks, scale, credit, track, common, draw, trust),
+                ours,
+            )
         if common is None and trust is None and isinstance(rows, int) and self._is_level(rows):
             found = self._cheapest_of_equals(
                 *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, draw)
@@ -165,6 +173,46 @@ class Pricer:
         few = [scale * one + held for one, held in zip(few, left, strict=True)]
         at = cheapest_of_few(few, draw)
         return self._row(rows, at), few[at], int(left[at])
+
+    def _cheapest_of_ours(  # noqa: PLR0913, PLR0917 - as `cheapest`
+        self,
+        rows: int | Slots,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        common: list[int] | None,
+        draw: Callable[[], float],
+        trust: Floats | None,
+        ours: tuple[float, float, float, bool],
+    ) -> tuple[int, float, int]:
+        decode_scale, delay, eviction, expects = ours
+        among = slice(0, rows) if isinstance(rows, int) else rows
+        bare, prefill = self._decode[among] + blocks, self._prefill[among]
+        device, tokens = np.zeros(len(bare)), np.full(len(bare), float(isl_tokens))
+        credited = device
+        if self._matched:
+            device = np.array(self._matched, dtype=np.float64)[among]
+            tokens, credited = device * block_size, credit * device
+            if trust is not None:
+                tokens, credited = np.floor(tokens * trust[among]), credited * trust[among]
+            tokens = np.maximum(tokens, isl_tokens)
+        raw = (prefill + tokens) / block_size if track else np.zeros(len(bare))
+        own = tokens / block_size if track else raw
+        raw, own = raw - credited, own - credited
+        if common is not None:
+            booked = np.array(common, dtype=np.float64)[among]
+            bare -= booked
+            if expects:
+                expected = np.maximum(booked - device, 0.0)
+                raw, own = raw - expected, own - expected
+        raw, own = np.maximum(raw, 0.0), np.maximum(own, 0.0)
+        prices = scale * (raw + (delay + eviction * self._churn[among]) * own)
+        prices += decode_scale * bare
+        at = cheapest(prices, draw)
+        return self._row(rows, at), float(prices[at]), int(bare[at])
 
     def _is_level(self, rows: int) -> bool:
         """Tell whether the first rows carry the same, as all do where nobody books."""
@@ -245,8 +293,8 @@ class Pricer:
         return self._matched[row]
 
     def packed(self) -> bytes:
-        """Return both columns as they are now, one behind the other."""
-        return self._prefill.tobytes() + self._decode.tobytes()
+        """Return the columns as they are now, one behind the other."""
+        return self._prefill.tobytes() + self._decode.tobytes() + self._churn.tobytes()
 
     def _by_row(self, groups: list[tuple[int, Slots]]) -> list[int]:
         column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too

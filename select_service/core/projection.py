@@ -44,6 +44,8 @@ class Projection(NamedTuple):
     cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
     trust: Floats | None = None  # how far `overlap` is believed; None: altogether
     shared: list[tuple[int, Slots]] | None = None  # blocks in active chains, slots, disjoint
+    booked: Floats | None = None  # the same of the candidates; None: nowhere any
+    churn: Floats | float = 0.0  # tokens lately computed
 
 
 def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
@@ -91,11 +93,12 @@ def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
     if matches is None:
         matches = index.find_matches(prompt.block_hashes)
     decode = ledger.decode[rows] + prompt.blocks
-    shared = None
+    shared = booked = None
     if ledger.blocks.begins(prompt.first_hash):
         shared = ledger.shared_groups(prompt.sequence_hashes)
         if shared is not None:
-            decode -= ledger.column_of(shared)[rows]
+            booked = ledger.column_of(shared)[rows]
+            decode -= booked
     overlap, has_lower = matched(index, matches)
     prefill = ledger.prefill[rows]
     if overlap is None:
@@ -110,5 +113,5 @@ def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
     within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
     return Projection(
         *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, trust),
-        shared,
+        *(shared, booked, ledger.churn[rows]),
     )

@@ -48,6 +48,7 @@ class Ticket(Struct, eq=False):
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
     in_wave: bool = False  # it goes where others of its wave are; see `waves.py`
+    in_session: bool = False  # it goes where its session is; see `sessions.py`
 
     @property
     def deadline(self) -> float:

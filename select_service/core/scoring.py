@@ -1,4 +1,4 @@
-"""The cost formula (contract 3.2), over all candidates at once.
+"""The cost formula over all candidates at once: the contract's (3.2), and that of our own policy.
 
 Pure arithmetic on columns: what the numbers mean is decided in `projection.py`, which candidate
 wins in `picking.py`. Lower is better; the unit is blocks.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from select_service.core.columns import Floats
-    from select_service.core.projection import Projection
+    from select_service.core.projection import Overlap, Projection
     from select_service.types import RouterConfig, RouterConfigOverride
 
 
@@ -24,8 +24,24 @@ _WEIGHT_MAX: Final = 1e100
 infinite cost would make different ranks equal."""
 
 
+DECODE_LOAD_SCALE: Final = 0.125
+"""`first-token`: a block held while decoding costs as much as an eighth of a block to compute."""
+
+DELAY_SCALE: Final = 1.0
+"""`first-token`: who is behind waits for what is computed now just as its own request does."""
+
+EVICTION_SCALE: Final = 0.125
+"""`first-token`: of what a prompt pushes out of a cache, an eighth would have been asked for again.
+"""
+
+
 class Weights(NamedTuple):
-    """The numbers of the formula in force for one request."""
+    """The numbers of the formula in force for one request.
+
+    The last four are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
+    prompt that a rank computes on average, and `eviction_weight` per multiple of the average churn
+    of a cache; `at_present` makes of them what a decision multiplies with.
+    """
 
     overlap_score_credit: float
     overlap_score_credit_decay: float
@@ -34,6 +50,41 @@ class Weights(NamedTuple):
     disk_cache_hit_weight: float
     temperature: float
     track_prefill_tokens: bool
+    decode_load_scale: float = 1.0
+    delay_weight: float = 0.0
+    eviction_weight: float = 0.0
+    expects_booked: bool = False
+
+    @property
+    def is_kv_cost(self) -> bool:
+        """Whether the contract's formula is all there is."""
+        return self[_OF_CONTRACT:] == _NOTHING_MORE
+
+    def kv_cost(self) -> Weights:
+        """Return them with nothing beyond the contract's formula."""
+        return self if self.is_kv_cost else Weights(*self[:_OF_CONTRACT])
+
+    def at_present(self, computing: float, churn: float) -> Weights:
+        """Return what one decision multiplies with.
+
+        Args:
+            computing: prompts not computed yet, per rank.
+            churn: tokens lately computed, per rank; 0: none, and caches are as good as empty.
+        """
+        eviction = self.eviction_weight / churn if churn > 0.0 else 0.0
+        return Weights(
+            *self[:_OF_CONTRACT],
+            self.decode_load_scale,
+            self.delay_weight * computing,
+            eviction,
+            self.expects_booked,
+        )
+
+
+_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False)
+
+_OF_CONTRACT: Final = 7
+"""How many of the weights the contract's formula has."""
 
 
 def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None) -> Weights:
@@ -60,6 +111,21 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
         _bounded(config.disk_cache_hit_weight),
         temperature,
         track,
+        *_terms(config),
+    )
+
+
+def _terms(config: RouterConfig) -> tuple[float, float, float, bool]:
+    """Return the weights that the contract's formula does not have."""
+    terms: tuple[float, float, float, bool] = _NOTHING_MORE
+    if config.policy == "first-token":
+        terms = (DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE, True)
+    decode, delay, eviction, expects = terms
+    return (
+        _bounded(decode if config.decode_load_scale is None else config.decode_load_scale),
+        _bounded(delay if config.delay_scale is None else config.delay_scale),
+        _bounded(eviction if config.eviction_scale is None else config.eviction_scale),
+        expects if config.expects_booked is None else config.expects_booked,
     )
 
 
@@ -74,7 +140,15 @@ def costs(projection: Projection, weights: Weights) -> Floats:
     decay    = 1 / (1 + credit_decay · (P - min P)/block_size / ceil(isl/block_size))
     adjusted = max(0, raw - trust·(credit·decay·device + host_weight·host + disk_weight·disk))
     cost     = prefill_load_scale · adjusted + decode blocks with this prompt
+
+    `first-token` counts blocks that somebody is booked with as cached, and adds two terms:
+
+    own      = track ? max(0, max(isl, cached)/block_size - credited) : 0
+    cost     = prefill_load_scale · (adjusted + (delay_weight + eviction_weight · churn) · own)
+               + decode_load_scale · decode blocks with this prompt
     """
+    if not weights.is_kv_cost:
+        return _costs_of_ours(projection, weights)
     prefill, block_size = projection.prefill, projection.block_size
     isl = float(projection.isl_tokens)
     track = weights.track_prefill_tokens
@@ -84,7 +158,6 @@ def costs(projection: Projection, weights: Weights) -> Floats:
         raw: Floats = (prefill + isl) / block_size
         scale = weights.prefill_load_scale
         return raw + projection.decode if scale == 1.0 else scale * raw + projection.decode
-    device, host, disk = projection.overlap
     cached = projection.cached_tokens
     if track and projection.cached_within_isl:
         raw = (prefill + isl) / block_size  # what is cached cancels out, exactly
@@ -92,8 +165,19 @@ def costs(projection: Projection, weights: Weights) -> Floats:
         raw = (prefill + np.maximum(isl - cached, 0.0) + cached) / block_size
     else:
         raw = np.zeros_like(prefill)
+    adjusted = np.maximum(raw - _credited(projection, projection.overlap, weights), 0.0)
+    if weights.prefill_load_scale != 1.0:
+        adjusted *= weights.prefill_load_scale
+    adjusted += projection.decode
+    return adjusted
+
+
+def _credited(projection: Projection, overlap: Overlap, weights: Weights) -> Floats:
+    """Return the blocks that overlap takes off."""
+    device, host, disk = overlap
     credit: Floats | float = weights.overlap_score_credit
-    if track and weights.overlap_score_credit_decay > 0.0:
+    if weights.track_prefill_tokens and weights.overlap_score_credit_decay > 0.0:
+        block_size, prefill = projection.block_size, projection.prefill
         excess = (prefill - prefill.min()) / block_size
         blocks = -(-projection.isl_tokens // block_size)
         credit = credit * (1.0 / (1.0 + weights.overlap_score_credit_decay * excess / blocks))
@@ -104,11 +188,31 @@ def costs(projection: Projection, weights: Weights) -> Floats:
         )
     if projection.trust is not None:
         credited = credited * projection.trust
-    adjusted = np.maximum(raw - credited, 0.0)
-    if weights.prefill_load_scale != 1.0:
-        adjusted *= weights.prefill_load_scale
-    adjusted += projection.decode
-    return adjusted
+    taken: Floats = credited
+    return taken
+
+
+def _costs_of_ours(projection: Projection, weights: Weights) -> Floats:
+    """Do what `costs` says of `first-token`, in the order of the kernel."""
+    prefill, block_size = projection.prefill, projection.block_size
+    track = weights.track_prefill_tokens
+    tokens = np.maximum(projection.cached_tokens, float(projection.isl_tokens))
+    raw = (prefill + tokens) / block_size if track else np.zeros_like(prefill)
+    own = tokens / block_size if track else raw
+    held: Floats | float = 0.0
+    if projection.overlap is not None:
+        device, host, disk = projection.overlap
+        held = device + host + disk if projection.has_lower_tiers else device
+        credited = _credited(projection, projection.overlap, weights)
+        raw, own = raw - credited, own - credited
+    if weights.expects_booked and projection.booked is not None:
+        expected = np.maximum(projection.booked - held, 0.0)
+        raw, own = raw - expected, own - expected
+    raw, own = np.maximum(raw, 0.0), np.maximum(own, 0.0)
+    more = (weights.delay_weight + weights.eviction_weight * projection.churn) * own
+    priced: Floats = weights.prefill_load_scale * (raw + more)
+    priced += weights.decode_load_scale * projection.decode
+    return priced
 
 
 def prefer(

@@ -43,6 +43,7 @@ from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
 from select_service.core.selecting import Selecting
+from select_service.core.sessions import Sessions
 from select_service.core.shadow import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
@@ -173,6 +174,7 @@ class SelectionCore:
             *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
+        self.sessions = placing.sessions = Sessions(self.limits)
         self.shadowing = Shadowing(config, self.partitions, stopwatch)
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
         self.selecting = kind_of_selecting(
@@ -301,6 +303,7 @@ class SelectionCore:
         limits = self.limits
         more = self.registry.sweep(limits.swept_nodes_per_turn_max) > 0
         more |= self.desk.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
+        more |= self.sessions.forget(now, limits.expired_per_turn_max)
         self.registry.weigh(limits.sources_weighed_per_turn_max)
         more |= self.recovered.age(now, limits.dropped_per_turn_max)
         may_drop, may_expire = limits.dropped_per_turn_max, limits.expired_per_turn_max

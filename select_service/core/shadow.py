@@ -267,7 +267,8 @@ class Watch:
             sides = self._compare_plainly(placement)
         else:
             sides = self._compare(placement)
-        sighting = Sighting(self._weights, *sides)
+        weights = self._ticket.partition.at_present(self._weights)
+        sighting = Sighting(weights, *sides)
         self._shadow.note(self._ticket.partition, sighting)
         self._shadow.budget.pay(began)
         return sighting

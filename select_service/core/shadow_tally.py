@@ -31,7 +31,7 @@ class Side(NamedTuple):
 class Sighting(Struct, frozen=True, gc=False):
     """One decision as both sides would make it."""
 
-    weights: Weights  # the shadow's
+    weights: Weights  # the shadow's, as they were at that moment
     live: Side
     shadow: Side
 

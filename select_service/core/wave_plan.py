@@ -215,7 +215,7 @@ class WavePlan:
     def _price(self, member: Member) -> tuple[Floats, Floats]:
         """Return what a prompt costs on each of its rows without the wave, and finds cached."""
         projection = self._partition.project(member.prompt, member.rows, member.weights)
-        prices = costs(projection, member.weights)
+        prices = costs(projection, self._partition.at_present(member.weights))
         constraints = member.request.routing_constraints
         if constraints is not UNSET and constraints.preferred_taints:
             rows = member.rows
@@ -226,7 +226,7 @@ class WavePlan:
 
     def _with_wave(self, base: Floats, rows: Rows, member: Member) -> Floats:
         weights = member.weights
-        prices: Floats = base + self._decode[rows]
+        prices: Floats = base + weights.decode_load_scale * self._decode[rows]
         if weights.track_prefill_tokens:
             size = self._partition.index.block_size
             prices += weights.prefill_load_scale / size * self._prefill[rows]

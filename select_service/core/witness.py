@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.replica_messages import ClaimRecord
     from select_service.core.reservation import Reservation
     from select_service.core.roles import Roles
+    from select_service.core.scoring import Weights
     from select_service.core.tape.notes import Note
     from select_service.core.wave_plan import Member, Seat
     from select_service.types import Answer, CacheHit
@@ -217,9 +218,10 @@ class _Decisions(Decisions):
         now: float,
         odds: Odds | None = None,
         cache_hit: CacheHit | None = None,
+        weights: Weights | None = None,
     ) -> Record | None:
         self.witness.decision(ticket, seen, rows, slot, now, odds)
-        return super().keep(ticket, seen, rows, slot, now, odds, cache_hit)
+        return super().keep(ticket, seen, rows, slot, now, odds, cache_hit, weights)
 
 
 class _Desk(Desk):

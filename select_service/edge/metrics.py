@@ -290,6 +290,21 @@ class _Service(Collector):
             family = _counter(name, what)
             family.add_metric((), count)
             yield family
+        sessions = self._service.core.sessions
+        gauge = _gauge("sessions", "Sessions whose next request goes where the last one went.")
+        gauge.add_metric((), len(sessions))
+        yield gauge
+        for name, what, count in (
+            ("sessions_expired", "Sessions silent for too long.", sessions.counters.expired),
+            ("sessions_evicted", "Forgotten for later ones.", sessions.counters.evicted),
+        ):
+            family = _counter(name, what)
+            family.add_metric((), count)
+            yield family
+        family = _counter("session_requests", "Requests with a session, by outcome.", ("outcome",))
+        for outcome in ("begun", "kept", "moved_busy", "moved_ineligible", "released"):
+            family.add_metric([outcome], getattr(sessions.counters, outcome))
+        yield family
         waited = _counter("selections_queued", "Selections that had to wait for capacity.")
         waited.add_metric((), counters.selections_waited)
         yield waited

@@ -64,6 +64,9 @@ def add_options(parser: ArgumentParser) -> None:
         help="of `ours`, e.g. overlap_score_credit",
     )
     service.add_argument("--admission", metavar="JSON", help="who is let in, by `ours`")
+    service.add_argument(
+        "--session-ttl", type=float, metavar="S", help="sessions keep their worker, in `ours` (0)"
+    )
     service.add_argument("--replicas", type=int, help="of the service (1)")
     service.add_argument("--sync-delay", type=float, metavar="S", help="between them (0.005)")
     service.add_argument("--event-lag", type=float, metavar="S", help="of KV events (0.01)")
@@ -91,6 +94,7 @@ def settings_of(args: Namespace) -> RunSettings:
         "workers": args.workers,
         "prefill_workers": args.prefill_workers,
         "block_size": args.block_size,
+        "session_ttl_s": args.session_ttl,
         "replicas": args.replicas,
         "sync_delay_s": args.sync_delay,
         "event_lag_s": args.event_lag,

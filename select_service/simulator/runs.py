@@ -54,7 +54,8 @@ _SIMPLE: Final = {
 OURS: Final = "ours"
 PEER: Final = "kv-cost"
 POLICIES: Final = (OURS, PEER, *_SIMPLE)
-"""`ours`: the core with the settings given; `kv-cost`: the same with the peer's defaults."""
+"""`ours`: the core with the settings given, `first-token` unless they say otherwise; `kv-cost`: the
+same with the peer's formula and defaults."""
 
 STRIDE_S: Final = 10.0
 """Simulated seconds between two words about how far it is."""
@@ -138,8 +139,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_size: int = 512
     trace: Trace | None = None
     workloads: list[WorkloadSettings] = []
-    weights: RouterConfig = RouterConfig()
+    weights: RouterConfig = RouterConfig(policy="first-token")
     admission: AdmissionSettings | None = None
+    session_ttl_s: float = 0.0  # of `ours`; 0: sessions have no worker of their own
     replicas: int = 1
     sync_delay_s: float = 0.005
     event_lag_s: float = 0.01
@@ -164,6 +166,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("sync_delay_s", "event_lag_s", "load_lag_s", "transfer_token_s", "detect_s"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} must be at least 0")
+        if not self.session_ttl_s >= 0.0:
+            raise ValueError("session_ttl_s must be at least 0")
         if self.trace is not None:
             self.trace.check()
         for one in self.workloads:
@@ -248,6 +252,7 @@ def router(settings: RunSettings) -> Router:
             settings.admission,
             replicas=settings.replicas,
             sync_delay_s=settings.sync_delay_s,
+            session_ttl_s=settings.session_ttl_s,
         )
     return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])
 

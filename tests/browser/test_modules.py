@@ -100,6 +100,11 @@ def test_the_parts_of_a_cost_add_up(run: Callable[..., Any]) -> None:
     parts = run("decisions.js", "return m.parts(...arg);", [one, weights])
     assert parts["prefill"] + parts["decode"] == pytest.approx((1.5 * 6 + 3) * 0.75)
     assert parts["credit"] == pytest.approx(1.5 * 2 * 0.75)
+    one |= {"delay_cost": 4.0, "eviction_cost": 2.0}
+    weights["decode_load_scale"] = 0.125
+    parts = run("decisions.js", "return m.parts(...arg);", [one, weights])
+    whole = (1.5 * (6 + 4 + 2) + 0.125 * 3) * 0.75
+    assert sum(parts.values()) - parts["credit"] == pytest.approx(whole)
     assert run("decisions.js", "return m.parts(arg, {});", {"cost": None}) is None
 
 

@@ -26,6 +26,7 @@ FUNCTIONS = frozenset(
             "increase",
             "time",
             "vector",
+            "scalar",
         ),
         *("histogram_quantile", "min_over_time", "max_over_time", "absent", "label_values"),
     )

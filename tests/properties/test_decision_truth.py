@@ -70,11 +70,38 @@ def priced(told: dict[str, Any], one: dict[str, Any], least: float) -> float:
             credit = credit * (1.0 / (1.0 + decay * excess / -(-isl // size)))
     credited = (credit * tiers[0] + host * tiers[1] + disk * tiers[2]) * one["trust"]
     decode = one["decode_blocks"] + prompt["blocks"] - one["shared_blocks"]
-    cost: float = weights["prefill_load_scale"] * max(0.0, raw - credited) + decode
+    if weights["decode_load_scale"] == 1.0:
+        cost = weights["prefill_load_scale"] * max(0.0, raw - credited) + decode
+        assert one["delay_cost"] == one["eviction_cost"] == one["expected_blocks"] == 0
+    else:
+        cost = ours(told, one, raw, credited)
     factor = one["taint_factor"]
     assert one["prefill_cost"] == raw
     assert one["decode_cost"] == decode
     whole: float = cost if factor is None else cost * factor
+    return whole
+
+
+def ours(told: dict[str, Any], one: dict[str, Any], raw: float, credited: float) -> float:
+    """The same by first-token."""
+    weights, prompt = told["weights"], told["prompt"]
+    size = prompt["block_size"]
+    held = one["device_blocks"] + one["host_blocks"] + one["disk_blocks"]
+    assert weights["expects_booked"]
+    assert one["expected_blocks"] == max(0, one["shared_blocks"] - held)
+    own = 0.0
+    if weights["track_prefill_tokens"]:
+        own = max(prompt["isl_tokens"], one["cached_tokens"]) / size
+    own = max(0.0, own - credited - one["expected_blocks"])
+    left = max(0.0, raw - credited - one["expected_blocks"])
+    eviction = weights["eviction_weight"] * one["churn_tokens"]
+    assert one["delay_cost"] == weights["delay_weight"] * own
+    assert one["eviction_cost"] == eviction * own
+    more = (weights["delay_weight"] + eviction) * own
+    prefill: float = weights["prefill_load_scale"] * (left + more)
+    decode = one["decode_blocks"] + prompt["blocks"] - one["shared_blocks"]
+    assert weights["decode_load_scale"] == 0.125
+    whole: float = prefill + weights["decode_load_scale"] * decode
     return whole
 
 
@@ -96,8 +123,12 @@ def check(told: dict[str, Any]) -> None:
             assert one["cost"] is None
             continue
         assert one["cost"] == priced(told, one, least)
-        terms = scale * (one["prefill_cost"] - one["credit"]) + one["decode_cost"]
-        assert one["cost"] == terms * (one["taint_factor"] or 1.0)
+        prefill = one["prefill_cost"] - one["credit"] + one["delay_cost"] + one["eviction_cost"]
+        terms = scale * prefill + told["weights"]["decode_load_scale"] * one["decode_cost"]
+        terms *= one["taint_factor"] or 1.0
+        if told["weights"]["decode_load_scale"] != 1.0:  # another order of the same sum
+            terms = pytest.approx(terms, rel=1e-9)
+        assert one["cost"] == terms
         assert one["credit"] >= 0.0
     chosen = told["chosen"]
     if chosen is None:
@@ -140,6 +171,7 @@ class Fleet:
         self.draw = draw = random.Random(seed)
         maybe = draw.random
         config = RouterConfig(
+            policy="first-token" if seed % 3 == 0 else "kv-cost",
             use_kv_events=False,
             temperature=draw.choice([0.0, 0.0, 0.0, 0.7]),
             overlap_score_credit=draw.choice([1.0, 1.0, 0.3]),

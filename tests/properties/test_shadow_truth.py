@@ -28,7 +28,7 @@ EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", pla
 
 
 def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) -> float:
-    """The cost of a rank by contract 3.2, with these weights."""
+    """The cost of a rank by contract 3.2, or first-token, with these weights."""
     size, isl = told["prompt"]["block_size"], told["prompt"]["isl_tokens"]
     device, host, disk = one["device_blocks"], one["host_blocks"], one["disk_blocks"]
     per_host, per_disk = weights["host_cache_hit_weight"], weights["disk_cache_hit_weight"]
@@ -43,7 +43,15 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
             credit *= 1.0 / (1.0 + weights["overlap_score_credit_decay"] * excess / blocks)
     credited = (credit * device + per_host * host + per_disk * disk) * one["trust"]
     decode = one["decode_blocks"] + told["prompt"]["blocks"] - one["shared_blocks"]
-    cost = weights["prefill_load_scale"] * max(0.0, raw - credited) + decode
+    own = more = 0.0
+    if weights["expects_booked"]:
+        credited += max(0, one["shared_blocks"] - device - host - disk)
+    if weights["track_prefill_tokens"]:
+        own = max(0.0, max(isl, cached) / size - credited)
+    if weights["delay_weight"] or weights["eviction_weight"]:
+        more = (weights["delay_weight"] + weights["eviction_weight"] * one["churn_tokens"]) * own
+    cost = weights["prefill_load_scale"] * (max(0.0, raw - credited) + more)
+    cost += weights["decode_load_scale"] * decode
     return float(cost * (1.0 if one["taint_factor"] is None else one["taint_factor"]))
 
 

@@ -62,6 +62,7 @@ class CoreSettings:
     trust: TrustSettings | None = None
     replicas: int = 1
     sync_delay_s: float = 0.005
+    session_ttl_s: float = 0.0  # 0: a session has no worker of its own
     decision_ring: int = 0  # records of decisions cost time, and nobody asks for them here
 
 
@@ -76,7 +77,11 @@ class _Replica:
             self.registry,
             settings.config,
             rng,
-            limits=CoreLimits(reservation_ttl_s=0.0, decision_ring=settings.decision_ring),
+            limits=CoreLimits(
+                reservation_ttl_s=0.0,
+                decision_ring=settings.decision_ring,
+                session_ttl_s=settings.session_ttl_s,
+            ),
             router_id=self.router_id,
             admission=settings.admission,
             trust=settings.trust,
@@ -155,6 +160,7 @@ class CoreRouter:
             slo_class=request.slo_class or None,
             slo_ttft_ms=None if request.slo_ttft_s is None else request.slo_ttft_s * 1e3,
             fairness_id=request.tenant or None,
+            session_id=request.session or None,
         )
         try:
             answer, effects = replica.core.select_and_reserve(asked, now)

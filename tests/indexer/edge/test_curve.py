@@ -107,8 +107,10 @@ def test_who_hangs_up_is_told_from_who_is_not_there(
             await until(lambda: bool(news() or (plain.is_refused and wrong.is_refused)))
             await until(lambda: not news() and plain.is_refused and wrong.is_refused)
             assert not gone.is_refused
-            assert sockets.handshakes_failed["protocol"] >= 1
-            assert sockets.handshakes_failed["silent"] >= 1
+            # who does not encrypt reads either what is spoken there, or that it is hung up
+            failed = sockets.handshakes_failed
+            assert failed["silent"] >= 1
+            assert failed["silent"] + failed["protocol"] >= 2
             assert sockets.handshakes_failed["key"] == 0
             engine.close()
             await until(lambda: bool(news() or not wrong.is_refused))

@@ -83,9 +83,12 @@ def test_they_have_the_names_of_settings_and_overrides() -> None:
     """Whatever decides has a name here, and what has no effect anywhere has none."""
     weights = ShadowWeights.__struct_fields__
     assert set(weights) == set(weights_in_force(RouterConfig(), None)._fields)
-    for name in weights:
+    switches = {"track_prefill_tokens", "expects_booked"}
+    for weight in weights:
+        name = weight.replace("delay_weight", "delay_scale")
+        name = name.replace("eviction_weight", "eviction_scale")
         assert hasattr(RouterConfig(), name)
-        read_shadow_weights({name: True if name == "track_prefill_tokens" else 1.0})
+        read_shadow_weights({name: True if name in switches else 1.0})
     idle = {"assume_kv_reuse", "shared_cache_multiplier"}
     for name in set(RouterConfigOverride.__struct_fields__) - idle:
         read_shadow_weights({name: True if name == "track_prefill_tokens" else 1.0})

@@ -52,6 +52,8 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     track=st.booleans(),
     seed=st.integers(0, 3),
     trust=st.none() | st.lists(factors, min_size=ROWS, max_size=ROWS),
+    churn=columns,
+    ours=st.none() | st.tuples(weights, weights, st.floats(0.0, 1.0), st.booleans()),
 )
 def test_like_the_columns(
     twin: ModuleType,
@@ -69,11 +71,14 @@ def test_like_the_columns(
     track: bool,
     seed: int,
     trust: list[float] | None,
+    churn: list[int],
+    ours: tuple[float, float, float, bool] | None,
 ) -> None:
-    prefill, decode = prefill * repeats, decode * repeats
+    prefill, decode, churn = prefill * repeats, decode * repeats, churn * repeats
     device, shared = device * repeats, shared * repeats
     rows += ROWS * (repeats - 1)
     booked, held = np.array(prefill, dtype=np.float64), np.array(decode, dtype=np.float64)
+    lately = np.array(churn, dtype=np.float64)
     which = np.arange(rows)
     if chosen_ones is not None:  # some of them, in any order
         which = np.array([one + ROWS * part for part in range(repeats) for one in chosen_ones])
@@ -88,13 +93,17 @@ def test_like_the_columns(
     projection = Projection(
         *(booked[which], after, overlap, overlap, cached, False, isl, block_size),
         trust=None if believed is None or overlap is None else believed[which],
+        booked=np.array(shared, dtype=np.float64)[which] if any(shared) else None,
+        churn=lately[which],
     )
-    chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track)
+    chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track, *(ours or ()))
+    if ours is not None and chosen.is_kv_cost:
+        ours = None
     prices = costs(projection, chosen)
-    pricer = twin.Pricer(booked, held)
+    pricer = twin.Pricer(booked, held, lately)
     row, price, left = pricer.cheapest(
         *(rows if chosen_ones is None else which, isl, block_size, 6, scale, credit, track),
-        *(groups(device), groups(shared), random.Random(seed).random, believed),
+        *(groups(device), groups(shared), random.Random(seed).random, believed, ours),
     )
     at = pick(prices, 0.0, random.Random(seed))
     assert row == which[at]
@@ -106,7 +115,7 @@ def test_like_the_columns(
 
 @EITHER
 def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
-    pricer = twin.Pricer(np.zeros(4), np.zeros(4))
+    pricer = twin.Pricer(*np.zeros((3, 4)))
     rest = (1, 1, 0, 1.0, 1.0, True)
     for rows in (0, 5, -1):
         with pytest.raises(ValueError, match="rows"):
@@ -123,7 +132,9 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
     with pytest.raises(ValueError, match="rows"):
         pricer.cheapest(4, *rest, [(1, np.array([0]))], None, random.random, np.ones(3))
     with pytest.raises(ValueError, match="length"):
-        twin.Pricer(np.zeros(4), np.zeros(3))
+        twin.Pricer(np.zeros(4), np.zeros(3), np.zeros(4))
+    with pytest.raises(ValueError, match="length"):
+        twin.Pricer(np.zeros(4), np.zeros(4), np.zeros(3))
 
 
 @EITHER
@@ -134,7 +145,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
         held = np.array([float(rng.randrange(50)) for _ in range(ROWS)])
         device = groups([rng.randrange(9) for _ in range(ROWS)])
         question = (ROWS, rng.randrange(1, 300), 16, 7, 1.0, 1.0, True, device, None)
-        pricer = twin.Pricer(booked, held)
+        pricer = twin.Pricer(booked, held, held)
         drawn = [
             pricer.cheapest(*question, random.Random(1).random, *more)
             for more in ((), (None,), (np.ones(ROWS),))
@@ -144,7 +155,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
 
 @EITHER
 def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
-    pricer = twin.Pricer(np.zeros(3), np.zeros(3))
+    pricer = twin.Pricer(*np.zeros((3, 3)))
     drawn = pricer.cheapest(3, 1, 1, 0, 1.0, 1.0, True, None, None, lambda: 1.0 - 2**-53)
     assert drawn[0] == 2
 
@@ -187,9 +198,10 @@ def test_columns_of_one_length(twin: ModuleType) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_columns_are_copied_as_they_are_now(twin: ModuleType, rows: int) -> None:
     prefill, decode = np.arange(rows, dtype=np.float64), np.full(rows, 0.5)
-    pricer = twin.Pricer(prefill, decode)
+    churn = np.full(rows, 7.0)
+    pricer = twin.Pricer(prefill, decode, churn)
     before = pricer.packed()
-    assert before == prefill.tobytes() + decode.tobytes()
+    assert before == prefill.tobytes() + decode.tobytes() + churn.tobytes()
     prefill += 1.0
-    assert pricer.packed() == prefill.tobytes() + decode.tobytes()
+    assert pricer.packed() == prefill.tobytes() + decode.tobytes() + churn.tobytes()
     assert rows == 0 or before != pricer.packed()

@@ -52,7 +52,7 @@ def trace_file(folder: Path, count: int = 150) -> Path:
 def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "out.json", tmp_path / "report.html"
     options = ["--workload", CHAT, "--workers", "3", "--block-size", "64", "--seeds", "2"]
-    files = ["--out", str(out), "--report", str(report)]
+    files = ["--out", str(out), "--report", str(report), "--weights", "policy=kv-cost"]
     assert main(["run", "--policy", "all", *options, *files]) == 0
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table[1:]] == list(POLICIES)
@@ -62,7 +62,7 @@ def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
     assert all(one["ok"] == one["requests"] == 150 for one in result["runs"])
     ours, peer = result["runs"][0], result["runs"][2]
-    assert {**ours, "policy": ""} == {**peer, "policy": ""}, "by default they are one"
+    assert {**ours, "policy": ""} == {**peer, "policy": ""}, "by its weights they are one"
     check_page(report.read_text())
 
 

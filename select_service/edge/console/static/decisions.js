@@ -16,16 +16,24 @@ const REASONS = {
   cache_hit: "holds too little of the prompt",
   not_schedulable: "not schedulable",
   refused: "the request was refused before",
+  session: "its session is on another",
 };
 const SHOWN = 40;
 
 // The parts of a candidate's cost, in blocks; they add up to its cost, as the formula has them:
-// (prefill_load_scale · (prefill_cost − credit) + decode_cost) · taint_factor.
+// (prefill_load_scale · (prefill_cost − credit + delay_cost + eviction_cost)
+//  + decode_load_scale · decode_cost) · taint_factor.
 export function parts(one, weights) {
   if (one.cost === null || one.cost === undefined) return null;
   const taint = one.taint_factor ?? 1;
   const scale = (weights.prefill_load_scale ?? 1) * taint;
-  return { prefill: scale * (one.prefill_cost - one.credit), decode: one.decode_cost * taint, credit: scale * one.credit };
+  return {
+    prefill: scale * (one.prefill_cost - one.credit),
+    delay: scale * (one.delay_cost ?? 0),
+    eviction: scale * (one.eviction_cost ?? 0),
+    decode: (weights.decode_load_scale ?? 1) * one.decode_cost * taint,
+    credit: scale * one.credit,
+  };
 }
 
 const nameOf = (one) => `${one.worker_id} · ${one.dp_rank}`;
@@ -148,7 +156,7 @@ export class Decisions {
     const priced = all.filter((other) => !other.excluded && other.cost !== null);
     const barred = all.filter((other) => other.excluded || other.cost === null);
     priced.sort((a, b) => Number(isChosen(b)) - Number(isChosen(a)) || a.cost - b.cost);
-    const most = Math.max(1e-9, ...priced.map((other) => { const p = parts(other, one.weights); return p.prefill + p.decode + p.credit; }));
+    const most = Math.max(1e-9, ...priced.map((other) => { const p = parts(other, one.weights); return p.prefill + p.delay + p.eviction + p.decode + p.credit; }));
     const lines = [...priced.map((other) => this.candidate(other, one, most, isChosen(other))), ...barred.map((other) => this.barred(other))];
     const body = h("ol", { class: "candidates", id: "candidates" }, lines.slice(0, SHOWN));
     const rest = lines.slice(SHOWN);
@@ -156,7 +164,7 @@ export class Decisions {
     const key = (tone, text) => h("span", { class: "key" }, h("i", { "data-tone": tone, "aria-hidden": "true" }), text);
     return panel(
       `Candidates (${priced.length} of ${plural(all.length, "rank")})`,
-      h("p", { class: "legend" }, key("decode", "decode blocks"), key("prefill", "prefill to compute"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
+      h("p", { class: "legend" }, key("decode", "decode blocks"), key("prefill", "prefill to compute"), key("delay", "delay of others"), key("eviction", "evicted from the cache"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
       all.length ? body : emptiness("No candidates", "Nobody was looked at.", "no-candidates"),
       more,
     );
@@ -173,7 +181,7 @@ export class Decisions {
       "li",
       { class: "candidate", "data-rank": `${other.worker_id}/${other.dp_rank}`, "data-chosen": isChosen ? "true" : null },
       h("span", { class: "who mono", title: other.endpoint }, nameOf(other), isChosen && h("span", { class: "winner" }, " chosen")),
-      h("span", { class: "stack", role: "img", "aria-label": `prefill ${decimal(p.prefill, 2)}, decode ${decimal(p.decode, 2)}, spared ${decimal(p.credit, 2)}` }, piece("decode", p.decode), piece("prefill", p.prefill), piece("credit", p.credit)),
+      h("span", { class: "stack", role: "img", "aria-label": `prefill ${decimal(p.prefill, 2)}, delay of others ${decimal(p.delay, 2)}, eviction ${decimal(p.eviction, 2)}, decode ${decimal(p.decode, 2)}, spared ${decimal(p.credit, 2)}` }, piece("decode", p.decode), piece("prefill", p.prefill), piece("delay", p.delay), piece("eviction", p.eviction), piece("credit", p.credit)),
       h("b", { class: "num cost" }, decimal(other.cost, 2)),
       h("span", { class: "why muted" }, `${count(held)} of ${count(total)} blocks cached${other.host_blocks || other.disk_blocks ? ` (${count(other.host_blocks)} host, ${count(other.disk_blocks)} disk)` : ""} · ${count(other.prefill_tokens)} tokens and ${count(other.decode_blocks)} blocks before · `, doubts.length ? h("span", { class: "doubt" }, doubts.join(", ")) : (lag ?? "no events"), other.taint_factor !== null && other.taint_factor !== undefined ? ` · taints × ${decimal(other.taint_factor, 3)}` : ""),
     );

@@ -1,0 +1,242 @@
+"""`first-token` against `kv-cost`, whole and without each of its terms: `python -m bench.policy`.
+
+The recorded trace (`--trace`) around capacity, and held-out workloads: synthetic ones that nothing
+was tuned on. Every run that has ended is a line of `OUT.runs.jsonl`; started again with the same
+`--out`, it goes on from there. Leaves `OUT` (means and halves of 95 % intervals) and a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from bench.provenance import provenance
+from bench.simulator.__main__ import picture_of
+from select_service.simulator.comparison import METRICS, as_text, estimates
+from select_service.simulator.core.measures import Measures
+from select_service.simulator.core.workloads import WorkloadSettings
+from select_service.simulator.runs import Engine, RunSettings, Trace, at_load, capacity_of, run
+from select_service.types import RouterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from select_service.simulator.statistics import Estimate
+
+FIRST_TOKEN: Final = RouterConfig(policy="first-token")
+POLICIES: Final[dict[str, RouterConfig | None]] = {
+    "kv-cost": RouterConfig(),
+    "first-token": FIRST_TOKEN,
+    "prefix-affinity": None,
+}
+WITHOUT: Final = {
+    "- decode scale": replace(FIRST_TOKEN, decode_load_scale=1.0),
+    "- delay of others": replace(FIRST_TOKEN, delay_scale=0.0),
+    "- eviction": replace(FIRST_TOKEN, eviction_scale=0.0),
+    "- expected blocks": replace(FIRST_TOKEN, expects_booked=False),
+}
+FLEETS: Final = (8, 16, 64)
+LOADS: Final = (0.5, 0.8, 1.0, 1.2, 1.5)
+SHOWN: Final = ("ttft_mean", "ttft_p90", "itl_p90", "e2e_mean", "hit_share", "load_cov")
+PLOTTED: Final = (("ttft_p90", True), ("itl_p90", False), ("hit_share", False))
+
+
+def held_out() -> dict[str, RunSettings]:
+    """Workloads that no weight was chosen on, each near what its fleet can do."""
+    one = partial(WorkloadSettings, requests=3_000)
+
+    def on(*workloads: WorkloadSettings) -> RunSettings:
+        return RunSettings(block_size=64, workloads=list(workloads))
+
+    chat, agents = one(kind="chat", rate=8.0), one(kind="agents", rate=2.0)
+    shared = one(kind="shared-prompts", rate=60.0)
+    bursts = one(kind="shared-prompts", rate=40.0, arrivals="bursts")
+    tenants = (
+        one(kind="chat", rate=5.0, tenant="a", requests=1_500),
+        one(kind="agents", rate=1.0, tenant="b", requests=1_500),
+    )
+    return {
+        "chat": on(chat),
+        "chat, 3x": on(replace(chat, rate=24.0)),
+        "agents": on(agents),
+        "agents, half": on(replace(agents, rate=1.0)),
+        "shared prompts": on(shared),
+        "shared prompts, half": on(replace(shared, rate=30.0)),
+        "rl groups": on(one(kind="rl")),
+        "bursts": on(bursts),
+        "tenants": on(*tenants),
+        "diurnal agents": on(replace(agents, diurnal_period_s=300.0)),
+        "closed loop": on(one(kind="agents", arrivals="closed", users=48)),
+        "agents, events 1 s late": replace(on(agents), event_lag_s=1.0),
+        "agents, 4 replicas 50 ms apart": replace(on(agents), replicas=4, sync_delay_s=0.05),
+        "bursts, 4 replicas 50 ms apart": replace(on(bursts), replicas=4, sync_delay_s=0.05),
+        "ample cache": replace(on(agents), engine=Engine(kv_tokens=4_000_000)),
+    }
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: where it belongs in the tables, and its settings."""
+
+    scene: str
+    load: float  # 0: of a held-out workload
+    workers: int
+    policy: str
+    settings: RunSettings
+
+    @property
+    def key(self) -> str:
+        """What names it among those that have ended."""
+        return f"{self.scene}|{self.load}|{self.policy}|{self.settings.seed}"
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the file that lets one go on."""
+
+    key: str
+    measures: Measures
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy in one scene, over all seeds."""
+
+    scene: str
+    load: float
+    workers: int
+    policy: str
+    metrics: dict[str, Estimate]
+
+
+def done(task: Task) -> Done:
+    return Done(key=task.key, measures=run(task.settings))
+
+
+def variants(settings: RunSettings, *, ablations: bool) -> Iterator[tuple[str, RunSettings]]:
+    for name, weights in (POLICIES | (WITHOUT if ablations else {})).items():
+        if weights is None:
+            yield name, replace(settings, policy=name)
+        else:
+            yield name, replace(settings, policy="ours", weights=weights)
+
+
+def tasks_of(args: argparse.Namespace, capacities: dict[int, float]) -> list[Task]:
+    scenes: list[tuple[str, float, RunSettings, bool]] = []
+    if args.trace is not None:
+        trace = Trace(path=args.trace, jitter_s=args.jitter, limit=args.limit)
+        for workers in args.workers:
+            base = RunSettings(trace=trace, workers=workers)
+            capacities[workers] = capacity_of(base)
+            for load in args.loads:
+                at = at_load(base, load, capacities[workers])
+                scenes.append((f"trace, {workers} workers", load, at, workers == args.ablate_on))
+    scenes += [(name, 0.0, one, True) for name, one in held_out().items()]
+    tasks = [
+        Task(
+            scene=scene,
+            load=load,
+            workers=settings.workers,
+            policy=policy,
+            settings=replace(varied, seed=seed),
+        )
+        for seed in range(1, args.seeds + 1)
+        for scene, load, settings, ablations in scenes
+        for policy, varied in variants(settings, ablations=ablations)
+    ]
+    return [
+        one
+        for one in tasks
+        if (not args.policies or one.policy in args.policies)
+        and (not args.scenes or any(name in one.scene for name in args.scenes))
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", help="in Mooncake's format; without it only held-out workloads")
+    parser.add_argument("--jitter", type=float, default=3.0, help="the trace's clock ticks so far")
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--policies", nargs="+", help="only these")
+    parser.add_argument("--scenes", nargs="+", help="only those with such a word in their name")
+    parser.add_argument("--ablate-on", type=int, default=16, help="this fleet, term by term")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("build/bench-policy.json"))
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    kept = args.out.with_suffix(".runs.jsonl")
+    found: dict[str, Measures] = {}
+    if kept.exists():
+        for line in kept.read_bytes().splitlines():
+            one = msgspec.json.decode(line, type=Done)
+            found[one.key] = one.measures
+    capacities: dict[int, float] = {}
+    tasks = tasks_of(args, capacities)
+    left = [task for task in tasks if task.key not in found]
+    print(f"{len(tasks)} runs, {len(left)} to do", flush=True)
+    begun = time.monotonic()
+    with ProcessPoolExecutor(args.jobs) as pool, kept.open("ab") as runs:
+        futures = [pool.submit(done, task) for task in left]
+        for number, future in enumerate(as_completed(futures), 1):
+            one = future.result()
+            found[one.key] = one.measures
+            runs.write(msgspec.json.encode(one) + b"\n")
+            runs.flush()
+            if not number % 10 or number == len(left):
+                each = (time.monotonic() - begun) / number
+                print(f"{number}/{len(left)}, {each * (len(left) - number):.0f} s left", flush=True)
+                write(args, capacities, cells_of(tasks, found))
+    cells = cells_of(tasks, found)
+    write(args, capacities, cells)
+    print(told(cells))
+
+
+def cells_of(tasks: Sequence[Task], found: dict[str, Measures]) -> list[Cell]:
+    groups: dict[tuple[str, float, int, str], list[Measures]] = {}
+    for task in tasks:
+        if task.key in found:
+            place = task.scene, task.load, task.workers, task.policy
+            groups.setdefault(place, []).append(found[task.key])
+    return [
+        Cell(scene=scene, load=load, workers=workers, policy=policy, metrics=estimates(group))
+        for (scene, load, workers, policy), group in sorted(groups.items(), key=lambda one: one[0])
+    ]
+
+
+def write(args: argparse.Namespace, capacities: dict[int, float], cells: list[Cell]) -> None:
+    result = {
+        "what": "first-token against kv-cost, with and without each of its terms, simulated",
+        "provenance": provenance(),
+        "trace": None if args.trace is None else Path(args.trace).name,
+        "limit": args.limit,
+        "seeds": args.seeds,
+        "capacity_requests_per_s": capacities,
+        "weights": {name: one for name, one in (POLICIES | WITHOUT).items() if one is not None},
+        "cells": cells,
+    }
+    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    plotted = [one for one in cells if one.load and one.policy in POLICIES]
+    if plotted:
+        args.out.with_suffix(".svg").write_text(picture_of(plotted, PLOTTED), encoding="utf-8")
+
+
+def told(cells: Sequence[Cell]) -> str:
+    head = ["scene", "load", "policy", *(METRICS[name][0] for name in SHOWN)]
+    rows = [
+        [one.scene, f"{one.load:g}" if one.load else "", one.policy]
+        + [one.metrics[name].text(METRICS[name][3], METRICS[name][2]) for name in SHOWN]
+        for one in cells
+    ]
+    return as_text(head, rows)
+
+
+if __name__ == "__main__":
+    main()
