@@ -183,7 +183,7 @@ def test_read_in_pieces_is_read_in_one_go(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=share_of(20_000))
+@settings(max_examples=share_of(6_000))
 @given(*WAYS)
 def test_read_in_pieces_is_read_in_one_go_for_long(
     payload: bytes, form: str, values: int, bigram: bool
