@@ -168,7 +168,8 @@ static int kv_skip_head(kv_reader *r, size_t *inner) {
     if (r->at >= r->end) return 0;
     if (kv_int(r, &value, &negative) || kv_text(r, &text, &count)) return 1;
     uint8_t c = *r->at;
-    if (kv_array(r, inner)) return 1;
+    int is_array = (c & 0xf0) == 0x90 || c == 0xdc || c == 0xdd;
+    if (is_array) return kv_array(r, inner); /* a lying length is no reason to look further */
     if (kv_map(r, inner)) { *inner *= 2; return 1; }
     switch (c) {
     case 0xc0: case 0xc2: case 0xc3: more = 1; break;
@@ -200,6 +201,38 @@ static int kv_skip(kv_reader *r, kv_batch *b, size_t *fuel) {
         b->nested[++b->depth] = inner;
     }
     return 1;
+}
+
+/* An extension, of which nobody knows anything. */
+static int kv_skip_extension(kv_reader *r) {
+    if (r->at >= r->end) return 0;
+    uint8_t c = *r->at;
+    uint64_t size;
+    if (c >= 0xd4 && c <= 0xd8) size = 2 + ((uint64_t)1 << (c - 0xd4));
+    else if (c >= 0xc7 && c <= 0xc9) {
+        int bytes = 1 << (c - 0xc7);
+        if (!kv_has(r, 1 + (uint64_t)bytes)) return 0;
+        size = 2 + bytes + kv_big_endian(r->at + 1, bytes);
+    } else return 0;
+    if (!kv_has(r, size)) return 0;
+    r->at += size;
+    return 1;
+}
+
+/* Skip values, level by level: `left` says how many are to come, `depth` is the innermost level. */
+static int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t fuel) {
+    while (*depth >= 0) {
+        if (!left[*depth]) { --*depth; continue; }
+        if (!fuel) return KV_MORE;
+        size_t inner;
+        if (!kv_skip_head(r, &inner) && !kv_skip_extension(r)) return KV_REFUSED;
+        fuel--;
+        left[*depth]--;
+        if (!inner) continue;
+        if (*depth + 1 == depth_max) return KV_REFUSED;
+        left[++*depth] = inner;
+    }
+    return KV_READ;
 }
 
 /* An engine's name of a block: a number, or a digest of which the last 8 bytes count. */

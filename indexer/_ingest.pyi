@@ -5,6 +5,7 @@ from indexer.core.stream import EventStream
 
 ABI: int
 
+def walk(payload: bytes, at: int, left: list[int], fuel: int) -> int: ...
 def decode_plain(payload: bytes, form: str) -> EventBatch | None: ...
 
 class LongBatch:

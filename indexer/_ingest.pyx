@@ -32,11 +32,12 @@ from indexer.core.events import (
 from indexer.core.hashing import BASE_SEED, namespace_seed
 from indexer.core.index import KvIndex
 from indexer.core.node import EDGE_BYTES_MAX, Coverage, Node
+from indexer.core.plain_walk import NESTING_MAX
 from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import APPLIED, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Tier
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
@@ -78,6 +79,7 @@ cdef extern from "_events.h" nogil:
     int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel)
     int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max)
     void kv_trim(kv_batch *b)
+    int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t fuel)
 
 cdef extern from *:
     """
@@ -120,6 +122,7 @@ cdef enum:
     HASH = 8  # bytes
     SLICE = 512  # SLICE_BLOCKS, checked below
     READ_AT_ONCE = 1 << 17  # READ_AT_ONCE_BYTES, likewise
+    NESTING = 1000  # NESTING_MAX, likewise
 
 cdef kv_batch scratch
 cdef bint scratch_in_use = False
@@ -132,7 +135,7 @@ cdef array.array u64_array = _array.array("Q")
 cdef object device = Tier.DEVICE
 cdef object host_pinned = Tier.HOST_PINNED
 
-if SLICE_BLOCKS != SLICE or READ_AT_ONCE_BYTES != READ_AT_ONCE or EDGE_BYTES_MAX != SLICE * HASH or u32_array.itemsize != 4:
+if SLICE_BLOCKS != SLICE or READ_AT_ONCE_BYTES != READ_AT_ONCE or NESTING_MAX != NESTING or EDGE_BYTES_MAX != SLICE * HASH or u32_array.itemsize != 4:
     raise ImportError("compiled for other limits")
 
 import sys as _sys
@@ -294,6 +297,24 @@ cdef class LongBatch:
         if e.kind == KV_REMOVED:
             return _removed(e, names)
         return _stored(e, names, memoryview(self.tokens)[e.tokens_at : e.tokens_at + e.tokens])
+
+
+def walk(bytes payload, size_t at, list left, size_t fuel):
+    """Skip values: see `core/plain_walk.py`."""
+    cdef uint64_t levels[NESTING]
+    cdef kv_reader reader
+    cdef int depth = <int>PyList_GET_SIZE(left) - 1, level, state
+    if depth >= NESTING or at > <size_t>PyBytes_GET_SIZE(payload):
+        raise ValueError(f"nothing to be skipped at byte {at}")
+    for level in range(depth + 1):
+        levels[level] = left[level]
+    reader.at = <uint8_t *>PyBytes_AS_STRING(payload) + at
+    reader.end = <uint8_t *>PyBytes_AS_STRING(payload) + PyBytes_GET_SIZE(payload)
+    state = kv_walk(&reader, levels, &depth, NESTING, fuel)
+    if state == KV_REFUSED:
+        raise ValueError("no MessagePack, or less than it says")
+    left[:] = [levels[level] for level in range(depth + 1)]
+    return reader.at - <uint8_t *>PyBytes_AS_STRING(payload)
 
 
 def decode_plain(bytes payload, str form):

@@ -11,7 +11,7 @@ import gc
 import random
 import time
 from collections import deque
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EVENTS = (64, 512, 1024, 4096, 8192, 32_768, 80_000)
 """Blocks of one event; 80,000 of them are 6 MB."""
 
+KINDS = ("plain", "adapter", "images")
 BLOCK_SIZE = 16
 RESERVATIONS = 100_000
 BLOCKS = 16
@@ -41,11 +42,16 @@ def stream() -> EventStream:
     return registry.open_stream(scope, WorkerRank(1, 0), worker_ranks=range(1), has_replay=False)
 
 
-def stored(rng: random.Random, blocks: int) -> bytes:
-    """One store as vLLM says it."""
+def stored(rng: random.Random, blocks: int, kind: str) -> bytes:
+    """One store as vLLM says it: plain, of an adapter, or with an image in every fourth block."""
     names = [rng.getrandbits(64) for _ in range(blocks)]
     tokens = [rng.randrange(150_000) for _ in range(blocks * BLOCK_SIZE)]
-    event = ["BlockStored", names, None, tokens, BLOCK_SIZE, None, "GPU", None]
+    event: list[object] = ["BlockStored", names, None, tokens, BLOCK_SIZE, None, "GPU"]
+    if kind == "adapter":
+        event += ["adapter", [["adapter"]] * blocks]
+    if kind == "images":
+        keys = [[[f"{at:064x}", 0]] if at % 4 == 0 else None for at in range(blocks)]
+        event += [None, keys]
     return msgspec.msgpack.encode([1.0, [event], 0])
 
 
@@ -64,17 +70,18 @@ def turns_of(one: EventStream, number: int, payload: bytes) -> list[float]:
 def measure_events() -> None:
     """Print the longest turns by size of the event."""
     rng, one, number = random.Random(1), stream(), 0
-    for blocks in EVENTS:
+    for kind, blocks in product(KINDS, EVENTS):
         best: list[float] = []
         size = 0
         for _ in range(ROUNDS):
-            payload = stored(rng, blocks)
+            payload = stored(rng, blocks, kind)
             turns, size = turns_of(one, number, payload), len(payload)
             number += 1
             if not best or max(turns) < max(best):
                 best = turns
         slowest = ", ".join(f"{ms:.2f}" for ms in sorted(best, reverse=True)[:SLOWEST])
-        print(f"{blocks:6} blocks {size:8} bytes {len(best):4} turns, the longest {slowest} ms")
+        told = f"{kind:8} {blocks:6} blocks {size:8} bytes {len(best):4} turns"
+        print(f"{told}, the longest {slowest} ms")
 
 
 def measure_bookings() -> None:

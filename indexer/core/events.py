@@ -13,7 +13,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from indexer.types import Tier
 
@@ -38,14 +38,16 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
 
     block_hashes: Names  # the engine's own, unsigned
     parent: int | None  # its name of the block before the first one; None: start of a sequence
-    token_ids: list[int] | list[tuple[int, int]] | array[int] | memoryview[int]
+    token_ids: Sequence[int] | Sequence[tuple[int, int]] | array[int] | memoryview[int]
     block_size: int
     tier: Tier | None  # None: a medium nobody knows, credited nowhere
     lora_name: str = ""
     has_nameless_adapter: bool = False
     cache_salt: str = ""
-    mm_hashes: list[list[int]] | None = None  # per block
-    opaque: dict[int, bytes] | None = None  # block → what else colours it and no request can name
+    mm_hashes: Sequence[list[int]] | None = None  # per block; of a long event packed
+    opaque: Mapping[int, bytes] | None = (
+        None  # block → what else colours it and no request can name
+    )
     group: int = 0
     attention: str | None = None  # kv_cache_spec_kind
     is_remote: bool = False

@@ -15,7 +15,15 @@ from indexer.types import HASH_BYTES, U64_MASK, PackedHashes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TOKEN_BYTES", "pack_tokens", "pack_u64", "unpack_i64", "unpack_u32", "unpack_u64"]
+__all__ = [
+    "TOKEN_BYTES",
+    "is_packed",
+    "pack_tokens",
+    "pack_u64",
+    "unpack_i64",
+    "unpack_u32",
+    "unpack_u64",
+]
 
 TOKEN_BYTES: Final = 4
 _I64_MIN: Final = -(1 << 63)
@@ -37,6 +45,11 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     if _SWAP:
         packed.byteswap()
     return packed.tobytes()
+
+
+def is_packed(token_ids: object) -> bool:
+    """Whether these are tokens of 32 bits in the memory's own order, which is the packed one."""
+    return isinstance(token_ids, memoryview) and token_ids.format == "I" and not _SWAP
 
 
 def pack_u64(values: Sequence[int]) -> PackedHashes:

@@ -13,10 +13,11 @@ from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockS
 from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.names import NameMap
 from indexer.core.node import Node
+from indexer.core.packing import is_packed
 from indexer.types import BASE_NAMESPACE, Namespace, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from indexer.core.events import Event, EventBatch, Names
     from indexer.core.index import KvIndex
@@ -34,6 +35,9 @@ SLICE_BLOCKS: Final = 512
 
 CHECK_COST_BLOCKS: Final = SLICE_BLOCKS // 3
 """What it costs to look at a slice of a long store before any of it is written."""
+
+COLOURED_SLICE_BLOCKS: Final = SLICE_BLOCKS // 8
+"""Blocks with media or opaque keys that are hashed at once: each takes as long as eight others."""
 
 EVENT_COST_BLOCKS: Final = 8
 """What an event costs beside its blocks, counted in blocks."""
@@ -106,7 +110,7 @@ class IndexWriter:
         if self._index.slot_of(self._rank) is None:  # the rank left between two turns
             self.drop_batch()
         while budget > 0 and self.is_busy:
-            stored = tallies.blocks_stored
+            done = tallies.blocks_stored + tallies.blocks_removed
             if self._slices is not None:
                 cost = next(self._slices, None)
                 if cost is None:
@@ -120,7 +124,7 @@ class IndexWriter:
             event = batch.events[self._next]
             self._next += 1
             self._write(event, batch.form)
-            budget -= EVENT_COST_BLOCKS + tallies.blocks_stored - stored
+            budget -= EVENT_COST_BLOCKS + tallies.blocks_stored + tallies.blocks_removed - done
         return budget
 
     def finish(self) -> None:
@@ -221,10 +225,14 @@ class IndexWriter:
                 break
             seen.file(names, _NODE)
             try:
-                local.append(self._local_hashes(event, namespace, at, at + len(names)))
+                if _is_coloured(event):
+                    hashes = yield from self._coloured_hashes(event, namespace, at, len(names))
+                else:
+                    hashes = self._local_hashes(event, namespace, at, at + len(names))
             except ValueError:  # a token beyond 32 bits
                 outcome = "malformed"
                 break
+            local.append(hashes)
             yield CHECK_COST_BLOCKS
         del seen  # frees as much as one slice may cost
         self._tallies.count_event(event.kind, form, outcome)
@@ -278,7 +286,7 @@ class IndexWriter:
             return refusal
         namespace = self._namespace(event)
         blocks = len(event.block_hashes)
-        if blocks > SLICE_BLOCKS:
+        if blocks > (COLOURED_SLICE_BLOCKS if _is_coloured(event) else SLICE_BLOCKS):
             self._slices = self._store_in_slices(event, namespace, form)
             return None
         try:
@@ -362,6 +370,17 @@ class IndexWriter:
             event.lora_name or inherited.lora_name, event.cache_salt or inherited.cache_salt
         )
 
+    def _coloured_hashes(
+        self, event: BlockStored, namespace: Namespace, start: int, blocks: int
+    ) -> Generator[int, None, PackedHashes]:
+        """Hash a slice of a long event whose blocks depend on more than tokens."""
+        hashes = []
+        for at in range(start, start + blocks, COLOURED_SLICE_BLOCKS):
+            end = min(at + COLOURED_SLICE_BLOCKS, start + blocks)
+            hashes.append(self._local_hashes(event, namespace, at, end))
+            yield SLICE_BLOCKS
+        return b"".join(hashes)
+
     def _local_hashes(
         self, event: BlockStored, namespace: Namespace, start: int, end: int
     ) -> PackedHashes:
@@ -376,12 +395,16 @@ class IndexWriter:
             tokens, size = _windows_of_pairs(tokens, size), size + 1  # type: ignore[arg-type]
         local = block_hashes(
             # packed already; pairs only ever reach eagle scopes: `wire` sees to it
-            tokens.tobytes() if isinstance(tokens, memoryview) else tokens,  # type: ignore[arg-type]
+            tokens.tobytes() if is_packed(tokens) else tokens,  # type: ignore[arg-type, union-attr]
             size,
             namespace=namespace,
             mm_hashes=mm_hashes,
         )
         return unmatchable(local, opaque) if opaque else local
+
+
+def _is_coloured(event: BlockStored) -> bool:
+    return event.mm_hashes is not None or event.opaque is not None
 
 
 def _slices_of(names: Names) -> Iterator[tuple[int, list[int]]]:

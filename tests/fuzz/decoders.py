@@ -23,6 +23,7 @@ from indexer.core import wire
 from indexer.core.dump_reader import DumpReader, ScopeOpened
 from indexer.core.events import BlockRemoved, BlockStored, EventBatch
 from indexer.core.index import KvIndex
+from indexer.core.normal import UNREADABLE
 from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.edge.recovery import read_event
 from indexer.edge.snapshot_file import BadSnapshot, SnapshotReader
@@ -199,7 +200,7 @@ def _framed(data: bytes) -> bytes:
 def recordings(data: bytes) -> None:
     """Recordings: every item read, every decision made again, or refused."""
     raw = data
-    with suppress(*wire.UNREADABLE, msgspec.MsgspecError):
+    with suppress(*UNREADABLE, msgspec.MsgspecError):
         items = msgspec.msgpack.decode(data)
         pieces = map(msgspec.msgpack.encode, items if isinstance(items, list) else [])
         raw = b"".join(LENGTH.pack(len(piece)) + piece for piece in pieces)

@@ -215,6 +215,8 @@ def test_what_engines_mostly_send_is_read(form: str) -> None:
         encode([1.0, [{"type": "BlockStored", "type2": 1}], 0]),
         encode([1.0, [removed([1], locality="REMOTE")], 0]),
         b"\x93\xcb\0\0\0\0\0\0\0\0\xdd\xff\xff\xff\xff\xc0",  # a list longer than the message
+        # a field nobody knows, the head of which lies: what follows is not its map of nothing
+        b"\x93\xcb\0\0\0\0\0\0\0\0\x91\x82\xa4type\xb0AllBlocksCleared\xa1x\xdc\xff\xff\x80\0",
         b"",
     ],
 )

@@ -17,7 +17,8 @@ from indexer.core.events import (
     BlockStored,
     Ignored,
 )
-from indexer.core.wire import MEDIA, BatchDecoder
+from indexer.core.normal import MEDIA
+from indexer.core.wire import BatchDecoder
 from indexer.types import U64_MASK, Tier
 from tests.effort import share_of
 from tests.indexer.encoding import CLEARED, encode_batch, encode_event, removed, stored

@@ -1,0 +1,367 @@
+"""One event of very many values: its long lists are decoded bit by bit, and kept packed.
+
+`pieces` finds the lists and hands over the event without them. Names and tokens become arrays,
+what colours a block `packed` lists: nothing of it takes long to make, to hold or to let go of.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+from msgspec import structs
+from msgspec.msgpack import Decoder
+
+from indexer.core.colours import Colours
+from indexer.core.dialects import ArrayRemoved, ArrayStored, EngineHash, MapRemoved, MapStored
+from indexer.core.events import JOINED_BLOCKS_MAX, BlockRemoved, BlockStored, Event
+from indexer.core.normal import REMOVALS, normal_event, unsigned
+from indexer.core.packed import PackedBytes, PackedLists, PackedPairs
+from indexer.core.plain_walk import container
+from indexer.types import U64_MASK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from indexer.core.dialects import WireEvent
+    from indexer.core.events import Names
+
+    Lists = Sequence[list[object] | None]
+    Maps = Sequence[dict[str, object] | None]
+
+__all__ = [
+    "ANYTHING",
+    "ELEMENTS_PER_STEP",
+    "LISTS",
+    "LongRemoval",
+    "Ranges",
+    "Steps",
+    "fields_of",
+    "fill",
+    "known_field",
+    "list_head",
+]
+
+T = TypeVar("T")
+BlockKey = list[object] | dict[str, object] | None
+Steps = Generator[None, None, T]
+"""Work that stops now and then, to be gone on with."""
+
+ELEMENTS_PER_STEP: Final = {
+    "block_hashes": 1.0,
+    "token_ids": 1.0,
+    "extra_keys": 1 / 16,  # a block's keys cost as much as so many tokens
+    "mm_keys": 1 / 16,
+    "block_mm_infos": 1 / 16,
+}
+"""Elements of each list that are read at once, as a share of the values of a piece."""
+
+LISTS: Final = frozenset(ELEMENTS_PER_STEP)
+"""Fields that are long where an event is."""
+
+ANYTHING: Final = frozenset({"lora_id", "lora_name"})
+"""Fields that may be a container, never a long one from an engine: read in one go."""
+
+_ARRAY_FIELDS: Final = {
+    "BlockStored": ("type", *ArrayStored.__struct_fields__),
+    "BlockRemoved": ("type", *ArrayRemoved.__struct_fields__),
+}
+_MAP_FIELDS: Final = ("type", *MapStored.__struct_fields__, *MapRemoved.__struct_fields__)
+
+_TEXT: Final = Decoder(str)
+_HASHES: Final = Decoder(list[EngineHash])
+_TOKENS: Final = Decoder(list[int])
+_PAIRS: Final = Decoder(list[tuple[int, int]])
+_KEYS: Final[dict[str, Decoder[list[BlockKey]]]] = {
+    "extra_keys": Decoder(list[list[object] | None]),
+    "mm_keys": Decoder(list[list[object] | None]),
+    "block_mm_infos": Decoder(list[dict[str, object] | None]),
+}
+
+
+def list_head(payload: bytes, at: int) -> tuple[int, int]:
+    """Length of a list, and where its first element is.
+
+    Raises:
+        ValueError: It is none.
+    """
+    count, inner, is_map = container(payload, at)
+    if is_map:
+        raise ValueError("a map where a list should be")
+    return count, inner
+
+
+def known_field(
+    payload: bytes, at: int, end: int, names: tuple[str, ...] = _MAP_FIELDS
+) -> str | None:
+    """The name at a place of a payload; empty if it is none of these, None if it is no text."""
+    code = payload[at]
+    if not (0xA0 <= code < 0xC0 or 0xD9 <= code <= 0xDB):  # noqa: PLR2004 - MessagePack's numbers
+        return None
+    head = 1 if code < 0xC0 else 1 + (1 << (code - 0xD9))  # noqa: PLR2004
+    if end - at - head > 20:  # noqa: PLR2004 - longer than any of them
+        return ""
+    name = payload[at + head : end].decode("latin-1")
+    return name if name in names else ""
+
+
+def fields_of(tag: bytes) -> tuple[str, ...]:
+    """What stands where in a positional event of this tag, as it is written."""
+    try:
+        return _ARRAY_FIELDS.get(_TEXT.decode(tag), ())
+    except ValueError:
+        return ()
+
+
+class Ranges:
+    """Where in a payload a long list is, and where it can be cut.
+
+    Attributes:
+        count: Elements it says it has.
+        is_overruled: Whether the event has another, later list of its name.
+        ends: Where its pieces end in the payload, behind where the first one begins.
+    """
+
+    __slots__ = ("_numbers", "_payload", "count", "ends", "is_overruled")
+
+    def __init__(self, payload: bytes, at: int) -> None:
+        self._payload = payload
+        self.count, first = list_head(payload, at)
+        self.is_overruled = False
+        self.ends = array("Q", [first])
+        self._numbers = array("Q", [0])  # elements before each of these
+
+    def __len__(self) -> int:
+        return self.count
+
+    def add(self, number: int, at: int, step: int, bytes_max: int) -> bool:
+        """Cut here, behind so many elements, if it is time to."""
+        is_time = (
+            number == self.count
+            or number - self._numbers[-1] >= step
+            or at - self.ends[-1] >= bytes_max
+        )
+        if is_time:
+            self._numbers.append(number)
+            self.ends.append(at)
+        return is_time
+
+    def pieces(self, decoder: Decoder[list[T]]) -> Iterator[list[T]]:
+        """Decode it piece by piece."""
+        for at in range(1, len(self.ends)):
+            number = self._numbers[at] - self._numbers[at - 1]
+            head = b"\xdd" + number.to_bytes(4, "big")
+            yield decoder.decode(head + self._payload[self.ends[at - 1] : self.ends[at]])
+
+
+class LongRemoval:
+    """Blocks that left, as one or as several events right after each other."""
+
+    __slots__ = ("_base", "_events", "_names", "wire")
+
+    def __init__(self, wire: MapRemoved | ArrayRemoved, names: array[int] | None = None) -> None:
+        self.wire = wire
+        self._base = normal_event(wire)
+        self._names = array("Q") if names is None else names
+        self._events = 0 if names is None else 1
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, event: MapRemoved | ArrayRemoved) -> None:
+        """Let a short one be part of it."""
+        self._names.extend(_packed(event.block_hashes))
+        self._events += 1
+
+    def take(self, other: LongRemoval) -> None:
+        """Let a long one be part of it."""
+        self._names.extend(other._names)
+        self._events += other._events
+
+    def event(self) -> BlockRemoved:
+        """What the index is told."""
+        assert isinstance(self._base, BlockRemoved)
+        return structs.replace(self._base, block_hashes=_as_names(self._names), events=self._events)
+
+
+def fill(
+    wire: WireEvent, lists: list[tuple[str, Ranges]], values: int, *, bigram: bool
+) -> Steps[Event | LongRemoval]:
+    """Read the long lists of an event, as far as its kind has them.
+
+    Raises:
+        ValueError: The event is malformed. Likewise TypeError, OverflowError and the like.
+    """
+    if isinstance(wire, REMOVALS):
+        names = yield from _read_last("block_hashes", lists, _read_names)
+        return LongRemoval(wire, _packed(wire.block_hashes) if names is None else names)
+    if not isinstance(wire, MapStored | ArrayStored):
+        return normal_event(wire)
+    return (yield from _fill_store(wire, lists, values, bigram=bigram))
+
+
+def _fill_store(
+    wire: MapStored | ArrayStored,
+    lists: list[tuple[str, Ranges]],
+    values: int,
+    *,
+    bigram: bool,
+) -> Steps[Event]:
+    names = yield from _read_last("block_hashes", lists, _read_names)
+    read_tokens = _read_pairs if bigram else _read_tokens
+    tokens = yield from _read_last("token_ids", lists, read_tokens)
+    blocks = len(wire.block_hashes if names is None else names)
+    keys = yield from _keys_of(wire, lists)
+    stored = normal_event(wire)
+    assert isinstance(stored, BlockStored)
+    if names is not None:
+        stored = structs.replace(stored, block_hashes=_as_names(names))
+    if tokens is not None:
+        stored = structs.replace(stored, token_ids=tokens)
+    if keys:
+        is_root = wire.parent_block_hash is None
+        stored = yield from _colour(stored, blocks, keys, is_root=is_root, values=values)
+    return stored
+
+
+def _keys_of(
+    wire: MapStored | ArrayStored, lists: list[tuple[str, Ranges]]
+) -> Steps[dict[str, Ranges | list[BlockKey]]]:
+    """Take what colours the blocks out of an event."""
+    keys: dict[str, Ranges | list[BlockKey]] = {}
+    for name, decoder in _KEYS.items():
+        short = getattr(wire, name, None)
+        long = [ranges for other, ranges in lists if other == name]
+        for ranges in long:
+            if ranges.is_overruled or ranges is not long[-1]:  # nobody's, but it must be sound
+                for _ in ranges.pieces(decoder):
+                    yield
+        if long and not long[-1].is_overruled:
+            keys[name] = long[-1]
+        elif short:
+            keys[name] = short
+        if short is not None:
+            setattr(wire, name, None)
+    return keys
+
+
+def _read_last(
+    name: str, lists: list[tuple[str, Ranges]], read: Callable[[Ranges], Steps[T]]
+) -> Steps[T | None]:
+    """Read all lists of a name; the last one counts, if it is not overruled."""
+    found = None
+    for other, ranges in lists:
+        if other == name:
+            value = yield from read(ranges)
+            if not ranges.is_overruled:
+                found = value
+    return found
+
+
+def _read_names(ranges: Ranges) -> Steps[array[int]]:
+    names = array("Q")
+    for piece in ranges.pieces(_HASHES):
+        names.extend(_packed(piece))
+        yield
+    return names
+
+
+def _read_tokens(ranges: Ranges) -> Steps[memoryview[int]]:
+    """Tokens of 32 bits; of 64 where one is larger, which `writer` then sees and refuses."""
+    tokens = array("I")
+    try:
+        for piece in ranges.pieces(_TOKENS):
+            tokens.fromlist(piece)
+            yield
+    except OverflowError:
+        tokens = array("Q")
+        for piece in ranges.pieces(_TOKENS):
+            tokens.fromlist([token & U64_MASK for token in piece])
+            yield
+    return memoryview(tokens)
+
+
+def _read_pairs(ranges: Ranges) -> Steps[PackedPairs]:
+    numbers = array("Q")
+    for piece in ranges.pieces(_PAIRS):
+        numbers.fromlist([number & U64_MASK for pair in piece for number in pair])
+        yield
+    return PackedPairs(numbers)
+
+
+def _packed(hashes: list[EngineHash]) -> array[int]:
+    return array("Q", unsigned(hashes))
+
+
+def _as_names(names: array[int]) -> Names:
+    """A list, if they are no more than are written in one go."""
+    return names.tolist() if len(names) <= JOINED_BLOCKS_MAX else memoryview(names)
+
+
+def _colour(
+    stored: BlockStored,
+    blocks: int,
+    sources: dict[str, Ranges | list[BlockKey]],
+    *,
+    is_root: bool,
+    values: int,
+) -> Steps[BlockStored]:
+    """Read what colours the blocks, some of them at a time."""
+    for source in sources.values():
+        if len(source) != blocks:
+            msg = f"{len(source)} entries for {blocks} blocks"
+            raise ValueError(msg)
+    step = max(1, int(values * ELEMENTS_PER_STEP["extra_keys"]))
+    pieces = {name: _pieces(source, _KEYS[name], step) for name, source in sources.items()}
+    ready: dict[str, Sequence[BlockKey]] = dict.fromkeys(sources, ())
+    media, opaque, salt, at = PackedLists(), PackedBytes(), "", 0
+    while at < blocks:
+        for name, piece in ready.items():
+            if not piece:
+                ready[name] = next(pieces[name])
+                yield
+        count = min(len(piece) for piece in ready.values())
+        keys = {name: piece[:count] for name, piece in ready.items()}
+        colours = _colours_of(keys, count, stored.lora_name, is_root=is_root and not at)
+        salt = salt or colours.salt
+        found = colours.media
+        if found is None:
+            media.extend_empty(count)
+        else:
+            media.extend(found)
+        for block, data in sorted((colours.opaque or {}).items()):
+            opaque.add(at + block, data)
+        ready = {name: piece[count:] for name, piece in ready.items()}
+        at += count
+    is_short = blocks <= JOINED_BLOCKS_MAX  # and goes to the index as it is
+    return structs.replace(
+        stored,
+        cache_salt=salt or stored.cache_salt,
+        mm_hashes=(media[0:blocks] if is_short else media) if media.has_values else None,
+        opaque=(dict(opaque) if is_short else opaque) if opaque else None,
+    )
+
+
+def _colours_of(
+    keys: dict[str, Sequence[BlockKey]], blocks: int, lora_name: str, *, is_root: bool
+) -> Colours:
+    colours = Colours(blocks)
+    if "extra_keys" in keys:
+        extra_keys = cast("Lists", keys["extra_keys"])
+        colours.read_extra_keys(extra_keys, lora_name, is_root=is_root)
+    if "mm_keys" in keys:
+        colours.read_mm_keys(cast("Lists", keys["mm_keys"]))
+    if "block_mm_infos" in keys:
+        colours.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
+    return colours
+
+
+def _pieces(
+    source: Ranges | list[BlockKey], decoder: Decoder[list[BlockKey]], step: int
+) -> Iterator[list[BlockKey]]:
+    if isinstance(source, Ranges):
+        yield from source.pieces(decoder)
+        return
+    for at in range(0, len(source), step):
+        yield source[at : at + step]

@@ -1,0 +1,320 @@
+"""What was decoded, in the one form the index understands: one event of any engine at a time.
+
+`dialects` knows the shapes on the wire, `wire` and `pieces` decode them, a message as a whole or
+bit by bit; what they found becomes a `BlockStored` or `BadEvent` here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Raw
+
+from indexer.core.colours import Colours
+from indexer.core.dialects import (
+    ANY,
+    ARRAY,
+    ARRAY_TAG,
+    MAP,
+    MAP_TAG,
+    TYPED_EVENT,
+    ArrayCleared,
+    ArrayRemoved,
+    ArrayStored,
+    EngineHash,
+    MapCleared,
+    MapRemoved,
+    MapStored,
+    WireEvent,
+)
+from indexer.core.events import (
+    JOINED_BLOCKS_MAX,
+    AllBlocksCleared,
+    BadEvent,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    Ignored,
+)
+from indexer.types import U64_MASK, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MEDIA: Final = {
+    "GPU": Tier.DEVICE,
+    "DEVICE": Tier.DEVICE,
+    "CPU": Tier.HOST_PINNED,
+    "CPU_PINNED": Tier.HOST_PINNED,
+    "CPU_TIER1": Tier.HOST_PINNED,
+    "STORAGE": Tier.DISK,
+    "FS": Tier.DISK,
+    "OBJ": Tier.DISK,
+    "DISK": Tier.DISK,
+    "NVME": Tier.DISK,
+    "CPU_TIER2": Tier.DISK,
+    "EXTERNAL": Tier.EXTERNAL,
+    "NETWORK": Tier.EXTERNAL,
+    "REMOTE": Tier.EXTERNAL,
+    "SHARED": Tier.EXTERNAL,
+}
+"""Names of media in upper case (events section 9); no name at all is the device."""
+
+_DEVICE: Final = Tier.DEVICE  # the member of an enum costs two look-ups
+_HASH_TAIL: Final = 8  # a digest and its 64-bit form meet in the last 8 bytes, big-endian
+_TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"})
+
+REMOVALS: Final = (MapRemoved, ArrayRemoved)
+_CLEARS: Final = (MapCleared, ArrayCleared)
+
+# What msgspec raises on hostile bytes: DecodeError and UnicodeDecodeError are ValueErrors, ten
+# thousand nested arrays are a RecursionError, a 64-bit overflow an OverflowError.
+UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, MemoryError)
+
+
+def form_of(data: bytes | Raw) -> str | None:
+    """Array or map, by the first byte."""
+    first = memoryview(data)[0]
+    if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):  # noqa: PLR2004 - MessagePack's own numbers
+        return ARRAY
+    if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):  # noqa: PLR2004
+        return MAP
+    return None
+
+
+def value_of(raw: Raw) -> object:
+    """What any value is; None where it cannot be read."""
+    try:
+        value: object = ANY.decode(raw)
+    except UNREADABLE:
+        return None
+    return value
+
+
+def number_of(raw: Raw) -> float | None:
+    """A number; None where there is none."""
+    value = value_of(raw)
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+
+
+def rank_of(value: object) -> int | None:
+    """A rank; None where there is none."""
+    # a negative rank is nobody's (contract 8.2), neither is one written as text
+    return value if type(value) is int and value >= 0 else None
+
+
+def read_event(raw: Raw, *, bigram: bool) -> Event:
+    """One event for itself, in whatever form it is; a `BadEvent` where there is none."""
+    form = form_of(raw)
+    if form is None:
+        return BadEvent("malformed")
+    try:
+        return normal_event(TYPED_EVENT[form, bigram].decode(raw))
+    except UNREADABLE:
+        return BadEvent(why_unreadable(raw, form))
+
+
+def why_unreadable(raw: Raw, form: str) -> str:
+    """The reason of a `BadEvent`."""
+    try:
+        tag = ARRAY_TAG.decode(raw).tag if form == ARRAY else MAP_TAG.decode(raw).type
+    except UNREADABLE:
+        return "malformed"
+    return "malformed" if tag in _TAGS else "unknown_tag"
+
+
+# -- whole events ----------------------------------------------------------------------------------
+
+
+def normal_events(events: Sequence[WireEvent]) -> list[Event]:
+    """Every event in its normal form, removals in a row as one: they say the same together."""
+    normal: list[Event] = []
+    last: MapRemoved | ArrayRemoved | None = None
+    joined = 0
+    for event in events:
+        if last is None and type(event) is MapStored:
+            normal.append(_map_stored(event))
+            continue
+        if isinstance(event, REMOVALS) and event.block_hashes:
+            if last is not None and goes_on(last, event):
+                last.block_hashes += event.block_hashes
+                joined += 1
+                continue
+            if last is not None:
+                normal.append(_removed(last, joined))
+            last, joined = event, 1
+            continue
+        if last is not None:
+            normal.append(_removed(last, joined))
+            last = None
+        normal.append(normal_event(event))
+    if last is not None:
+        normal.append(_removed(last, joined))
+    return normal
+
+
+def goes_on(last: MapRemoved | ArrayRemoved, event: MapRemoved | ArrayRemoved) -> bool:
+    """Whether a removal is one with the one right before it."""
+    return (
+        last.medium == event.medium
+        and last.group_idx == event.group_idx
+        and last.locality == event.locality
+        and len(last.block_hashes) < JOINED_BLOCKS_MAX
+    )
+
+
+def normal_event(event: WireEvent) -> Event:
+    """One event in its normal form.
+
+    Raises:
+        ValueError: It is malformed. Likewise TypeError and OverflowError.
+    """
+    if isinstance(event, MapStored):
+        return _map_stored(event)
+    if isinstance(event, ArrayStored):
+        return _array_stored(event)
+    if isinstance(event, REMOVALS):
+        return _removed(event, 1)
+    if isinstance(event, _CLEARS):
+        return AllBlocksCleared()
+    return Ignored()
+
+
+def _removed(event: MapRemoved | ArrayRemoved, joined: int) -> BlockRemoved:
+    return BlockRemoved(
+        block_hashes=unsigned(event.block_hashes),
+        tier=_tier(event.medium),
+        group=_group(event.group_idx),
+        is_remote=_is_remote(event.locality),
+        events=joined,
+    )
+
+
+def _map_stored(event: MapStored) -> BlockStored:
+    colours = None
+    if _has_extra_keys(event) or event.mm_keys or event.block_mm_infos:
+        colours = _colours(event, event.lora_name or "")
+        if event.mm_keys:
+            colours.read_mm_keys(event.mm_keys)
+        if event.block_mm_infos:
+            colours.read_mm_infos(event.block_mm_infos)
+    elif not event.lora_name and not event.cache_salt and event.lora_id is None:
+        return _plain(event)
+    return _stored(event, event.lora_name or "", event.cache_salt or "", colours)
+
+
+def _array_stored(event: ArrayStored) -> BlockStored:
+    if not event.lora_name and event.lora_id is None and not _has_extra_keys(event):
+        return _plain(event)
+    name, salt = "", ""
+    if isinstance(event.lora_name, dict):
+        salt = _text(event.lora_name.get("cache_salt"))
+    elif event.lora_name:
+        name = event.lora_name
+    return _stored(event, name, salt, _colours(event, name) if _has_extra_keys(event) else None)
+
+
+def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
+    keys = event.extra_keys
+    if not keys:
+        return False
+    # plain text has [nil, nil, ...]: not worth a closer look, unless their number is wrong
+    return any(keys) or len(keys) != len(event.block_hashes)
+
+
+def _colours(event: ArrayStored | MapStored, lora_name: str) -> Colours:
+    colours = Colours(len(event.block_hashes))
+    if event.extra_keys:
+        is_root = event.parent_block_hash is None
+        colours.read_extra_keys(event.extra_keys, lora_name, is_root=is_root)
+    return colours
+
+
+def _plain(event: ArrayStored | MapStored) -> BlockStored:
+    """Plain text without adapter or salt, nearly every event: what has a default keeps it."""
+    if event.block_size < 0:
+        raise ValueError("negative block size")
+    parent, locality = event.parent_block_hash, event.locality
+    return BlockStored(
+        block_hashes=unsigned(event.block_hashes),
+        parent=None if parent is None else _hash(parent),
+        token_ids=event.token_ids,
+        block_size=event.block_size,
+        tier=_tier(event.medium),
+        group=_group(event.group_idx),
+        attention=event.kv_cache_spec_kind,
+        is_remote=locality is not None and _is_remote(locality),
+    )
+
+
+def _stored(
+    event: ArrayStored | MapStored, lora_name: str, salt: str, colours: Colours | None
+) -> BlockStored:
+    if event.block_size < 0:
+        raise ValueError("negative block size")
+    parent = event.parent_block_hash
+    return BlockStored(
+        block_hashes=unsigned(event.block_hashes),
+        parent=None if parent is None else _hash(parent),
+        token_ids=event.token_ids,
+        block_size=event.block_size,
+        tier=_tier(event.medium),
+        lora_name=lora_name,
+        has_nameless_adapter=event.lora_id is not None and not lora_name,
+        cache_salt=(colours.salt if colours else "") or salt,
+        mm_hashes=colours.media if colours else None,
+        opaque=colours.opaque if colours else None,
+        group=_group(event.group_idx),
+        attention=event.kv_cache_spec_kind,
+        is_remote=_is_remote(event.locality),
+    )
+
+
+def _tier(medium: str | None) -> Tier | None:
+    if medium is None or medium == "GPU":
+        return _DEVICE
+    tier = MEDIA.get(medium)
+    return MEDIA.get(medium.upper()) if tier is None else tier
+
+
+def _is_remote(locality: str | None) -> bool:
+    return locality is not None and locality.upper() == "REMOTE"
+
+
+def _group(group_idx: int | None) -> int:
+    if not group_idx:
+        return 0
+    if not 0 <= group_idx < 1 << 32:
+        raise ValueError("not a group")
+    return group_idx
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError("not text")
+    return value
+
+
+def _hash(value: EngineHash) -> int:
+    if isinstance(value, int):
+        return value & U64_MASK
+    if not value:
+        raise ValueError("an empty digest is not a hash")
+    return int.from_bytes(value[-_HASH_TAIL:], "big")
+
+
+def unsigned(values: list[EngineHash]) -> list[int]:
+    """Names of blocks as unsigned numbers of 64 bits.
+
+    Raises:
+        ValueError: One is an empty digest.
+    """
+    try:
+        # unsigned numbers, what nearly every engine sends, stay the list they are
+        if not values or min(values) >= 0:  # type: ignore[operator]
+            return values  # type: ignore[return-value]
+    except TypeError:  # digests, or a mixture
+        pass
+    return [_hash(value) for value in values]

@@ -1,0 +1,383 @@
+"""A long message read in pieces: what `wire` says of it as a whole, without doing it in one go.
+
+`walk` finds where values end, and some at a time are handed to the decoders that read whole
+messages; nothing else says what is right. Events are looked at, then made again when they are
+asked for, so that a message takes little more than its bytes. Only an event that is long itself is
+kept, packed: `LongEvents` reads that.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, overload
+
+from msgspec import Raw
+
+from indexer.compiled import usable
+from indexer.core.dialects import ARRAY, MAP, MIXED, NIL, TYPED, TYPED_EVENT
+from indexer.core.events import JOINED_BLOCKS_MAX, BadEvent, Event, EventBatch
+from indexer.core.long_events import (
+    ANYTHING,
+    ELEMENTS_PER_STEP,
+    LISTS,
+    LongRemoval,
+    Ranges,
+    Steps,
+    fields_of,
+    fill,
+    known_field,
+    list_head,
+)
+from indexer.core.normal import (
+    REMOVALS,
+    UNREADABLE,
+    form_of,
+    goes_on,
+    normal_event,
+    normal_events,
+    number_of,
+    rank_of,
+    read_event,
+    value_of,
+    why_unreadable,
+)
+from indexer.core.plain_walk import container
+
+if usable("indexer._ingest", 5):
+    from indexer._ingest import walk
+else:
+    from indexer.core.plain_walk import walk
+
+if TYPE_CHECKING:
+    from indexer.core.dialects import ArrayRemoved, MapRemoved, WireEvent
+    from indexer.core.packed import Cut
+
+    Removed = MapRemoved | ArrayRemoved
+
+EVENTS_AT_ONCE: Final = 64
+"""Short events that are decoded in one call."""
+
+VALUE_BYTES: Final = 4
+"""What a value takes, about; so many bytes are as good as a value."""
+
+NUMBER_BYTES_MAX: Final = 9
+"""What a number takes at most; whatever is longer is none."""
+
+_NIL: Final = bytes(NIL)
+_NUMBERS: Final = ("ts", "data_parallel_rank", "dp_rank", "attn_dp_rank")  # of a batch as a map
+
+
+class Pieces(Sequence[Event]):
+    """Reads one long payload in pieces; then it is the sequence of its events."""
+
+    __slots__ = (
+        "_at", "_bigram", "_counts", "_ends", "_form", "_forms", "_is_typed", "_long", "_payload",
+        "_run", "_run_names", "_steps", "_values", "batch", "is_over",
+    )  # fmt: skip
+
+    def __init__(self, payload: bytes, form: str, *, bigram: bool, values: int) -> None:
+        self._payload = payload
+        self._form = form
+        self._bigram = bigram
+        self._values = values
+        self.batch: EventBatch | None = None
+        self.is_over = False
+        self._steps = self._read()
+        self._begin(is_typed=True)
+
+    def go_on(self) -> bool:
+        """Read about as many values more as one piece has; return `is_over`."""
+        if not self.is_over:
+            self.is_over = next(self._steps, True) is True
+        return self.is_over
+
+    # -- the events, once they have been read ------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, at: int) -> Event: ...
+    @overload
+    def __getitem__(self, at: Cut) -> list[Event]: ...
+    def __getitem__(self, at: int | Cut) -> Event | list[Event]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        kept = self._long.get(at)
+        if kept is not None:
+            return kept.event() if isinstance(kept, LongRemoval) else kept
+        start, end = self._at[at], self._ends[at]
+        if self._is_typed:
+            return normal_events(self._decoded(start, end, self._counts[at]))[0]
+        return read_event(Raw(self._payload[start:end]), bigram=self._bigram)
+
+    def _decoded(self, start: int, end: int, count: int) -> Sequence[WireEvent]:
+        """Some events in a row, by the decoder of whole batches."""
+        head = b"\x92\x00\xdd" + count.to_bytes(4, "big")
+        return TYPED[self._form, self._bigram].decode(head + self._payload[start:end]).events
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _begin(self, *, is_typed: bool) -> None:
+        self._is_typed = is_typed
+        self._at, self._ends = array("Q"), array("Q")  # of each event, or run of removals
+        self._counts = array("Q")  # of events in the run
+        self._long: dict[int, Event | LongRemoval] = {}
+        self._forms: set[str | None] = set()
+        self._run: Removed | None = None  # the last event, if it is a removal that may go on
+        self._run_names = 0
+
+    def _read(self) -> Steps[None]:
+        """The same two ways as `BatchDecoder.decode`: as it should be, or event by event."""
+        try:
+            ts, rank = yield from self._array_batch()
+            count = 3 if rank else 2
+            head = bytes([0x90 | count]) + ts + b"\x90" + rank
+            typed = TYPED[self._form, self._bigram].decode(head)
+            self.batch = EventBatch(self, typed.ts, rank_of(typed.dp_rank), self._form)
+        except UNREADABLE:
+            self._begin(is_typed=False)
+            yield from self._read_loosely()
+
+    def _read_loosely(self) -> Steps[None]:
+        try:
+            if form_of(self._payload) == MAP:
+                ts, rank = yield from self._map_batch()
+            else:
+                ts, rank = yield from self._array_batch()
+        except UNREADABLE:
+            return
+        forms = self._forms - {None}
+        form = (forms.pop() or MIXED) if len(forms) == 1 else MIXED
+        rank_value = rank_of(value_of(Raw(rank or NIL)))
+        self.batch = EventBatch(self, number_of(Raw(ts or NIL)), rank_value, form)
+
+    def _array_batch(self) -> Steps[tuple[bytes, bytes]]:
+        """Read `[ts, events, rank, …]`; return time and rank as they are written."""
+        parts, at = list_head(self._payload, 0)
+        if parts < 2:  # noqa: PLR2004 - time and events
+            raise ValueError("a batch has a time and events")
+        end = yield from self._skip(at, 1)
+        ts = self._number(at, end)
+        at = end = yield from self._read_events(end)
+        rank = b""
+        if parts > 2:  # noqa: PLR2004
+            end = yield from self._skip(at, 1)
+            rank = self._number(at, end)
+            end = yield from self._skip(end, parts - 3)
+        self._check_end(end)
+        return ts, rank
+
+    def _map_batch(self) -> Steps[tuple[bytes, bytes]]:
+        """Read a batch that is a map; of several ranks the first that is not nil."""
+        pairs, at, _ = container(self._payload, 0)
+        found: dict[str, tuple[int, int]] = {}
+        for _ in range(pairs):
+            value_at = yield from self._skip(at, 1)
+            name = known_field(self._payload, at, value_at, ("events", *_NUMBERS))
+            if name is None:
+                raise ValueError("a name is text")
+            end = yield from self._skip(value_at, 1)
+            if name:
+                found[name] = value_at, end
+            at = end
+        self._check_end(at)
+        if "events" not in found:
+            raise ValueError("a batch has events")
+        yield from self._read_events(found["events"][0])
+        ts, *ranks = (self._number(*found[name]) if name in found else _NIL for name in _NUMBERS)
+        return ts, next((rank for rank in ranks if rank != _NIL), _NIL)
+
+    def _number(self, at: int, end: int) -> bytes:
+        """A value that should be a number; anything that is none if it is too long for one."""
+        return self._payload[at:end] if end - at <= NUMBER_BYTES_MAX else b"\x90"
+
+    def _check_end(self, at: int) -> None:
+        if at != len(self._payload):
+            raise ValueError("more than a batch")
+
+    def _skip(self, at: int, count: int) -> Steps[int]:
+        left = [count]
+        while True:
+            at = walk(self._payload, at, left, self._values)
+            if not left:
+                return at
+            yield
+
+    def _read_events(self, at: int) -> Steps[int]:
+        """Read a list of events; return where it ends."""
+        payload, bytes_max = self._payload, self._values * VALUE_BYTES
+        left, at = list_head(payload, at)
+        while left:
+            start, ends, todo = at, array("Q"), [1]
+            while left and at - start < bytes_max and len(ends) < EVENTS_AT_ONCE:
+                todo = [1]
+                end = walk(payload, at, todo, self._values)
+                if todo:
+                    break
+                ends.append(end)
+                at = end
+                left -= 1
+            self._file(start, ends)
+            if todo:
+                yield
+                at = yield from self._read_long(at)
+                left -= 1
+            yield
+        return at
+
+    def _file(self, at: int, ends: array[int]) -> None:
+        """Note short events, if they can be read."""
+        if not self._is_typed:
+            for end in ends:
+                self._forms.add(form_of(self._payload[at : at + 1]))
+                self._note(at, end)
+                at = end
+            return
+        if not ends:
+            return
+        for event, end in zip(self._decoded(at, ends[-1], len(ends)), ends, strict=True):
+            normal_event(event)  # or it is not read this way at all
+            if not isinstance(event, REMOVALS) or not event.block_hashes:
+                self._run = None
+                self._note(at, end)
+            elif self._joins(event):
+                self._prolong(event, end)
+            else:
+                self._run, self._run_names = event, len(event.block_hashes)
+                self._note(at, end)
+            at = end
+
+    def _note(self, at: int, end: int) -> None:
+        self._at.append(at)
+        self._ends.append(end)
+        self._counts.append(1)
+
+    # -- removals in a row are one -----------------------------------------------------------------
+
+    def _joins(self, event: Removed) -> bool:
+        return (
+            self._run is not None
+            and self._run_names < JOINED_BLOCKS_MAX
+            and goes_on(self._run, event)
+        )
+
+    def _prolong(self, event: Removed, end: int) -> None:
+        """Have a short removal be one with those before it."""
+        self._run_names += len(event.block_hashes)
+        self._ends[-1] = end
+        self._counts[-1] += 1
+        kept = self._long.get(len(self) - 1)
+        if isinstance(kept, LongRemoval):
+            kept.add(event)
+
+    def _file_removal(self, removal: LongRemoval, at: int, end: int) -> None:
+        """Note a long removal, or have it be one with those before it."""
+        names = len(removal)
+        if not names:
+            self._run = None
+        elif self._joins(removal.wire):
+            last = len(self) - 1
+            kept = self._long.get(last)
+            if not isinstance(kept, LongRemoval):
+                kept = LongRemoval(removal.wire)
+                for event in self._decoded(self._at[last], self._ends[last], self._counts[last]):
+                    assert isinstance(event, REMOVALS)
+                    kept.add(event)
+            kept.take(removal)
+            self._long[last] = kept
+            self._run_names += names
+            self._ends[-1] = end
+            self._counts[-1] += 1
+            return
+        else:
+            self._run, self._run_names = removal.wire, names
+        self._long[len(self)] = removal
+        self._note(at, end)
+
+    # -- events that are long themselves -----------------------------------------------------------
+
+    def _read_long(self, at: int) -> Steps[int]:
+        """Read an event of more values than one piece has; return where it ends."""
+        form = form_of(self._payload[at : at + 1])
+        assert form is not None  # nothing else takes more than one step to be skipped
+        if self._is_typed and form != self._form:
+            raise ValueError("an event of another form")
+        small, lists, end = yield from self._shorten(at, form)
+        self._forms.add(form)
+        try:
+            wire = TYPED_EVENT[form, self._bigram].decode(small)
+            filled = yield from fill(wire, lists, self._values, bigram=self._bigram)
+        except UNREADABLE:
+            if self._is_typed:
+                raise
+            filled = BadEvent(why_unreadable(Raw(small), form))
+        if isinstance(filled, LongRemoval) and self._is_typed:
+            self._file_removal(filled, at, end)
+        else:
+            self._run = None
+            self._long[len(self)] = filled
+            self._note(at, end)
+        return end
+
+    def _shorten(self, at: int, form: str) -> Steps[tuple[bytes, list[tuple[str, Ranges]], int]]:
+        """The event with its long lists empty, what these are, and where the event ends."""
+        payload = self._payload
+        count, at, _ = container(payload, at)
+        small, kept = bytearray(), 0
+        name: str | None
+        lists: list[tuple[str, Ranges]] = []
+        names: tuple[str, ...] = ("type",)
+        for number in range(count):
+            start = value_at = at
+            if form == MAP:
+                value_at = yield from self._skip(at, 1)
+                name = known_field(payload, at, value_at)
+                if name is None:  # no text: no event either
+                    small += _NIL * 2
+                    kept += 1
+                    at = yield from self._skip(value_at, 1)
+                    continue
+            else:
+                if number == 1:
+                    names = fields_of(bytes(small))
+                name = names[number] if number < len(names) else ""
+            todo = [1]
+            end = walk(payload, value_at, todo, self._values)
+            empty = b""
+            if todo:
+                empty = b"\x90" if form_of(payload[value_at : value_at + 1]) == ARRAY else b"\x80"
+                if name in LISTS and empty == b"\x90":
+                    ranges = Ranges(payload, value_at)
+                    end = yield from self._cut(ranges, ELEMENTS_PER_STEP[name])
+                    lists.append((name, ranges))
+                else:
+                    end = yield from self._skip(value_at, 1)
+            if name:
+                small += payload[start:value_at]
+                small += empty if empty and name not in ANYTHING else payload[value_at:end]
+                kept += 1
+                for other, ranges in lists:  # of two of a name the last one counts
+                    ranges.is_overruled |= other == name and not todo
+            at = end
+        head = (b"\xdf" if form == MAP else b"\xdd") + kept.to_bytes(4, "big")
+        return head + bytes(small), lists, at
+
+    def _cut(self, ranges: Ranges, share: float) -> Steps[int]:
+        """Find where the elements of a long list end, some at a time; return where all do."""
+        step = max(1, int(self._values * share))
+        stride = step if share == 1 else max(1, step // 8)  # elements that may be anything
+        number, at = 0, ranges.ends[0]
+        while number < ranges.count:
+            todo = [min(stride, ranges.count - number)]
+            number += todo[0]
+            at = walk(self._payload, at, todo, self._values)
+            while todo:
+                yield
+                at = walk(self._payload, at, todo, self._values)
+            if ranges.add(number, at, step, self._values * VALUE_BYTES):
+                yield
+        return at
