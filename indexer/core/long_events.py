@@ -50,7 +50,7 @@ Steps = Generator[None, None, T]
 
 ELEMENTS_PER_STEP: Final = {
     "block_hashes": 1.0,
-    "token_ids": 1.0,
+    "token_ids": 1.0,  # nosec B105 - tokens of a prompt, no secret
     "extra_keys": 1 / 16,  # a block's keys cost as much as so many tokens
     "mm_keys": 1 / 16,
     "block_mm_infos": 1 / 16,
