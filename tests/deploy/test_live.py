@@ -128,6 +128,7 @@ def test_every_panel_shows_something(tmp_path: Path) -> None:
             *("--replica-sync-peers", f"tcp://{HOST}:{ports[other]}"),
             *("--index-snapshot-interval-s", "2", "--admission-control", "token-capacity"),
             *("--active-prefill-tokens-threshold", "100000", "--admission-policy", "slo-shed"),
+            *("--shadow-weights", "overlap_score_credit=0.5", "--shadow-sample", "0.5"),
         ]
         servers.append(Server(tmp_path / f"service{number}.log", args=args))
     with servers[0] as first, servers[1] as second:
