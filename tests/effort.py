@@ -10,7 +10,7 @@ from typing import Final
 
 __all__ = ["share_of"]
 
-SHARE: Final = 1.0 if os.environ.get("TEST_EFFORT") == "long" else 0.1
+SHARE: Final = 1.0 if os.environ.get("TEST_EFFORT") == "long" else 0.05
 
 
 def share_of(examples: int) -> int:

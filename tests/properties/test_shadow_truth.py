@@ -183,7 +183,10 @@ SEEDS = pytest.mark.parametrize(
     "seeds",
     [
         range(30),
-        pytest.param(range(1000, 1500), marks=(pytest.mark.slow, pytest.mark.timeout(600))),
+        pytest.param(
+            range(1000, 1500),
+            marks=(pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)),
+        ),
     ],
 )
 

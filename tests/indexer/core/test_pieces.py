@@ -182,6 +182,7 @@ def test_read_in_pieces_is_read_in_one_go(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @settings(max_examples=share_of(6_000))
 @given(*WAYS)

@@ -68,7 +68,8 @@ def test_advised_workers_are_missed_less_than_the_newest() -> None:
     assert rates["advised"] > rates["newest"]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not TRACE.exists(), reason=f"no recorded trace here: {TRACE}")
 def test_on_a_recorded_trace_the_hit_rate_stays_within_two_points() -> None:
     """Caches are full all the time there: an eighth of the fleet is an eighth of all blocks."""

@@ -50,6 +50,7 @@ def test_every_decision_of_a_random_service_is_made_again(tmp_path: Path, seed: 
     assert {one.why for one in told.missing} <= {"seats"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_same_of_many_more_services(tmp_path: Path) -> None:
     for seed in range(1000, 1150):
