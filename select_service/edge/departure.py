@@ -23,6 +23,7 @@ __all__ = ["main"]
 WORD: Final = signal.SIGUSR1
 LOOK_S: Final = 0.1
 _NAMES: Final = (b"select-service", b"select_service")
+_WORDS_MAX: Final = 8  # of an interpreter and its own flags, our name, and what comes first then
 
 
 def main(
@@ -61,10 +62,18 @@ def _fail(reason: str) -> int:
 
 
 def is_service(pid: int) -> bool:
-    """Whether a process is one, by the words it was started with."""
+    """Whether a process is one that serves."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:3]
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    at = next((at for at, word in enumerate(words) if word.rpartition(b"/")[2] in _NAMES), None)
-    return at is not None and words[at + 1 : at + 2] != [b"leave"]
+    return serves([word for word in words if word])
+
+
+def serves(words: Sequence[bytes]) -> bool:
+    """Whether a process that was started with these words serves: no other command of ours does."""
+    names = [word.rpartition(b"/")[2] for word in words[:_WORDS_MAX]]
+    at = next((at for at, name in enumerate(names) if name in _NAMES), None)
+    if at is None or (at and not names[0].startswith(b"python")):
+        return False
+    return all(word.startswith(b"-") for word in words[at + 1 : at + 2])

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from select_service.edge.departure import is_service
+from select_service.edge.departure import is_service, serves
 from select_service.edge.leaving import Leaving
 from tests.live.ports import HOST
 from tests.live.replicas import Replica, eventually
@@ -176,6 +176,24 @@ def test_nobody_else_is_signalled() -> None:
         other.communicate(b"\n")
         assert other.returncode == 0
     assert not is_service(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        ("/opt/bin/select-service --port 1", True),
+        ("/opt/bin/python3.11 /opt/bin/select-service", True),
+        ("python -u -m select_service --port 1", True),
+        ("python -m select_service demo --port 1", False),
+        ("/opt/bin/python /opt/bin/select-service doctor", False),
+        ("python -m select_service leave --pid 7", False),
+        ("less select_service", False),
+        ("sleep 9", False),
+        ("", False),
+    ],
+)
+def test_who_serves_is_told_by_how_it_was_started(words: str, *, is_one: bool) -> None:
+    assert serves([word.encode() for word in words.split()]) == is_one
 
 
 def leave(*args: str) -> subprocess.CompletedProcess[str]:
