@@ -123,6 +123,7 @@ class Trusting:
         self._doubtful: deque[tuple[Partition, int]] = deque()  # still to be looked at
         self._next_look = 0.0
         self._rereading: list[EventStream] = []
+        self._asked: list[EventStream] = []  # since the last `take_rereads`
 
     # -- what engines found ----------------------------------------------------------------------
 
@@ -275,6 +276,7 @@ class Trusting:
             return  # something is on its way anyhow
         if stream is not None and outcome == "asked":
             self._rereading.append(stream)
+            self._asked.append(stream)
         if (
             stream is not None
             and outcome in {"no_replay", "past_gone"}
@@ -291,6 +293,11 @@ class Trusting:
         rank.reread_wait_s = doubled or settings.reread_s
         rank.reread_after = now + rank.reread_wait_s
         rank.reread_samples = rank.samples
+
+    def take_rereads(self) -> list[EventStream]:
+        """Return the streams that ask for their past since the last call."""
+        asked, self._asked = self._asked, []
+        return asked
 
     def take_news(self) -> list[TrustNews]:
         """Return the ranks whose reasons have changed since the last call."""

@@ -491,6 +491,8 @@ class Driver:
         ):
             for name, value in _differing(before, after).items():
                 setattr(limits, name, value)
+        if self._listeners is not None and old.stream_limits != new.stream_limits:
+            self._listeners.look_at_all()
         if old.shadow != new.shadow:
             self.core.follow_shadow(new.shadow, self._clock())
         core = _differing(old.core_limits, new.core_limits)
@@ -1000,6 +1002,8 @@ class Driver:
                 self._listeners.stop(stream)
             for listen in effects.listen:
                 self._listen(self._listeners, listen)
+            for stream in effects.reread:
+                self._listeners.look_at(stream)
         self._answer(effects)
         if self.replicas is not None:
             self.replicas.carry_out(effects)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from indexer.core.stream import EventStream
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
 from tests.indexer.edge.house import IMPATIENT, SCOPE, House, batch, play
@@ -181,12 +182,64 @@ def test_a_tick_of_many_streams_gives_way(context: Any, monkeypatch: pytest.Monk
             monkeypatch.setattr(
                 stream, "on_timer", lambda *_, rank=stream.rank, **__: seen.setdefault(rank, turns)
             )
+        house.listeners.look_at_all()
         counting = asyncio.create_task(count_turns())
         await house.until(lambda: len(seen) == len(streams))
         counting.cancel()
         assert len(set(seen.values())) == len(streams), "each in a turn of its own"
 
     play(context, scenario, StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
+
+
+def test_streams_that_rest_are_not_looked_at(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the one whose replay runs at every tick, and all of them when the limits change."""
+
+    async def scenario(house: House) -> None:
+        limits = house.registry.limits
+        engines = [house.engine() for _ in range(4)]
+        streams = [await house.follow(engine, worker) for worker, engine in enumerate(engines)]
+        looks: list[EventStream] = []
+        true_look = EventStream.on_timer
+
+        def look(stream: EventStream, now: float, *, may_poll: bool = True) -> None:
+            looks.append(stream)
+            true_look(stream, now, may_poll=may_poll)
+
+        monkeypatch.setattr(EventStream, "on_timer", look)
+        await house.until(lambda: not house.listeners._rounds._always)
+        looks.clear()
+        serve, engines[0].serve = engines[0].serve, lambda: None  # type: ignore[method-assign]
+        engines[0].publish(batch(0), is_lost=True)
+        engines[0].publish(batch(1))  # a gap, and nobody answers yet
+        await house.until(lambda: len(looks) > 10)
+        assert set(looks) == {streams[0]}
+        engines[0].serve = serve  # type: ignore[method-assign]
+        await house.until(lambda: house.holds(streams[0], 1))
+        await house.until(lambda: not house.listeners._rounds._always)
+        looks.clear()
+        limits.poll_after_s = 0.01  # as a reload does
+        house.listeners.look_at_all()
+        await house.until(lambda: all(looks.count(stream) > 2 for stream in streams))
+        house.listeners._rounds.check()
+
+    play(context, scenario)
+
+
+def test_what_somebody_else_has_a_stream_ask_is_asked(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        engine.publish(batch(0))
+        await house.until(lambda: house.holds(stream, 0))
+        await house.until(lambda: not house.listeners._rounds._always)
+        assert stream.reread(house.listeners._clock()) == "asked"
+        house.listeners.look_at(stream)
+        await house.until(lambda: stream.tallies.replays == {"complete": 1})
+        house.listeners.stop(stream)
+        house.listeners.look_at(stream)  # too late, and no harm
+        house.listeners._rounds.check()
+
+    play(context, scenario)
 
 
 def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
@@ -365,6 +418,7 @@ def test_a_bug_in_a_tick_does_not_end_the_ticks(
                 raise RuntimeError("a bug")
 
         monkeypatch.setattr(stream, "on_timer", broken)
+        house.listeners.look_at_all()
         await house.until(lambda: len(ticks) > 1)
         assert house.listeners.faults == 1
         house.listeners.faults = 0
