@@ -90,7 +90,8 @@ class Authority:
         self._path = path
         self._wall = wall
         self.book = read_token_file(path)
-        self._next_expiry = self.book.next_expiry(wall())
+        self._reckoned_at = wall()
+        self._next_expiry = self.book.next_expiry(self._reckoned_at)
         self._forgetful: list[Callable[[], None]] = []
         self.refused = dict.fromkeys(("missing", "unknown", "expired", "scope", "bound"), 0)
         self.foreign = 0  # names of other tenants in requests of bound tokens
@@ -129,13 +130,18 @@ class Authority:
 
     def _put(self, book: TokenBook) -> None:
         self.book = book
-        self._next_expiry = book.next_expiry(self._wall())
+        self._reckoned_at = self._wall()
+        self._next_expiry = book.next_expiry(self._reckoned_at)
         for forget in self._forgetful:
             forget()
 
     def tick(self) -> None:
-        """Let go of what has expired; a few times a second, so no request need look."""
-        if self._wall() >= self._next_expiry:
+        """Let go of what has expired; a few times a second, so no request need look.
+
+        A clock that was set back may stand before an expiry that is over, by what was reckoned:
+        it comes again, and who is let in until then must be let go of then.
+        """
+        if not self._reckoned_at <= self._wall() < self._next_expiry:
             self._put(self.book)
 
     # -- requests ------------------------------------------------------------------------------

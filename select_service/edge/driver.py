@@ -460,6 +460,8 @@ class Driver:
         while True:
             more = False
             try:
+                # again each time: it may be set, at the latest when a machine hears of NTP
+                self.core.trusting.wall_ahead = time.time() - self._clock()  # noqa: TID251
                 more, effects = self.core.tick(self._clock())
                 self._carry_out(effects)
                 self._complain_of_namesakes()
