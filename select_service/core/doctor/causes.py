@@ -176,8 +176,8 @@ CLOCK_SET: Final = Cause(
     "The wall clock of this process's machine was set, or the machine was suspended, within the "
     "last minutes. Nothing here is timed by it but the expiry of tokens and how late events are; "
     "leases, reservations and time-outs are not.",
-    "Let the host follow NTP by slewing; if it was suspended or migrated, expect what is due to end "
-    "at once.",
+    "Let the host follow NTP and slew; after a suspension expect what has become due to end at "
+    "once.",
 )
 RANK_OFFSET: Final = Cause(
     "rank-offset",
