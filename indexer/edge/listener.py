@@ -420,6 +420,8 @@ class Listeners:
                 stream.take(feed.inbox, now)
                 stream.resume(now)
             return False
+        if reply is None and feed.dealer is not None and feed.dealer.is_given_up:
+            return not stream.on_broken_replay(now)
         return reply is None
 
     def _read(self, feed: _Feed) -> bool:

@@ -42,7 +42,7 @@ def examine(server: Replica) -> subprocess.CompletedProcess[str]:
 
 
 def last(server: Replica, clocks: Clocks) -> None:
-    """Let what is suspected now last; the machine stands still meanwhile, with all that is on it."""
+    """Let what is suspected now last: the machine stands still meanwhile."""
     findings(server)  # suspected from now on
     clocks.pass_time(LASTING_S)
 

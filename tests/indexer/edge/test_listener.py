@@ -11,7 +11,7 @@ import pytest
 from indexer.core.stream import EventStream
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, SCOPE, House, batch, play
+from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, play
 from tests.indexer.encoding import encode_batch, stored
 
 
@@ -253,6 +253,33 @@ def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
         await house.until(lambda: house.holds(stream, 2))
 
     play(context, scenario, StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0))
+
+
+@pytest.mark.parametrize("at", [0, 2], ids=["the first", "after some"])
+def test_a_replay_that_is_broken_off_is_not_waited_for(context: Any, at: int) -> None:
+    """By a reply beyond the limit: silence would tell, after as long as it takes, at each try."""
+
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        for number in range(5):
+            engine.publish(b"\x00" * 20_000 if number == at else batch(number), is_lost=True)
+        engine.publish(batch(5))  # a gap, and what fills it does not come through
+        await house.until(lambda: house.holds(stream, 5))
+        assert stream.tallies.replays == {"broken": 1}
+        assert stream.lost_batches == 5 - at
+        assert stream.kv_state == "uncertain"
+        assert [house.holds(stream, number) for number in range(at)] == [True] * at
+        assert len(engine.requests) <= 2 + LIMITS.replay_attempts_max
+
+    never = StreamLimits(
+        message_bytes_max=10_000,
+        tick_s=0.02,
+        poll_after_s=0,
+        replay_silence_s=1_000.0,
+        replay_deadline_s=10_000.0,
+    )
+    play(context, scenario, never)
 
 
 def test_a_long_batch_gives_way(context: Any) -> None:
