@@ -139,7 +139,7 @@ class Receiver:
         That is so after a breach of protocol alone: a message beyond the limit, no ZMQ at all. One
         that breaks otherwise is made again, and the socket says nothing.
         """
-        return not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT  # type: ignore[call-overload]
+        return not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
 
     def close(self) -> None:
         """Close and drop what was not read."""

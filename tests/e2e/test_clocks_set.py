@@ -6,6 +6,7 @@ decisions, snapshots, and a restart in between. Nothing ends early, nothing live
 
 from __future__ import annotations
 
+import functools
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +68,10 @@ class Service:
         lines = [one for one in text.splitlines() if one.startswith(f"select_service_{series} ")]
         return float(lines[0].split()[-1])
 
+    def has_written(self, before: float) -> bool:
+        """Whether there is another snapshot of the index."""
+        return self.metric("index_snapshot_writes_total") > before
+
     def renew(self) -> int:
         return self.ask("operator", "POST", "/leases/l/renew", {}).status
 
@@ -116,9 +121,7 @@ def test_nothing_ends_early_and_nothing_lives_for_ever(tmp_path: Path) -> None:
                 service.book(f"at-{seq}")
                 assert service.get("/decisions?limit=1")["decisions"]
                 assert service.ask("operator", "DELETE", f"/reservations/at-{seq}").status == 200
-                eventually(
-                    lambda w=written: service.metric("index_snapshot_writes_total") > w, True
-                )
+                eventually(functools.partial(service.has_written, written), expected=True)
             clocks.pass_time(LEASE_S + 1)  # now it is time, whatever the wall says
             eventually(service.carried, 1)
             assert service.renew() == 404

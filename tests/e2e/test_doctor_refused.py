@@ -106,7 +106,7 @@ class Engines:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.keys.secret.encode())
             socket.setsockopt(zmq.ZAP_DOMAIN, b"engines")
         socket.bind(f"tcp://{HOST}:*")
-        return socket.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[no-any-return,union-attr]
+        return socket.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
 
     def close(self) -> None:
         for socket in self._sockets:

@@ -110,9 +110,8 @@ class WallClock:
         self._set_by = 0.0
         self._told_until = 0.0
 
-    def look(self, now: float, wall_now: float) -> Iterator[Suspect]:
-        """Name that it was set, some while long."""
-        ahead = wall_now - now
+    def look(self, now: float, ahead: float) -> Iterator[Suspect]:
+        """Name that it was set, some while long; `ahead` of the monotonic one it is now."""
         step = 0.0 if self._ahead is None else ahead - self._ahead
         self._ahead = ahead
         if abs(step) >= SET_S:
