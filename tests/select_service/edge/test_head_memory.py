@@ -195,7 +195,9 @@ class Wire(asyncio.Transport):
 
 def waits(lane: FastLane) -> bool:
     """Whether an answer is being made, of a request that is all there."""
-    cycle: Any = lane.cycle
+    cycle: Any = lane.cycle  # of the newest request
+    if lane.pipeline and not lane.transport.is_closing():
+        return True  # one before it has no answer yet
     return cycle is not None and not (
         cycle.response_complete or cycle.disconnected or getattr(cycle, "more_body", False)
     )
@@ -222,6 +224,7 @@ async def told(server: Server, stream: Stream) -> bytes:
         await (asyncio.sleep(0) if stream.is_hurried else settle(lane))
     await settle(lane)
     lane.eof_received()
+    wire.close()
     lane.connection_lost(None)
     await settle(lane)
     ids = re.sub(rb'"(selection|reservation)_id":"[^"]*"', b"ID", wire.said)
