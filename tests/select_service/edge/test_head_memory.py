@@ -196,7 +196,7 @@ class Wire(asyncio.Transport):
 def waits(lane: FastLane) -> bool:
     """Whether an answer is being made, of a request that is all there."""
     cycle: Any = lane.cycle  # of the newest request
-    if lane.pipeline and not lane.transport.is_closing():
+    if lane.pipeline and not lane._refused:
         return True  # one before it has no answer yet
     return cycle is not None and not (
         cycle.response_complete or cycle.disconnected or getattr(cycle, "more_body", False)
