@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from select_service.core import plain_record_ring
 from select_service.core.admission.asks import Ask
 from select_service.core.decision_record import Record
+from tests.effort import examples
 from tests.indexer.kernels import twins
 
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_record_ring))
@@ -62,7 +63,7 @@ def charged(kept: list[Record]) -> int:
 
 
 @EITHER
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     steps=st.lists(members, max_size=12),
     count_max=st.integers(0, 5),
@@ -118,7 +119,7 @@ def keep(ring: Any, hashes: bytes, more: int = 0) -> None:
     st.lists(st.tuples(st.integers(0, 600), st.integers(0, 90_000)), max_size=150),
     st.integers(1, 60),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_hashes_are_those_of_the_prompt_however_many_come_and_go(
     twin: ModuleType, steps: list[tuple[int, int]], count_max: int
 ) -> None:
