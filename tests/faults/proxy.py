@@ -48,6 +48,7 @@ class Proxy:
     def __init__(self, target_port: int, *, target_host: str = HOST, seed: int = 0) -> None:
         self.port = free_port()
         self.connections = 0
+        self.mangled = 0  # pieces that came out other than they went in
         self._target = (target_host, target_port)
         self._dice = random.Random(seed)
         self._fault = HEALTHY
@@ -155,7 +156,7 @@ class Proxy:
                 writer.write_eof()
 
     def _mangle(self, piece: bytes, fault: Fault) -> bytes:
-        dice = self._dice
+        dice, whole = self._dice, piece
         if fault.garbled and dice.random() < fault.garbled:
             piece = self._garble(piece)
         a, b = sorted(dice.randrange(len(piece) + 1) for _ in range(2))
@@ -165,6 +166,7 @@ class Proxy:
             piece = piece[:b] + piece[a:b] + piece[b:]
         if fault.swapped and dice.random() < fault.swapped:
             piece = piece[a:] + piece[:a]
+        self.mangled += piece != whole
         return piece
 
     def _garble(self, piece: bytes) -> bytes:
