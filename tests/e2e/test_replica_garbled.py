@@ -58,7 +58,7 @@ def pair(
 
 
 def name_of(number: int) -> str:
-    """An id that no other is with a bit or two changed: in plain, such a one is booked until mended."""
+    """An id that none of the others is with a bit changed: such a one is booked until mended."""
     return hashlib.blake2b(str(number).encode(), digest_size=8).hexdigest()
 
 

@@ -348,6 +348,8 @@ def test_not_all_indexes_are_read_again_at_once() -> None:
     fleet.tick(1.0)
     streams = fleet.core.membership.streams()
     assert sum(stream.is_replaying for stream in streams) == TrustSettings().rereads_max
+    asking = [stream for stream in streams if stream.request is not None]
+    assert fleet.effects.reread == asking, "listeners do not look at a stream that rests"
     for stream in streams:
         if stream.is_replaying:
             stream.on_replay([b"", b"kv", b"\xff" * 8, b""], fleet.now)
