@@ -38,7 +38,6 @@ def test_what_a_dead_replica_has_ended_is_over_when_it_is_back(tmp_path: Path) -
         other.process.kill()
         other.process.wait()
         way.set(HEALTHY)
-        eventually(lambda: owner.metric("replica_publishers", state="gone"), 1.0)
         assert owner.load(1)[2] == 2, "nobody has told it"
         other.__enter__()
         eventually(lambda: owner.load(1)[2], 1)
