@@ -79,6 +79,11 @@ class Chooser:
             if _has_opinion(model) or name == self.chosen
         }
 
+    @property
+    def speaking(self) -> Model:
+        """The chosen model."""
+        return self._models[self.chosen]
+
     def predict(self, steps: int = 1) -> float:
         """Return what the chosen model forecasts."""
         return self._models[self.chosen].predict(steps)

@@ -6,11 +6,13 @@ held. A missing interval says nothing at all and is not shown to any predictor.
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.parts import PARTS, Looks, runs
 from select_service.planner.core.recurring import RECURRING
 from select_service.planner.core.surprises import EXACT, Surprises
 from select_service.planner.core.warming import whole_bins
@@ -19,12 +21,13 @@ from select_service.planner.types import Idle, Missing, Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from select_service.planner.core.parts import Parts
     from select_service.planner.core.prediction import Predictor
     from select_service.planner.core.surprises import Spread
     from select_service.planner.core.warming import TracedRequest
-    from select_service.planner.types import Reading, Window
+    from select_service.planner.types import Load, Reading, Window
 
-__all__ = ["Demand", "Forecast", "Interval", "Predictors", "intervals_of"]
+__all__ = ["Demand", "Forecast", "Interval", "Predictors", "Stretch", "intervals_of"]
 
 HISTORY_MAX: Final = 500
 """Intervals that survive a restart: a day of three-minute ones."""
@@ -39,6 +42,8 @@ class Interval(NamedTuple):
     requests: float
     isl: float | None
     osl: float | None
+    parts: tuple[float, ...] = ()
+    """Requests of each of its equal parts, where somebody counted that often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,24 @@ class Forecast(NamedTuple):
     spread: Spread = EXACT  # what may come instead of the rate
 
 
+class Stretch(NamedTuple):
+    """A forecast, and when it holds."""
+
+    begin_s: float  # from now
+    end_s: float
+    forecast: Forecast
+
+
 def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[Interval]:
     """Turn a trace into a past."""
+    requests = list(requests)
+    part_s = interval_s / PARTS
+    parts = Counter(math.floor(one.at_s / part_s) for one in requests)
     return [
-        Interval(float(one.requests), one.isl, one.osl)
+        Interval(
+            *(float(one.requests), one.isl, one.osl),
+            tuple(float(parts[round(one.start_s / part_s) + index]) for index in range(PARTS)),
+        )
         if one.requests
         else Interval(0.0, None, None)
         for one in whole_bins(requests, interval_s)
@@ -76,6 +95,8 @@ class Demand:
     def __init__(self, predictors: Predictors) -> None:
         self._predictors = predictors
         self._mix: tuple[tuple[float, float], ...] = ()
+        self._looks = Looks()
+        self._parts: deque[Parts] = deque(maxlen=HISTORY_MAX)  # of what the predictor was shown
         self.history: list[Interval] = []
         self.computed = 1.0
         self.missed = 0
@@ -92,6 +113,11 @@ class Demand:
         for predictor in self._all:
             predictor.begin_live()
 
+    def look(self, load: Load) -> None:
+        """Take in what the fast loop counted."""
+        if isinstance(load.arrived, Value | Idle) and load.seconds > 0:
+            self._looks.count(load.seconds, _number(load.arrived) or 0.0)
+
     def observe(self, window: Window, interval_s: float | None = None) -> list[str]:
         """Take in one interval; returns what is worth telling.
 
@@ -100,6 +126,8 @@ class Demand:
             interval_s: of forecasts; None: as long as the window.
         """
         requests = window.requests
+        counted = requests.value if isinstance(requests, Value) else 0.0
+        parts = self._looks.end(window.seconds, counted)
         if isinstance(requests, Missing):
             self.missed += 1
             return [f"requests are not known: {requests.why}"]
@@ -109,7 +137,7 @@ class Demand:
             return ["idle: lengths are held"]
         isl, osl = _number(window.isl), _number(window.osl)
         scale = interval_s / window.seconds if interval_s and window.seconds > 0 else 1.0
-        self._learn(Interval(scale * requests.value, isl, osl))
+        self._learn(Interval(scale * requests.value, isl, osl, parts))
         self._mix = window.isl_mix or self._mix
         effective = _number(window.effective_isl)
         if isl and effective is not None:
@@ -146,6 +174,36 @@ class Demand:
         spread = self.surprises.spread(requests)
         return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
 
+    def stretches(self, interval_s: float, intervals: int) -> list[Stretch]:
+        """Return the forecasts of so many intervals; of what recurs, as it lay in them."""
+        told = [self.forecast(interval_s, step) for step in range(1, intervals + 1)]
+        known = [one for one in told if one is not None]
+        if not self.recurs:
+            return [
+                Stretch(index * interval_s, (index + 1) * interval_s, one)
+                for index, one in enumerate(known)
+            ]
+        part_s = interval_s / PARTS
+        lie = runs(
+            [
+                (one.rate * interval_s, self._parts_before(step))
+                for step, one in enumerate(known, start=1)
+            ]
+        )
+        return [
+            Stretch(
+                *(one.begin * part_s, one.end * part_s),
+                known[int(one.begin / PARTS)]._replace(rate=one.share / part_s),
+            )
+            for one in lie
+        ]
+
+    def _parts_before(self, steps: int) -> Parts:
+        """How the interval lay that the forecast of what recurs is a copy of."""
+        period = self._predictors.requests.period
+        back = period - (steps - 1) % period if period else 0
+        return self._parts[-back] if 0 < back <= len(self._parts) else ()
+
     @property
     def fit_failures(self) -> int:
         """How many fits of predictors have failed or were late."""
@@ -170,7 +228,10 @@ class Demand:
         if len(expected) == expected.maxlen:
             for name, forecast in expected[0].items():
                 self._surprises.setdefault(name, Surprises()).add(forecast, one.requests)
+        known = predictor.points
         predictor.add(one.requests)
+        if predictor.points > known:
+            self._parts.append(one.parts)
         if predictor.points:
             expected.append(predictor.opinions(expected.maxlen or 1))
         if one.isl is not None:

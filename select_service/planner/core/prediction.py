@@ -84,6 +84,12 @@ class Predictor:
         recurs = isinstance(self._model, Recurring) and self._model.period > 0
         return RECURRING if recurs else ""
 
+    @property
+    def period(self) -> int:
+        """Intervals after which the traffic comes again, where that is what is forecast; else 0."""
+        model = self._model.speaking if isinstance(self._model, Chooser) else self._model
+        return model.period if isinstance(model, Recurring) else 0
+
     def opinions(self, steps: int = 1) -> dict[str, float]:
         """Return the forecast of every model there is to choose from, by name."""
         if not isinstance(self._model, Chooser) or not self.points:
