@@ -102,9 +102,9 @@ class Demand:
         self.missed = 0
         """Intervals in a row of which nothing is known."""
         self._surprises: dict[str, Surprises] = {}  # by model: each has its own errors
-        self._expected: deque[dict[str, float]] = deque(
-            maxlen=1
-        )  # requests, so far ahead, by model
+        self._ahead = 1  # intervals, that forecasts are judged at
+        self._learnt = 0  # intervals
+        self._expected: dict[int, dict[str, float]] = {}  # by interval: requests, by model
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
         """Learn a past: a trace, or what was there before a restart."""
@@ -161,8 +161,7 @@ class Demand:
 
     def look_ahead(self, intervals: int) -> None:
         """Judge forecasts so many intervals ahead from now on: engines take that long to start."""
-        if self._expected.maxlen != intervals:
-            self._expected = deque(self._expected, maxlen=intervals)
+        self._ahead = intervals
 
     def forecast(self, interval_s: float, steps: int = 1) -> Forecast | None:
         """Return what an interval to come brings, 1: the next; None before the first traffic."""
@@ -224,16 +223,16 @@ class Demand:
         return self._predictors.requests, self._predictors.isl, self._predictors.osl
 
     def _learn(self, one: Interval) -> None:
-        predictor, expected = self._predictors.requests, self._expected
-        if len(expected) == expected.maxlen:
-            for name, forecast in expected[0].items():
-                self._surprises.setdefault(name, Surprises()).add(forecast, one.requests)
+        predictor = self._predictors.requests
+        self._learnt += 1
+        for name, forecast in self._expected.pop(self._learnt, {}).items():
+            self._surprises.setdefault(name, Surprises()).add(forecast, one.requests)
         known = predictor.points
         predictor.add(one.requests)
         if predictor.points > known:
             self._parts.append(one.parts)
         if predictor.points:
-            expected.append(predictor.opinions(expected.maxlen or 1))
+            self._expected[self._learnt + self._ahead] = predictor.opinions(self._ahead)
         if one.isl is not None:
             self._predictors.isl.add(one.isl)
         if one.osl is not None:
