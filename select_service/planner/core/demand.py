@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.lengths import Lengths
-from select_service.planner.core.parts import PARTS, Looks, runs
+from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
 from select_service.planner.core.recurring import RECURRING
 from select_service.planner.core.surprises import EXACT, Surprises
 from select_service.planner.core.warming import whole_bins
@@ -175,7 +175,8 @@ class Demand:
 
     def stretches(self, interval_s: float, intervals: int) -> list[Stretch]:
         """Return the forecasts of so many intervals; of what recurs, as it lay in them."""
-        told = [self.forecast(interval_s, step) for step in range(1, intervals + 1)]
+        more = NEIGHBOURS if self.recurs else 0
+        told = [self.forecast(interval_s, step) for step in range(1, intervals + more + 1)]
         known = [one for one in told if one is not None]
         if not self.recurs:
             return [
@@ -187,7 +188,8 @@ class Demand:
             [
                 (one.rate * interval_s, self._parts_before(step))
                 for step, one in enumerate(known, start=1)
-            ]
+            ],
+            [one.requests for one in self.history[-NEIGHBOURS:]],
         )
         return [
             Stretch(

@@ -24,6 +24,8 @@ PARTS: Final = 6
 """Of one interval."""
 COVERED_MIN: Final = 0.5
 """Of an interval that has to be counted by the fast loop before it tells anything."""
+NEIGHBOURS: Final = 2
+"""Intervals on each side whose mean one is taken for."""
 _DEVIATIONS: Final = (
     3.0  # of the statistic of a chi-square test, and of a count beside its neighbour
 )
@@ -77,17 +79,21 @@ def _spread(counts: Sequence[tuple[float, float]], seconds: float) -> list[float
     return found
 
 
-def runs(intervals: Sequence[tuple[float, Parts]]) -> list[Run]:
+def runs(intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ()) -> list[Run]:
     """Return how requests of intervals to come lie in time.
 
     Args:
         intervals: of each the requests, and the parts of one like it.
+        before: requests of the intervals that have just passed.
+
+    Neighbours that differ by no more than chance are taken to be alike.
 
     A part in which a rise begins is as full as the one behind it, one in which it ends as the one
     before: somewhere in it as much comes.
     """
     parts: list[float] = []
-    for requests, shape in intervals:
+    settled = _settled([*before, *(requests for requests, _ in intervals)])[len(before) :]
+    for requests, (_, shape) in zip(settled, intervals, strict=True):
         parts += _level(requests, shape)
     found: list[Run] = []
     for index, share in enumerate(_sharpened(parts)):
@@ -96,6 +102,24 @@ def runs(intervals: Sequence[tuple[float, Parts]]) -> list[Run]:
         else:
             found.append(Run(float(index), index + 1.0, share))
     return found
+
+
+def _settled(counts: Sequence[float]) -> list[float]:
+    """Return each count as the mean of those beside it that are as it is, but for chance."""
+    found = []
+    for index, count in enumerate(counts):
+        first = last = index
+        while first > max(0, index - NEIGHBOURS) and _alike(counts[first - 1], count):
+            first -= 1
+        while last < min(len(counts) - 1, index + NEIGHBOURS) and _alike(counts[last + 1], count):
+            last += 1
+        found.append(sum(counts[first : last + 1]) / (last + 1 - first))
+    return found
+
+
+def _alike(one: float, other: float) -> bool:
+    low, high = min(one, other), max(one, other)
+    return not _apart(low, high)
 
 
 def _level(requests: float, shape: Parts) -> list[float]:
