@@ -19,7 +19,7 @@ from select_service.planner.core.warming import whole_bins
 from select_service.planner.types import Idle, Missing, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from select_service.planner.core.parts import Parts
     from select_service.planner.core.prediction import Predictor
@@ -33,7 +33,8 @@ HISTORY_MAX: Final = 500
 """Intervals that survive a restart: a day of three-minute ones."""
 CACHED_MOST: Final = 0.95
 """Prompts are never taken to be more cached than that."""
-_WEIGHT: Final = 0.3  # of a new interval, in the share that is cached
+_WEIGHT: Final = 0.3  # of a new interval, in the share that is cached and in the mix of lengths
+_SHARE_LEAST: Final = 1e-4  # of a length: what has become rarer is forgotten
 
 
 class Interval(NamedTuple):
@@ -94,7 +95,7 @@ class Demand:
 
     def __init__(self, predictors: Predictors) -> None:
         self._predictors = predictors
-        self._mix: tuple[tuple[float, float], ...] = ()
+        self._mix: dict[float, float] = {}  # share of prompts by length, smoothed
         self._looks = Looks()
         self._parts: deque[Parts] = deque(maxlen=HISTORY_MAX)  # of what the predictor was shown
         self.history: list[Interval] = []
@@ -138,7 +139,7 @@ class Demand:
         isl, osl = _number(window.isl), _number(window.osl)
         scale = interval_s / window.seconds if interval_s and window.seconds > 0 else 1.0
         self._learn(Interval(scale * requests.value, isl, osl, parts))
-        self._mix = window.isl_mix or self._mix
+        self._blend(window.isl_mix)
         effective = _number(window.effective_isl)
         if isl and effective is not None:
             share = min(max(effective / isl, 1.0 - CACHED_MOST), 1.0)
@@ -148,6 +149,17 @@ class Demand:
             for name, reading in (("ISL", window.isl), ("OSL", window.osl))
             if isinstance(reading, Missing)
         ]
+
+    def _blend(self, mix: Sequence[tuple[float, float]]) -> None:
+        """One interval's lengths are a sample: what they say of the tail is half chance."""
+        total = sum(share for _, share in mix)
+        if not total:
+            return
+        weight = _WEIGHT if self._mix else 1.0
+        blended = {tokens: (1 - weight) * share for tokens, share in self._mix.items()}
+        for tokens, share in mix:
+            blended[tokens] = blended.get(tokens, 0.0) + weight * share / total
+        self._mix = {tokens: share for tokens, share in blended.items() if share > _SHARE_LEAST}
 
     @property
     def surprises(self) -> Surprises:
@@ -168,7 +180,7 @@ class Demand:
         isl, osl = self._predictors.isl.predict(steps), self._predictors.osl.predict(steps)
         if isl <= 0 or osl <= 0:
             return None
-        lengths = Lengths.of(self._mix, isl) or Lengths.single(isl)
+        lengths = Lengths.of(self._mix.items(), isl) or Lengths.single(isl)
         requests = max(0.0, self._predictors.requests.predict(steps))
         spread = self.surprises.spread(requests)
         return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
