@@ -43,6 +43,7 @@ __all__ = ["Fleet", "Model", "PoolSettings"]
 
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
+_CHANCE_MOST: Final = 0.05  # of a forecast that may be its chance: few requests are no excuse
 _BUSY_MOST: Final = 0.9  # a queue that is fuller says nothing about the profile
 
 
@@ -108,7 +109,10 @@ class Model:
             needs = [self._need(pool, one.forecast) for one in known]
             sure = self._sure(pool, known, needs, window)
             courses = [
-                Course(now + one.begin_s, now + one.end_s, need.engines, engines)
+                Course(
+                    *(now + one.begin_s, now + one.end_s, need.engines),
+                    *(self._least(pool, one.forecast, interval_s), engines),
+                )
                 for one, need, engines in zip(known, needs, sure, strict=True)
             ]
             pool.plan(courses, now if self.demand.recurs else None)
@@ -116,6 +120,11 @@ class Model:
             greatest = max(needs, key=lambda one: one.engines)
             told.take(pool, next((one for one in needs if one.engines >= pool.engines), greatest))
         return told
+
+    def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
+        """Return the engines for a rate that is lower by one deviation of an interval's count."""
+        chance = min(1 / math.sqrt(max(forecast.rate * interval_s, 1.0)), _CHANCE_MOST)
+        return self._need(pool, forecast._replace(rate=forecast.rate * (1 - chance))).engines
 
     def _sure(
         self, pool: Pool, known: Sequence[Stretch], needs: Sequence[Need], window: Window

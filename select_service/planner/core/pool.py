@@ -42,6 +42,8 @@ class Course(NamedTuple):
     begin: float  # monotonic seconds
     end: float
     engines: float
+    least: float
+    """What would do if the forecast is too high by as much as a count differs by chance."""
     sure: float | None
     """What does in any case; None: nobody knows."""
 
@@ -112,7 +114,9 @@ class Pool:
         seen = [one for one in self._plan if one.end > now - back_s and one.begin < until]
         seen = seen or self._plan[-1:]  # the slow loop is late: what was planned last goes on
         self.engines = max(one.engines for one in seen)
-        self.slow = math.ceil(self.engines - SAME)
+        # between two counts that chance decides about, the one that is there stays
+        least = math.ceil(max(one.least for one in seen) - SAME)
+        self.slow = min(max(self.state.desired, least), math.ceil(self.engines - SAME))
         sure = [one.sure for one in seen if one.sure is not None]
         # who was surprised a moment ago is sure of nothing
         is_sure = len(sure) == len(seen) and not (self._has_surged or self._had_surged)
