@@ -1,6 +1,6 @@
 """The planner's closed loop against its rivals: `python -m bench.planner`.
 
-Made-up traffic (a day in an hour, a ramp, bursts) through simulated engines that each policy
+Made-up traffic (a day in an hour, a ramp, bursts, odd ones) through simulated engines that each policy
 scales; engines take a minute to start, and the oracle's, too. Then what bursts cost that nobody
 could foresee: the goal of `--attainment` against what was reached and paid. Last, the same bursts
 when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
@@ -33,6 +33,7 @@ from select_service.planner.edge.rivals import POLICIES, make_policy
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
 HOUR_S: Final = 3600.0
 GPUS_MAX: Final = 64
+LEARNT: Final = (("recurring bursts", 2), ("odd bursts", 2), ("odd bursts", 3))
 GOALS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
 
@@ -195,7 +196,9 @@ def main() -> None:
         for seed in seeds
     ]
     tasks += [
-        Task(shape="recurring bursts", policy="slo", seed=seed, learnt_hours=2) for seed in seeds
+        Task(shape=shape, policy="slo", seed=seed, learnt_hours=hours)
+        for shape, hours in LEARNT
+        for seed in seeds
     ]
     # what headroom for bursts costs, when an hour of their like is known
     tasks += [

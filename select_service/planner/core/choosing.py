@@ -80,9 +80,10 @@ class Chooser:
         }
 
     @property
-    def speaking(self) -> Model:
-        """The chosen model."""
-        return self._models[self.chosen]
+    def recurring(self) -> Recurring | None:
+        """The candidate that looks for periods, if there is one."""
+        found = (one for one in self._models.values() if isinstance(one, Recurring))
+        return next(found, None)
 
     def predict(self, steps: int = 1) -> float:
         """Return what the chosen model forecasts."""

@@ -105,6 +105,7 @@ class Demand:
         self._surprises: dict[str, Surprises] = {}  # by model: each has its own errors
         self._ahead = 1  # intervals, that forecasts are judged at
         self._learnt = 0  # intervals
+        self._period = 0  # after which the traffic comes again
         self._expected: dict[int, dict[str, float]] = {}  # by interval: requests, by model
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
@@ -236,6 +237,15 @@ class Demand:
     def _all(self) -> tuple[Predictor, ...]:
         return self._predictors.requests, self._predictors.isl, self._predictors.osl
 
+    def _judge_period(self) -> None:
+        """Another period is another claim: how far off it is tells the past, not its forerunner."""
+        self._period = self._predictors.requests.period
+        for expected in self._expected.values():
+            expected.pop(RECURRING, None)
+        found = self._surprises[RECURRING] = Surprises()
+        for forecast, actual in self._predictors.requests.hindcast():
+            found.add(forecast, actual)
+
     def _learn(self, one: Interval) -> None:
         predictor = self._predictors.requests
         self._learnt += 1
@@ -245,6 +255,8 @@ class Demand:
         predictor.add(one.requests)
         if predictor.points > known:
             self._parts.append(one.parts)
+        if predictor.period != self._period:
+            self._judge_period()
         if predictor.points:
             self._expected[self._learnt + self._ahead] = predictor.opinions(self._ahead)
         if one.isl is not None:

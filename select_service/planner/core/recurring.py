@@ -21,6 +21,8 @@ RECURRING: Final = "recurring"
 
 WINDOW: Final = 1_440
 """Values that are remembered: three days of three-minute intervals."""
+HINDCAST: Final = 240
+"""Intervals by which a new period is judged."""
 _SEARCH_EVERY: Final = 5
 _PERIOD_MIN: Final = 4
 _ALIKE_MIN: Final = 0.6  # correlation of the series with itself, one period later
@@ -60,6 +62,16 @@ class Recurring:
             return self._values[-1]
         back = self.period - (steps - 1) % self.period
         return self._level * self._before(back)
+
+    def hindcast(self) -> list[tuple[float, float]]:
+        """Return what this period would have forecast of the past, and what came. O(n)."""
+        if not self.period:
+            return []
+        count = len(self._values)
+        return [
+            (self._before(count - index + self.period), self._values[index])
+            for index in range(max(self.period, count - HINDCAST), count)
+        ]
 
     def _before(self, back: int) -> float:
         """Return the weighted mean so far back, and whole periods further."""
