@@ -1,7 +1,7 @@
 """The planner's closed loop against its rivals: `python -m bench.planner`.
 
-Made-up traffic (a day in an hour, a ramp, bursts, odd ones) through simulated engines that each policy
-scales; engines take a minute to start, and the oracle's, too. Then what bursts cost that nobody
+Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simulated engines that
+each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost that nobody
 could foresee: the goal of `--attainment` against what was reached and paid. Last, the same bursts
 when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
 """
@@ -53,7 +53,7 @@ def _chance_bursts(seed: int) -> Rate:
 
 
 def _odd_bursts(_: int) -> Rate:
-    """80 seconds every 11 minutes and 20, one to 30 requests/s, the next to 42: no whole minutes."""
+    """80 seconds every 11 minutes and 20, to 30 requests/s and to 42 in turns: no whole minutes."""
     return lambda now: (10.0, 30.0, 10.0, 42.0)[
         2 * int(now % 1_360.0 >= 680.0) + int(230.0 <= now % 680.0 < 310.0)
     ]
