@@ -1,9 +1,9 @@
 """The planner's closed loop against its rivals: `python -m bench.planner`.
 
 Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simulated engines that
-each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost that nobody
-could foresee: the goal of `--attainment` against what was reached and paid. Last, the same bursts
-when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
+each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost
+that nobody could foresee: the goal of `--attainment` against what was reached and paid. Last, the
+same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
 """
 
 from __future__ import annotations
