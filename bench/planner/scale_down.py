@@ -14,7 +14,7 @@ import itertools
 import os
 import random
 import statistics
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +79,7 @@ def every_hit_rate(task: Task) -> dict[tuple[int, ...], float]:
         ids = cluster.worker_ids("workers")
         for places in itertools.combinations(range(len(ids)), task.gone):
             leaving = [ids[place] for place in places]
-            found[places] = _forked(lambda leaving=leaving: _went_on(cluster, task, leaving))
+            found[places] = _forked(cluster, task, leaving)
     return found
 
 
@@ -122,13 +122,13 @@ def _went_on(cluster: Cluster, task: Task, leaving: Sequence[int]) -> float:
     return rate
 
 
-def _forked(work: Callable[[], float]) -> float:
-    """Return what a copy of this process computes; whatever it changes is gone with it."""
+def _forked(cluster: Cluster, task: Task, leaving: Sequence[int]) -> float:
+    """Go on in a copy of this process: whatever it changes is gone with it."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.write(writing, repr(work()).encode())
+            os.write(writing, repr(_went_on(cluster, task, leaving)).encode())
         finally:
             os._exit(0)
     os.close(writing)

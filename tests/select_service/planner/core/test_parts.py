@@ -190,15 +190,14 @@ def test_the_count_that_is_there_stays_while_only_chance_decides() -> None:
 
 def test_who_was_surprised_is_sure_of_nothing_until_the_interval_after() -> None:
     pool = planned(3, (0, 300, 1.0))
-    pool.follow(0.0, 5.0, 5.0)
-    assert pool.sure == 1
-    pool.surge()
-    for until in (300.0, 600.0):
-        assert pool.sure is None
-        pool.plan([Course(until - 300, until, 1.0, 1.0, 1.0)], None)
-        pool.follow(until - 300, 5.0, 5.0)
-        if until == 300.0:
-            assert pool.sure is None
-    pool.plan([Course(600.0, 900.0, 1.0, 1.0, 1.0)], None)
-    pool.follow(600.0, 5.0, 5.0)
-    assert pool.sure == 1
+    told: list[int | None] = []
+    for begin in (0.0, 300.0, 600.0):
+        pool.plan([Course(begin, begin + 300, 1.0, 1.0, 1.0)], None)
+        pool.follow(begin, 5.0, 5.0)
+        told.append(pool.sure)
+        if not begin:
+            pool.surge()
+            told.append(pool.sure)
+            pool.follow(begin + 5.0, 5.0, 5.0)
+            told.append(pool.sure)
+    assert told == [1, None, None, None, 1]
