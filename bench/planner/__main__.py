@@ -95,6 +95,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     goal: float
     learnt_hours: int
+    runs: int
     attainment: float
     attainment_least: float
     gpu_hours: float
@@ -167,6 +168,7 @@ def rows_of(done: list[Done]) -> list[Row]:
             policy=task.policy,
             goal=task.attainment,
             learnt_hours=task.learnt_hours,
+            runs=len(runs),
             attainment=statistics.mean(one.attainment for one in runs),
             attainment_least=min(one.attainment for one in runs),
             gpu_hours=statistics.mean(one.gpu_hours for one in runs),
