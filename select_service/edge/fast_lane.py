@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from indexer.compiled import usable
 from select_service.edge.answers import ONLY_JSON, Response, Settling
 from select_service.edge.asgi import CERTIFICATE, HANDED_OVER
-from select_service.edge.protocol import GuardedProtocol, Phase
+from select_service.edge.protocol import GuardedProtocol, Phase, is_host
 from select_service.edge.varying import VARYING, VARYING_LINES
 
 if TYPE_CHECKING:
@@ -490,6 +490,7 @@ class FastLane(GuardedProtocol):
             return None
         self._turn_used = True
         content_type, accept, length, credentials, varying = None, None, 0, None, 0
+        host: bytes | None = None
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -501,10 +502,16 @@ class FastLane(GuardedProtocol):
                 length = int(value)
             elif name == b"authorization":
                 credentials = value if credentials is None else credentials + b"," + value
+            elif name == b"host":
+                if host is not None:
+                    return None
+                host = value
             elif name in VARYING:
                 varying += 1
             elif name in _UNUSUAL:
                 return None
+        if host is None or not is_host(host):
+            return None  # where it is refused
         head = self.door.head_of(content_type, accept, length, credentials, self._certificate)
         self._head = head
         call = self.door.call_for(self.parser.get_method(), self.url, head)

@@ -9,6 +9,7 @@ its phase, and the server's tick (`app.py`) sweeps over all connections a few ti
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.traffic import Connections
 
-__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase"]
+__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "is_host"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
@@ -65,6 +66,14 @@ _REFUSAL_HEAD: Final = (
 )
 
 _CLOSE: Final = (b"connection", b"close")
+_HOST: Final = re.compile(
+    rb"[ \t]*"
+    rb"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+    rb"[ \t]*"
+)
+"""What a Host line may say (RFC 3986, 3.2.2 and 3.2.3): an address in brackets, or a name, which
+may be empty; and a port."""
+
 _PROBE_AFTER_S: Final = 60
 _PROBES: Final = 4
 """A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
@@ -230,10 +239,12 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _TurnedAway):
+            ours = error.__context__  # what a callback has raised
+            if isinstance(ours, _TurnedAway):
                 return
             self.counts.malformed += 1
-            self._turn_away(MalformedHttp(f"invalid HTTP request: {error}"))
+            why = ours if isinstance(ours, httptools.HttpParserError) else error
+            self._turn_away(MalformedHttp(f"invalid HTTP request: {why}"))
             return
         if self._phase is not self._stamped:
             self._stamp()
@@ -317,13 +328,22 @@ class GuardedProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             raise httptools.HttpParserError(f"HTTP/{version} is not understood")
+        hosts = 0
         for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+                if not is_host(value):
+                    raise httptools.HttpParserError("no valid Host")
             if name != b"transfer-encoding":
                 continue
             if value.strip().lower() != b"chunked":
                 raise httptools.HttpParserError("a transfer-encoding other than chunked")
             if version != "1.1":
                 raise httptools.HttpParserError("chunks are not for HTTP/1.0")
+        if hosts > 1:  # RFC 9112, 3.2
+            raise httptools.HttpParserError("more than one Host")
+        if not hosts and version == "1.1":
+            raise httptools.HttpParserError("no Host")
 
     @override
     def on_response_complete(self) -> None:
@@ -491,6 +511,11 @@ class _Answering(asyncio.Transport):
     @override
     def close(self) -> None:
         self._protocol.close_after_answer()
+
+
+def is_host(value: bytes) -> bool:
+    """Tell whether this may stand in a Host line."""
+    return _HOST.fullmatch(value) is not None
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:
