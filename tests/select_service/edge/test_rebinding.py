@@ -98,7 +98,9 @@ def test_endpoints_of_a_worker(name: Name, field: str) -> None:
         name.turns_after = 2  # it is judged when the worker comes, and once more with each replay
 
     async def scene(port: int) -> None:
-        async with listening(**SETTINGS, kv_poll_interval_s=0.02) as (_, service, _server):
+        chosen = {"kv_poll_interval_s": 0.02, "replay_silence_s": 0.1, "replay_backoff_s": 0.01}
+        chosen["replay_backoff_max_s"] = 0.02
+        async with listening(**SETTINGS, **chosen) as (_, service, _server):
             fields = {"kv_events_endpoint": f"tcp://{GOOD}:9", field: f"tcp://{NAME}:{port}"}
             service.upsert_worker(msgspec.convert(worker(**fields), WorkerSpec))
             await turned(name, service)
