@@ -663,6 +663,16 @@ class DecisionsOff(ServiceError):
         super().__init__("decisions are not kept: --decision-ring is 0")
 
 
+class TooManyDumps(ServiceError):
+    """As many dumps under way as `--dumps-max` allows; they end when they end."""
+
+    status = 503
+    code = "too_many_dumps"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} dumps are under way, no more may be: ask again")
+
+
 class TooManySnapshots(ServiceError):
     """As many snapshots under way as `--replica-snapshots-max` allows; they end when they end."""
 

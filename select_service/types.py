@@ -883,3 +883,10 @@ class ReplicaLimits(Struct, kw_only=True):
     pull_backoff_s: float = 0.2  # after a pull that failed, doubled each time up to the next
     pull_backoff_max_s: float = 10.0
     snapshots_max: int = 8  # given out at one time, 503 beyond
+
+
+class DumpLimits(Struct, kw_only=True):
+    """Bounds of GET /dump. Written as `CoreLimits` is."""
+
+    at_once_max: int = 8  # 503 beyond; each keeps the index from tidying up
+    timeout_s: float = 600.0  # one dump altogether: ten million blocks at 1.5 MB a second

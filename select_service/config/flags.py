@@ -537,6 +537,22 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--dumps-max",
+        _whole(1, _COUNT),
+        "N",
+        "GET /dump at one time, 503 beyond",
+        watch='dumps_total{outcome="refused"}',
+        reloads=True,
+    ),
+    Flag(
+        "--dump-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "longest GET /dump altogether; one that is read too slowly is cut off",
+        watch='dumps_total{outcome="timeout"}',
+        reloads=True,
+    ),
+    Flag(
         "--indexer-peers",
         _list,
         "URL,…",
@@ -1381,6 +1397,15 @@ FLAGS: Final = (
         "N",
         "of them, those from one address; 503 beyond",
         watch='limit_hits_total{name="connections_per_address_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--unread-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "bytes of answers, of all connections together, that clients have yet to read; beyond,"
+        " those that have read nothing for longest are cut off",
+        watch="http_unread_bytes",
         reloads=True,
     ),
     Flag(

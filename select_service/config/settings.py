@@ -28,6 +28,7 @@ from select_service.types import (
     CacheBasis,
     CacheScope,
     CoreLimits,
+    DumpLimits,
     ReplicaLimits,
     RouterConfig,
     TrustSettings,
@@ -55,6 +56,7 @@ _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
 _REACH: Final = ReachSettings()
+_DUMPS: Final = DumpLimits()
 _DOCTOR: Final = DoctorLimits()
 _TRUST: Final = TrustSettings()
 _SHADOW: Final = ShadowSettings()
@@ -122,6 +124,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     replica_pull_backoff_s: float = _REPLICAS.pull_backoff_s
     replica_pull_backoff_max_s: float = _REPLICAS.pull_backoff_max_s
     replica_snapshots_max: int = _REPLICAS.snapshots_max
+    dumps_max: int = _DUMPS.at_once_max
+    dump_timeout_s: float = _DUMPS.timeout_s
     indexer_peers: tuple[str, ...] = ()
     recovery_attempts_max: int = _RECOVERY.attempts_max
     recovery_backoff_s: float = _RECOVERY.backoff_s
@@ -244,6 +248,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     keep_alive_timeout_s: int = 75
     connections_max: int = 8192
     connections_per_address_max: int = 4096  # half: a gateway is one address
+    unread_bytes_max: int = 256 << 20  # a /metrics of 512 ranks and 64 scopes has half a megabyte
     tls_handshakes_max: int = 8192  # 60 KB each
     json_depth_max: int = 128
     listen_backlog: int = 2048
@@ -489,3 +494,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             pull_backoff_max_s=self.replica_pull_backoff_max_s,
             snapshots_max=self.replica_snapshots_max,
         )
+
+    @property
+    def dump_limits(self) -> DumpLimits:
+        """Bounds of GET /dump."""
+        return DumpLimits(at_once_max=self.dumps_max, timeout_s=self.dump_timeout_s)

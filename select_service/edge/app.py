@@ -41,7 +41,7 @@ from select_service.edge.listening import (
     Entrances,
 )
 from select_service.edge.openness import open_doors, side_address
-from select_service.edge.protocol import ConnectionLimits
+from select_service.edge.protocol import ConnectionLimits, cut_unread
 from select_service.edge.reloading import Reloading
 from select_service.edge.traffic import Traffic
 from select_service.errors import (
@@ -105,6 +105,7 @@ def create_driver(settings: Settings) -> Driver:
         policies=_policies(router.policy, router.config.queue_threshold),
         replica_sync_port=settings.replica_sync_port,
         replica_limits=settings.replica_limits,
+        dump_limits=settings.dump_limits,
         keeper=_keeper(settings),
         snapshot_limits=settings.snapshot_limits,
         indexer_peers=settings.indexer_peers,
@@ -417,6 +418,7 @@ class Server(uvicorn.Server):
             head_bytes_max=settings.head_bytes_max,
             connections_per_address_max=settings.connections_per_address_max,
             tls_handshakes_max=settings.tls_handshakes_max,
+            unread_bytes_max=settings.unread_bytes_max,
         )
         overload = settings.overload_status_code  # may be one that uvicorn has no line for
         STATUS_LINE.setdefault(overload, status_line(overload))
@@ -520,11 +522,12 @@ class Server(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
-        connections = self.server_state.connections
+        connections = cast("list[GuardedProtocol]", list(self.server_state.connections))
         self._counts.open = len(connections)
         now = asyncio.get_running_loop().time()
-        for connection in cast("list[GuardedProtocol]", list(connections)):
+        for connection in connections:
             connection.sweep(now)
+        self._counts.unread_bytes = cut_unread(connections, self._limits.unread_bytes_max)
         if self._security is not None:
             self._security.tick(now)
         return await super().on_tick(counter)

@@ -476,7 +476,7 @@ class FastLane(GuardedProtocol):
         if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
             self.transport.close()
 
-    def _plain_call(self) -> Call | None:  # noqa: C901, PLR0912 - one pass over the headers
+    def _plain_call(self) -> Call | None:  # noqa: C901, PLR0911, PLR0912 - one pass over the headers
         """Return what to call if this request can be answered as soon as its body is there."""
         if (
             self._turn_used

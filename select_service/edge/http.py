@@ -842,7 +842,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/decisions/{id}", Api.decision, Decision, 404, scope=_READ),
     _get("/trust", Api.trust, TrustTable, scope=_READ, query=SCOPE_QUERY),
     _get("/shadow", Api.shadow, ShadowStatus, scope=_READ, query=SHADOW_QUERY),
-    _get("/dump", Api.dump, dict[str, dict[str, Any]], scope=_READ),
+    _get("/dump", Api.dump, dict[str, dict[str, Any]], 503, scope=_READ),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str], scope=_READ, of_process=True),
     _get(

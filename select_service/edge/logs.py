@@ -128,9 +128,7 @@ def tame(text: str) -> str:
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
     return {
-        key: _tamed(value)
-        for key, value in vars(record).items()
-        if key not in _OF_EVERY_RECORD
+        key: _tamed(value) for key, value in vars(record).items() if key not in _OF_EVERY_RECORD
     }
 
 

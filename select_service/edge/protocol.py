@@ -9,6 +9,7 @@ its phase, and the server's tick (`app.py`) sweeps over all connections a few ti
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 from enum import Enum
@@ -36,11 +37,11 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from select_service.edge.traffic import Connections
 
-__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "is_host"]
+__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "cut_unread", "is_host"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
@@ -93,10 +94,32 @@ class ConnectionLimits(Struct):
     head_bytes_max: int
     connections_per_address_max: int
     tls_handshakes_max: int
+    unread_bytes_max: int
 
 
 class _TurnedAway(Exception):
     """A request was refused at its head; the parser need not go on."""
+
+
+class _UntilClosed(int):
+    """A length that is never used up and never missed: what uvicorn counts an answer down with."""
+
+    @override
+    def __lt__(self, _: object) -> bool:
+        return False
+
+    @override
+    def __ne__(self, _: object) -> bool:
+        return False
+
+    @override
+    def __sub__(self, _: int) -> _UntilClosed:
+        return self
+
+    __hash__ = int.__hash__
+
+
+_UNTIL_CLOSED: Final = _UntilClosed()
 
 
 class Phase(Enum):
@@ -121,6 +144,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _since = 0.0  # loop time
     _head_bytes = 0  # of the head that is incomplete
     _stalled_since: float | None = None  # the client does not read
+    _closing_since: float | None = None  # loop time at which a sweep found it so
     _refused = False
     _address = ""  # where it comes from; "" of a Unix socket
     _discarded: int | None = None  # bytes; None: not about to close
@@ -309,6 +333,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()  # may raise: then the head is still what is wrong
         if self._is_reserved:
             self.cycle.keep_alive = False
+        if self.parser.get_http_version() == "1.0":  # has no chunks: the end is the connection's
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _UNTIL_CLOSED
         if not self.pipeline:
             self._at_work = self.cycle
         elif len(self.pipeline) < PIPELINED_MAX:
@@ -389,7 +416,14 @@ class GuardedProtocol(HttpToolsProtocol):
         Args:
             now: loop time.
         """
-        if self._discarded is not None or self.transport.is_closing():
+        if self.transport.is_closing():  # once its last answer is read, or not at all
+            if self._closing_since is None:
+                self._closing_since = now
+            elif now - self._closing_since > self.limits.body_timeout_s:
+                self.counts.write_timeouts += 1
+                self.transport.abort()
+            return
+        if self._discarded is not None:
             return
         if self._stalled_since is not None:
             if now - self._stalled_since > self.limits.body_timeout_s:
@@ -402,6 +436,22 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._phase is Phase.BODY and now - self._since > self.limits.body_timeout_s:
             self.counts.body_timeouts += 1
             self._turn_away(RequestTimeout("the request body did not arrive in time"))
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that lie here because the client does not read."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def stalled_since(self) -> float:
+        """Loop time since which the client should read and does not; infinity: it does."""
+        since = self._closing_since if self._stalled_since is None else self._stalled_since
+        return math.inf if since is None else since
+
+    def cut_off(self) -> None:
+        """End the connection, whatever it still has to say: there is too much of that."""
+        self.counts.unread += 1
+        self.transport.abort()
 
     def _sweep_head(self, now: float) -> None:
         if self._unanswered() is not None:
@@ -511,6 +561,26 @@ class _Answering(asyncio.Transport):
     @override
     def close(self) -> None:
         self._protocol.close_after_answer()
+
+
+def cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
+    """Cut off who has read nothing for longest until no more than `most` bytes lie unread.
+
+    Returns:
+        How many bytes that are. O(connections).
+    """
+    unread = [(one.unread_bytes, one) for one in connections]
+    total = sum(size for size, _ in unread)
+    if total <= most:
+        return total
+    unread.sort(key=lambda row: (row[1].stalled_since, -row[0]))
+    for size, one in unread:
+        if size:
+            one.cut_off()
+            total -= size
+            if total <= most:
+                break
+    return total
 
 
 def is_host(value: bytes) -> bool:

@@ -61,6 +61,8 @@ class Connections:
         "refused_by_address",
         "refused_handshakes",
         "reserve",
+        "unread",
+        "unread_bytes",
         "write_timeouts",
     )
 
@@ -77,6 +79,8 @@ class Connections:
         self.header_timeouts = 0
         self.body_timeouts = 0
         self.write_timeouts = 0  # the client did not read its answer
+        self.unread = 0  # cut off for --unread-bytes-max
+        self.unread_bytes = 0  # of answers that clients had yet to read, when last looked
         self.malformed = 0  # not HTTP, or a head beyond the limit
 
     @property

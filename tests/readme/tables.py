@@ -52,7 +52,7 @@ FIXED = (
     ("select_service.edge.console.console", "LISTED_MAX", "rows of a list of the console"),
     ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     ("select_service.edge.late", "PAUSE_S", "seconds before each module loaded after the start"),
-    ("select_service.edge.driver", "DUMP_SLICE_S", "seconds of /dump between other requests"),
+    ("select_service.edge.dumping", "SLICE_S", "seconds of /dump between other requests"),
     ("select_service.core.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
     ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),
     ("indexer.edge.sockets", "REPLAY_MESSAGES_MAX", "replies libzmq queues within one replay"),

@@ -183,7 +183,9 @@ def test_header_lines_have_a_limit(lines: int) -> None:
 
     async def use(port: int, service: Driver, server: Server) -> None:
         wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n" + b"a:\r\n" * (lines - 1) + b"\r\n" + HIDDEN)
+        wire.say(
+            b"GET /health HTTP/1.1\r\nhost: s\r\n" + b"a:\r\n" * (lines - 1) + b"\r\n" + HIDDEN
+        )
         assert await statuses(wire) == ([200, 200] if lines == HEADERS_MAX else [431])
 
     on_a_port(use)

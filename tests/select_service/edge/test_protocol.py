@@ -360,6 +360,7 @@ def _alone(transport: _Transport) -> GuardedProtocol:
         head_bytes_max=1 << 16,
         connections_per_address_max=1,
         tls_handshakes_max=1,
+        unread_bytes_max=1 << 20,
     )
 
     class Alone(GuardedProtocol):

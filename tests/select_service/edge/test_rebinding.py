@@ -101,8 +101,8 @@ def test_endpoints_of_a_worker(name: Name, field: str) -> None:
         chosen = {"kv_poll_interval_s": 0.02, "replay_silence_s": 0.1, "replay_backoff_s": 0.01}
         chosen["replay_backoff_max_s"] = 0.02
         async with listening(**SETTINGS, **chosen) as (_, service, _server):
-            fields = {"kv_events_endpoint": f"tcp://{GOOD}:9", field: f"tcp://{NAME}:{port}"}
-            service.upsert_worker(msgspec.convert(worker(**fields), WorkerSpec))
+            record = worker() | {field: f"tcp://{NAME}:{port}"}
+            service.upsert_worker(msgspec.convert(record, WorkerSpec))
             await turned(name, service)
 
     play(name, scene)

@@ -22,6 +22,7 @@ from select_service.edge.http import ROUTES
 from select_service.edge.routing import Route
 from tests.effort import share_of
 from tests.fuzz.bodies import PATHS, members_of, templates
+from tests.live.ports import free_port
 from tests.select_service.edge.serving import Wire, listening, seat
 
 EVIL: Final = [
@@ -29,7 +30,7 @@ EVIL: Final = [
     *("\x00", "\x1b[31m", "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\\", "\\n", '"', "%0a"),
     *("\r", "\t", "\x0b\x0c", "data: x\n\n", "<script>", "\U000e0001", "a" * 300 + "\n"),
 ]
-evil = st.sampled_from(EVIL) | st.text("\r\n\x00\x1b\x85\u2028\u202e\"\\ aé", max_size=12)
+evil = st.sampled_from(EVIL) | st.text('\r\n\x00\x1b\x85\u2028\u202e"\\ aé', max_size=12)
 # what the parser lets through in a header line
 lines = st.binary(max_size=12).map(lambda text: bytes(b for b in text if b >= 32 and b != 127))
 HEADERS: Final = (b"x-request-id", b"traceparent", b"accept", b"user-agent", b"content-type")
@@ -170,6 +171,10 @@ def _untouched_logging() -> Iterator[None]:
     access.disabled = disabled
 
 
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
 @pytest.mark.parametrize("message", EVIL)
 def test_nor_what_an_exception_says(message: str) -> None:
     """A traceback takes lines of its own: none of them may look like a record, or move a cursor."""
@@ -177,7 +182,7 @@ def test_nor_what_an_exception_says(message: str) -> None:
     for form, stream in (("text", text), ("json", packed)):
         logs.configure(form, "info", access_log=True, stream=stream)  # type: ignore[arg-type]
         try:
-            raise ValueError(message)
+            _raise(message)
         except ValueError:
             logging.getLogger("a").exception("failed", extra={"said": [message, {message: 1}]})
     first, *lines = text.getvalue().rstrip("\n").split("\n")
@@ -189,7 +194,7 @@ def test_nor_what_an_exception_says(message: str) -> None:
 
 
 def run(examples: int) -> None:
-    with Stage() as stage:
+    with Stage(replica_sync_port=free_port()) as stage:
 
         @settings(max_examples=examples, deadline=None)
         @given(st.lists(calls(), min_size=1, max_size=8))
