@@ -359,7 +359,8 @@ class _Service(Collector):
         yield freed
         remembered = _gauge("remembered_bytes", "Memory of what has ended and is remembered.")
         bookings, claims = core.desk.bookings, core.desk.announcer.claims
-        remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes)
+        pins = core.membership.pins
+        remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes + pins.nbytes)
         yield remembered
         counters = core.counters
         ends = _counter("reservation_events", "What happened to reservations.", ("event",))

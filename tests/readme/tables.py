@@ -67,7 +67,7 @@ FIXED = (
     ),
     ("indexer.edge.addresses", "THREADS", "names looked up at one time"),
     ("indexer.core.budget", "TOLERATED", "of --index-bytes-max, before the largest is forgotten"),
-    ("select_service.core.membership", "PINS_MAX", "scopes given up whose block size is pinned"),
+    ("select_service.core.pins", "PINS_MAX", "scopes given up whose block size is pinned"),
     ("select_service.core.service", "SCOPES_EVERY_S", "seconds between looks for empty scopes"),
     ("select_service.config.layers", "FILE_BYTES_MAX", "bytes of the file of --config"),
     ("select_service.edge.load_topic", "APPLY_AFTER_S", "seconds workers' reports are gathered"),
