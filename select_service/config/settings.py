@@ -25,6 +25,7 @@ from select_service.doctor_types import DoctorLimits
 from select_service.policy_types import Policy
 from select_service.shadow_types import ShadowSettings, Weight
 from select_service.types import (
+    BodyLimits,
     CacheBasis,
     CacheScope,
     CoreLimits,
@@ -56,6 +57,7 @@ _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
 _REACH: Final = ReachSettings()
+_BODIES: Final = BodyLimits()
 _DUMPS: Final = DumpLimits()
 _DOCTOR: Final = DoctorLimits()
 _TRUST: Final = TrustSettings()
@@ -243,6 +245,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     shadow_cost_max: float = _SHADOW.cost_max
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
+    header_lines_max: int = 128  # each costs forty times its bytes; proxies allow some 100
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     keep_alive_timeout_s: int = 75
@@ -250,7 +253,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     connections_per_address_max: int = 4096  # half: a gateway is one address
     unread_bytes_max: int = 256 << 20  # a /metrics of 512 ranks and 64 scopes has half a megabyte
     tls_handshakes_max: int = 8192  # 60 KB each
-    json_depth_max: int = 128
+    json_depth_max: int = _BODIES.depth_max
+    body_parts_max: int = _BODIES.parts_max
+    body_numbers_max: int = _BODIES.numbers_max
+    body_short_bytes_max: int = _BODIES.short_bytes_max
+    body_unknown_bytes_max: int = _BODIES.unknown_bytes_max
+    body_media_bytes_max: int = _BODIES.media_bytes_max
     listen_backlog: int = 2048
     leave_notice_s: float = 0.0
     leave_grace_s: float = 0.0
@@ -493,6 +501,18 @@ class Settings(Struct, frozen=True, kw_only=True):
             pull_backoff_s=self.replica_pull_backoff_s,
             pull_backoff_max_s=self.replica_pull_backoff_max_s,
             snapshots_max=self.replica_snapshots_max,
+        )
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        """How much a body may hold."""
+        return BodyLimits(
+            depth_max=self.json_depth_max,
+            parts_max=self.body_parts_max,
+            numbers_max=self.body_numbers_max,
+            short_bytes_max=self.body_short_bytes_max,
+            unknown_bytes_max=self.body_unknown_bytes_max,
+            media_bytes_max=self.body_media_bytes_max,
         )
 
     @property

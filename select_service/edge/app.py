@@ -25,6 +25,7 @@ from select_service.config import Durability, Layers
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
+from select_service.edge.bulk import BodyGuard
 from select_service.edge.codec import show_hashes
 from select_service.edge.console.routes import Booth
 from select_service.edge.descriptors import raise_limit
@@ -234,13 +235,15 @@ def create_door(
 
         return Metrics(service, traffic, settings, reloading)
 
+    guard = BodyGuard(settings.body_limits)
+    reloading.followers.append(lambda settings: guard.follow(settings.body_limits))
     api = Api(
         service,
         settings.field_validation,
         metrics=lambda: metrics().render(),
         openapi=_describe,
         reloading=reloading,
-        json_depth_max=settings.json_depth_max,
+        guard=guard,
     )
     booth: Booth | None = None
     if not settings.no_console:
@@ -416,6 +419,7 @@ class Server(uvicorn.Server):
             body_timeout_s=settings.body_timeout_s,
             connections_max=settings.connections_max,
             head_bytes_max=settings.head_bytes_max,
+            header_lines_max=settings.header_lines_max,
             connections_per_address_max=settings.connections_per_address_max,
             tls_handshakes_max=settings.tls_handshakes_max,
             unread_bytes_max=settings.unread_bytes_max,

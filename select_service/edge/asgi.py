@@ -513,6 +513,9 @@ class Door:
     def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         """Make an answer of what a handler raised."""
         if isinstance(error, ServiceError | IndexerError):
+            limit = error.limit if isinstance(error, ServiceError) else None
+            if limit is not None:
+                self._traffic.limit_hits[limit] += 1
             response = api.writer.refusal(error)
             if isinstance(error, MethodNotAllowed):
                 response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
@@ -601,4 +604,4 @@ def _refuse_length(route: Route[Handler], limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is longer than {limit} bytes")
+    return BodyTooLarge(f"the body is longer than {limit} bytes", limit="max_body_bytes")

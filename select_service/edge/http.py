@@ -34,7 +34,8 @@ from select_service.edge.answers import (
     Writer,
     retry_after_line,
 )
-from select_service.edge.codec import DEPTH_MAX, Decoded, RequestDecoder
+from select_service.edge.bulk import BodyGuard
+from select_service.edge.codec import Decoded, RequestDecoder
 from select_service.edge.driver import SHADOW_SCOPES_LISTED
 from select_service.edge.forms import Form
 from select_service.edge.reloading import ConfigChange, ConfigStatus
@@ -151,7 +152,7 @@ class Api:
         metrics: Callable[[], tuple[bytes, str]],
         openapi: Callable[[], bytes],
         reloading: Reloading | None = None,
-        json_depth_max: int = DEPTH_MAX,
+        guard: BodyGuard | None = None,
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
@@ -164,7 +165,7 @@ class Api:
             metrics: renders /metrics as (body, content type).
             openapi: renders /openapi.json.
             reloading: changes settings.
-            json_depth_max: how deep a body may be.
+            guard: what bodies are held to.
             reads: what bodies are written in.
             writer: writes the answers.
             brief: /ready says no more than whether; why it does not, for who asks for more.
@@ -175,15 +176,15 @@ class Api:
         self._openapi = openapi
         self._validation = validation
         self._reloading = reloading
-        self._json_depth_max = json_depth_max
+        self._guard = guard = guard or BodyGuard()
         self.writer = writer
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if reads is Form.JSON:
-                return RequestDecoder(kind, validation, json_depth_max)
+                return RequestDecoder(kind, validation, guard)
             from select_service.edge.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
 
-            return MsgpackDecoder(kind, validation)
+            return MsgpackDecoder(kind, validation, guard)
 
         self._worker_spec = read(WorkerSpec)
         self._worker_patch = read(WorkerPatch)
@@ -228,7 +229,7 @@ class Api:
             metrics=self._metrics,
             openapi=self._openapi,
             reloading=self._reloading,
-            json_depth_max=self._json_depth_max,
+            guard=self._guard,
             reads=reads,
             writer=writer,
             brief=brief,

@@ -58,9 +58,6 @@ RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
 PIPELINED_MAX: Final = 16
 """Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
 
-HEADERS_MAX: Final = 128
-"""Header lines of a request; each costs forty times its bytes in memory. Proxies allow some 100."""
-
 _VERSIONS: Final = frozenset({"1.0", "1.1"})
 _REFUSAL_HEAD: Final = (
     b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -92,6 +89,7 @@ class ConnectionLimits(Struct):
     body_timeout_s: float
     connections_max: int
     head_bytes_max: int
+    header_lines_max: int
     connections_per_address_max: int
     tls_handshakes_max: int
     unread_bytes_max: int
@@ -311,9 +309,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase is Phase.BODY:
             return  # a trailer: nobody has judged it when the request was let in
-        if len(self.headers) >= HEADERS_MAX:
+        most = self.limits.header_lines_max
+        if len(self.headers) >= most:
             self.counts.malformed += 1
-            self._turn_away(HeadTooLarge(f"more than {HEADERS_MAX} header lines"))
+            self.counts.head_lines += 1
+            self._turn_away(HeadTooLarge(f"more than {most} header lines (--header-lines-max)"))
             raise _TurnedAway
         super().on_header(name, value)
 

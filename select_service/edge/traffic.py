@@ -29,6 +29,13 @@ CLIENT_GONE: Final = 499
 """Counted in place of a status when the client left before it got one."""
 
 
+COUNTED_LIMITS: Final = (
+    *("max_body_bytes", "json_depth_max", "body_parts_max", "body_numbers_max"),
+    *("body_short_bytes_max", "body_unknown_bytes_max", "body_media_bytes_max"),
+)
+"""Limits whose refusals are counted as they are answered: those of bodies."""
+
+
 class RouteTraffic:
     """What one route has answered."""
 
@@ -54,6 +61,7 @@ class Connections:
         "body_timeouts",
         "by_address",
         "handshakes",
+        "head_lines",
         "header_timeouts",
         "malformed",
         "open",
@@ -81,6 +89,7 @@ class Connections:
         self.write_timeouts = 0  # the client did not read its answer
         self.unread = 0  # cut off for --unread-bytes-max
         self.unread_bytes = 0  # of answers that clients had yet to read, when last looked
+        self.head_lines = 0  # of the malformed, heads of more than --header-lines-max
         self.malformed = 0  # not HTTP, or a head beyond the limit
 
     @property
@@ -105,7 +114,9 @@ class ConsoleTraffic:
 class Traffic:
     """Everything counted at the HTTP door of one app."""
 
-    __slots__ = ("connections", "console", "crashes", "in_flight", "routes", "unmatched")
+    __slots__ = (
+        *("connections", "console", "crashes", "in_flight", "limit_hits", "routes", "unmatched"),
+    )
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], RouteTraffic] = {}  # by (method, pattern)
@@ -113,6 +124,7 @@ class Traffic:
         self.connections = Connections()
         self.console = ConsoleTraffic()
         self.in_flight = 0
+        self.limit_hits = dict.fromkeys(COUNTED_LIMITS, 0)
         self.crashes = 0  # answers 500, and streams cut by an error of ours
 
     @property

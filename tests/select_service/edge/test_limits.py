@@ -59,7 +59,7 @@ def test_hits_are_counted() -> None:
         driver.reserve(request)
         driver.free(name)
     traffic.connections.refused = 5
-    traffic.unmatched.observe(413, 0.0)
+    traffic.limit_hits["max_body_bytes"] += 1
     hits = limit_hits(driver, traffic, 0)
     assert hits["freed_ids_max"] == 2
     assert hits["data_parallel_size_max"] == 1
