@@ -288,6 +288,13 @@ FLAGS: Final = (
         watch="auth_refused_total",
     ),
     Flag(
+        "--token-file-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest file of tokens; a longer one is not taken over, and none to start with",
+        watch='auth_reloads_total{outcome="refused"}',
+    ),
+    Flag(
         "--tls-cert",
         _path,
         "FILE",
@@ -630,6 +637,13 @@ FLAGS: Final = (
         watch="discovery_updates_total",
     ),
     Flag(
+        "--workers-file-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest file of workers; of a longer one nothing is taken, what was known stays",
+        watch='discovery_failures_total{kind="too_large"}',
+    ),
+    Flag(
         "--kubernetes-workers",
         str,
         "SELECTOR",
@@ -694,6 +708,13 @@ FLAGS: Final = (
         "N",
         "workers taken from one source, the rest is left out",
         watch="discovery_rejected",
+    ),
+    Flag(
+        "--discovery-objects-max",
+        _whole(1, _COUNT),
+        "N",
+        "Kubernetes objects a selector may select; beyond, what was known stays",
+        watch='discovery_failures_total{kind="too_large"}',
     ),
     Flag(
         "--state-dir",

@@ -91,6 +91,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     side_port: int | None = None  # of an entrance for replicas, probes and Prometheus alone
     side_host: str | None = None  # None: that of `host`, or every address where that is loopback
     token_file: str | None = None
+    token_file_bytes_max: int = 4 << 20  # some 20,000 records
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -139,6 +140,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ready_timeout_s: float = 120.0
     workers_file: str | None = None
     workers_file_poll_s: float = 1.0
+    workers_file_bytes_max: int = 16 << 20  # some 40,000 workers
     kubernetes_workers: str | None = None
     kubernetes_workers_from: KubernetesKind = "pods"
     kubernetes_replicas: str | None = None
@@ -149,6 +151,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     discovery_poll_s: float = 5.0
     discovery_grace_s: float = 10.0
     discovery_workers_max: int = 10_000
+    discovery_objects_max: int = 100_000
     state_dir: str | None = None
     durability: Durability = Durability.STRICT
     durability_window_s: float = 0.05

@@ -41,7 +41,7 @@ class Pins:
     def get(self, scope: Scope) -> tuple[int, bool] | None:
         """Return block size and is_eagle; None: nothing is pinned."""
         pin = self._pins.get(_key(scope))
-        return None if pin is None else _PIN.unpack(pin)  # type: ignore[return-value] # by its form
+        return None if pin is None else _PIN.unpack(pin)
 
     def put(self, scope: Scope, block_size: int, *, is_eagle: bool) -> None:
         """Pin; the oldest gives way if there are too many."""

@@ -27,7 +27,6 @@ __all__ = [
     "Response",
     "Settling",
     "Status",
-    "StreamCut",
     "Writer",
     "msgpack_writer",
 ]
@@ -54,10 +53,6 @@ class Response(msgspec.Struct, eq=False):
 
 class Feed(Response, eq=False):
     """A stream that ends with who reads it: neither a request under way nor a slow one."""
-
-
-class StreamCut(Exception):
-    """A stream is not gone on with, for a reason that was counted; the client sees no end of it."""
 
 
 class Settling:

@@ -25,11 +25,11 @@ from select_service.edge.answers import (
     Feed,
     Response,
     Settling,
-    StreamCut,
     msgpack_writer,
 )
 from select_service.edge.forms import Form, answer_type, form_of
 from select_service.edge.http import ROUTES, Api, Handler, Request
+from select_service.edge.places import StreamCut
 from select_service.edge.routing import Route, Router
 from select_service.edge.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.errors import (

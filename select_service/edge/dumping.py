@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.edge.answers import StreamCut
-from select_service.edge.places import Places
+from select_service.edge.places import Places, StreamCut
 from select_service.errors import TooManyDumps
 
 if TYPE_CHECKING:

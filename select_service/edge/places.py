@@ -1,4 +1,4 @@
-"""How many streams of a kind are under way.
+"""Streams that have an end before their end: how many of a kind are under way, and what cuts one.
 
 A place is taken when a stream is asked for, not when its first piece is: many may be asked for in
 one turn of the loop. `dumping.py` and `replicas.py` count theirs here.
@@ -6,7 +6,11 @@ one turn of the loop. `dumping.py` and `replicas.py` count theirs here.
 
 from __future__ import annotations
 
-__all__ = ["Place", "Places"]
+__all__ = ["Place", "Places", "StreamCut"]
+
+
+class StreamCut(Exception):
+    """A stream is not gone on with, for a reason that was counted; the client sees no end of it."""
 
 
 class Places:

@@ -22,8 +22,7 @@ from select_service.core.replica_wire import (
     encode_message,
     encode_part,
 )
-from select_service.edge.answers import StreamCut
-from select_service.edge.places import Places
+from select_service.edge.places import Places, StreamCut
 from select_service.edge.replica_pull import LENGTH_BYTES, SLICE_S, PullReader, Pulls
 from select_service.edge.replica_sync import ReplicaPublisher, Subscriptions
 from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots

@@ -23,14 +23,8 @@ CHAPTER = 2  # the level of its headings
 FIXED = (
     ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
     ("select_service.edge.protocol", "RESERVED_MAX", "connections for /config, /health, /metrics"),
-    ("select_service.edge.protocol", "HEADERS_MAX", "header lines of one request"),
     ("select_service.edge.pieces", "LINES_PER_TURN", "lines of requests parsed in one turn"),
     ("select_service.edge.protocol", "PIPELINED_MAX", "requests read behind the one answered"),
-    ("select_service.edge.bulk", "PARTS_MAX", "strings, objects and arrays in one JSON body"),
-    ("select_service.edge.bulk", "NUMBERS_MAX", "numbers in one body that are not packed"),
-    ("select_service.edge.bulk", "SHORT_BODY_BYTES_MAX", "bytes of a body without a prompt"),
-    ("select_service.edge.codec", "LOOSE_BYTES_MAX", "bytes of an unknown member"),
-    ("select_service.edge.msgpack_codec", "STRUCTURED_BYTES_MAX", "bytes of media items"),
     ("select_service.edge.waves", "ITEMS_MAX", "requests in one body of /select_batch"),
     ("select_service.edge.protocol", "LINGER_S", "seconds a refused client may go on sending"),
     ("select_service.edge.store", "LOG_BYTES", "bytes of the state's log, from the start"),
@@ -89,8 +83,6 @@ FIXED = (
     ("select_service.edge.replica_sync", "TURN_S", "seconds for all replicas' messages together"),
     ("select_service.edge.replica_sync", "MESSAGES_PER_TURN", "messages of one replica in a row"),
     ("select_service.edge.replica_pull", "SLICE_S", "seconds of a snapshot between other requests"),
-    ("select_service.edge.tokens", "FILE_BYTES_MAX", "bytes of a token file"),
-    ("select_service.edge.tokens", "RECORDS_MAX", "records of a token file"),
     ("select_service.edge.tokens", "TOKEN_CHARS_MIN", "shortest token that is looked at"),
     ("select_service.edge.tokens", "TOKEN_CHARS_MAX", "longest token that is looked at"),
     ("select_service.edge.tls", "LOOK_EVERY_S", "seconds between looks at the certificates"),
@@ -102,8 +94,6 @@ FIXED = (
     ("select_service.edge.replica_pull", "ADDRESSES_REMEMBERED", "addresses left alone a while"),
     ("indexer.core.dump_reader", "EVENT_BYTES_MAX", "bytes of one event in a peer's dump"),
     ("indexer.core.dump_reader", "SKELETON_BYTES_MAX", "bytes of a peer's dump without its events"),
-    ("select_service.edge.discovery.workers_file", "FILE_BYTES_MAX", "bytes of a workers file"),
-    ("select_service.edge.discovery.kubernetes", "OBJECTS_MAX", "objects one selector may select"),
     ("select_service.edge.discovery.kubernetes", "LINE_BYTES_MAX", "bytes of an event of a watch"),
     ("select_service.edge.discovery.source", "BACKOFF_MAX_S", "longest pause after a failed look"),
     ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
@@ -155,7 +145,8 @@ def fixed_bounds() -> Iterable[str]:
     yield "|---|---|---|"
     for room, name, text in FIXED:
         value = getattr(importlib.import_module(room), name)
-        yield f"| `{room}.{name}` | {value:g} | {_cell(text)} |"
+        said = f"{value:g}" if isinstance(value, float) else str(value)
+        yield f"| `{room}.{name}` | {said} | {_cell(text)} |"
 
 
 def findings() -> Iterable[str]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from select_service.core.replica_events import TOPIC
 from select_service.core.replica_messages import OWN_TOPIC, SnapshotEnd, SnapshotHead
 from select_service.core.replica_wire import decode_part
-from select_service.edge.answers import StreamCut
 from select_service.edge.driver import Driver
+from select_service.edge.places import StreamCut
 from select_service.edge.replica_pull import Frames
 from select_service.errors import TooManySnapshots
 from select_service.types import ReservationRequest
