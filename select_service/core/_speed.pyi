@@ -1,11 +1,9 @@
 import builtins
 from collections.abc import Callable, Iterator
 
-from indexer.types import PackedHashes
-from select_service.core.admission.asks import Ask
-from select_service.core.admission.gate import Decision
 from select_service.core.columns import Floats, Rows, Slots
 from select_service.core.decision_record import Odds, Record, Seating, Seen
+from select_service.core.queue import Ticket
 from select_service.core.scoring import Weights
 from select_service.types import CacheHit
 
@@ -44,24 +42,16 @@ class RecordRing:
     def __len__(self) -> int: ...
     def keep(
         self,
-        at: float,
-        since: float,
-        lookout: tuple[Seating, builtins.bytes, builtins.bytes],
-        rows: Rows | None,
+        ticket: Ticket,
         seen: Seen,
-        block_hashes: PackedHashes,
-        blocks: int,
-        isl_tokens: int,
-        weights: Weights,
+        rows: Rows | None,
         slot: int,
-        selection_id: str | None,
-        reservation_id: str | None,
+        now: float,
         odds: Odds | None,
-        ask: Ask | None,
-        said: Decision | None,
         cache_hit: CacheHit | None,
+        weights: Weights,
+        lookout: tuple[Seating, builtins.bytes, builtins.bytes],
         more: int,
-        told: object,  # any true value
     ) -> Record | None: ...
     def numbered(self, number: int) -> Record | None: ...
     def numbers_of(self, names: frozenset[str]) -> list[int]: ...

@@ -23,7 +23,7 @@ from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 8):
+if not TYPE_CHECKING and usable("select_service.core._speed", 9):
     from select_service.core._speed import RecordRing
 else:
     from select_service.core.plain_record_ring import RecordRing
@@ -137,10 +137,9 @@ class Decisions:
             cache_hit: how it stands to a cache-hit threshold, if one is in force.
             weights: by which it was chosen; None: those of the ticket.
         """
-        partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
-        more = 0
+        partition, more = ticket.partition, 0
         if odds is None and (
-            rows is not partition.everyone or request.routing_constraints is not UNSET
+            rows is not partition.everyone or ticket.request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
         if odds is not None:
@@ -149,12 +148,11 @@ class Decisions:
         if lookout is None or now >= lookout.until:
             lookout = self._look_at(partition, now)
             more += lookout.size
+        if weights is None:
+            weights = ticket.weights
         # fmt: off
         return self._ring.keep(
-            now, ticket.since, lookout.told, rows, seen, prompt.block_hashes, prompt.blocks,
-            prompt.isl_tokens, weights or ticket.weights, slot, request.selection_id,
-            ticket.reservation_id,
-            odds, ticket.asked, ticket.said, cache_hit, more, request.explain,
+            ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout.told, more
         )
         # fmt: on
 
