@@ -88,11 +88,15 @@ def test_a_snapshot_ends_when_nobody_of_ours_would_listen_any_more() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service)
         plane = service.replica_plane()
-        many = {"block_hashes": list(range(4_000)), "sequence_hashes": list(range(4_000))}
+        blocks = list(range(4_000))
         for number in range(10):
             service.reserve(
                 ReservationRequest(
-                    reservation_id=str(number), worker_id=1, isl_tokens=64_000, **many
+                    reservation_id=str(number),
+                    worker_id=1,
+                    block_hashes=blocks,
+                    sequence_hashes=blocks,
+                    isl_tokens=64_000,
                 )
             )
         pieces = plane.snapshot()
