@@ -484,11 +484,15 @@ class WorkerIdTaken(ServiceError):
 class NameRefused(InvalidField):
     """An id or a name that is too long, or that cannot be printed."""
 
-    def __init__(self, field: str, most: int) -> None:
+    def __init__(self, field: str, most: int, limit: str | None = None) -> None:
         self.most = most
-        super().__init__(
-            f"{field} must have at most {most} characters, and only printable ones", field=field
-        )
+        why = f"{field} must have at most {most} characters, and only printable ones"
+        super().__init__(why, field=field, limit=limit)
+
+    @classmethod
+    def of(cls, field: str, text: str, most: int, limit: str) -> NameRefused:
+        """Say what is wrong with a text; if it is too long that limit was crossed."""
+        return cls(field, most, limit if len(text) > most else None)
 
 
 class RankNotFound(ServiceError):

@@ -884,7 +884,7 @@ FLAGS: Final = (
         _whole(1, _LENGTH),
         "N",
         "characters of a lease_id and of an owner, 422 beyond",
-        watch='http_requests_total{route="/leases",status="422"}',
+        watch='limit_hits_total{name="lease_name_length_max"}',
         reloads=True,
     ),
     Flag(
@@ -892,7 +892,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "N",
         "operations of one batch, 422 beyond",
-        watch='http_requests_total{route="/reservations/batch",status="422"}',
+        watch='limit_hits_total{name="batch_operations_max"}',
         reloads=True,
     ),
     Flag(
@@ -900,7 +900,7 @@ FLAGS: Final = (
         _whole(1, 1 << 16),  # they are sorted in one go
         "N",
         "samples of one POST /select_batch, 422 beyond",
-        watch='http_requests_total{route="/select_batch",status="422"}',
+        watch='limit_hits_total{name="wave_samples_max"}',
         reloads=True,
     ),
     Flag(
@@ -977,8 +977,9 @@ FLAGS: Final = (
         "--id-length-max",
         _whole(1, _LENGTH),
         "N",
-        "characters of a reservation_id or selection_id that is booked, 422 beyond",
-        watch='http_requests_total{status="422"}',
+        "characters of a session_id, and of a reservation_id or selection_id that is booked, 422"
+        " beyond",
+        watch='limit_hits_total{name="id_length_max"}',
         reloads=True,
     ),
     Flag(
@@ -986,7 +987,7 @@ FLAGS: Final = (
         _whole(1, _LENGTH),
         "N",
         "characters of a model, tenant, lora_name or fairness_id, 422 beyond",
-        watch='http_requests_total{status="422"}',
+        watch='limit_hits_total{name="name_length_max"}',
         reloads=True,
     ),
     Flag(
@@ -1016,6 +1017,7 @@ FLAGS: Final = (
         _seconds(zero=True),
         "S",
         "ask a silent worker's replay endpoint for missed KV events this often; 0 = never",
+        watch="kv_replays_asked_total",
         reloads=True,
     ),
     Flag(
@@ -1336,12 +1338,14 @@ FLAGS: Final = (
         _whole(2, 10_000),
         "N",
         "tenants with admission series of their own; the rest is summed up under `other`",
+        watch='admission_tenant_requests_total{fairness_id="other"}',
     ),
     Flag(
         "--load-report-stale-s",
         _seconds(zero=False),
         "S",
         "age at which what a worker told of its load is believed no longer",
+        watch="worker_reports_heard_total",
         reloads=True,
     ),
     Flag(
@@ -1370,7 +1374,7 @@ FLAGS: Final = (
         _whole(128, _COUNT),  # of fewer, PUT /config could not be taken back
         "N",
         "longest request body, 413 beyond",
-        watch='http_requests_total{status="413"}',
+        watch='limit_hits_total{name="max_body_bytes"}',
         reloads=True,
     ),
     Flag(
@@ -1520,6 +1524,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "S",
         "how long answers under way may take after SIGTERM or SIGINT",
+        watch="http_requests_in_flight",
     ),
     Flag(
         "--metrics-rank-series-max",
@@ -1741,6 +1746,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "N",
         "spans exported at once",
+        watch="trace_queue_spans",
         env="OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
     ),
     Flag(
@@ -1748,6 +1754,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "MS",
         "how long spans wait for company",
+        watch="trace_queue_spans",
         env="OTEL_BSP_SCHEDULE_DELAY",
     ),
     Flag(
@@ -1755,5 +1762,6 @@ FLAGS: Final = (
         _seconds(zero=True),
         "S",
         "how long the last spans may take at the end",
+        watch='trace_spans_total{outcome="dropped"}',
     ),
 )

@@ -252,6 +252,7 @@ def create_door(
         openapi=_describe,
         reloading=reloading,
         guard=guard,
+        refused=traffic.refused,
     )
     booth: Booth | None = None
     if not settings.no_console:

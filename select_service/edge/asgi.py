@@ -513,9 +513,7 @@ class Door:
     def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         """Make an answer of what a handler raised."""
         if isinstance(error, ServiceError | IndexerError):
-            limit = error.limit if isinstance(error, ServiceError) else None
-            if limit is not None:
-                self._traffic.limit_hits[limit] += 1
+            self._traffic.refused(error)
             response = api.writer.refusal(error)
             if isinstance(error, MethodNotAllowed):
                 response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)

@@ -153,6 +153,7 @@ class Api:
         openapi: Callable[[], bytes],
         reloading: Reloading | None = None,
         guard: BodyGuard | None = None,
+        refused: Callable[[Exception], None] = lambda _: None,
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
@@ -166,6 +167,7 @@ class Api:
             openapi: renders /openapi.json.
             reloading: changes settings.
             guard: what bodies are held to.
+            refused: counts refusals that handlers answer with.
             reads: what bodies are written in.
             writer: writes the answers.
             brief: /ready says no more than whether; why it does not, for who asks for more.
@@ -177,6 +179,7 @@ class Api:
         self._validation = validation
         self._reloading = reloading
         self._guard = guard = guard or BodyGuard()
+        self._refused = refused
         self.writer = writer
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
@@ -230,6 +233,7 @@ class Api:
             openapi=self._openapi,
             reloading=self._reloading,
             guard=self._guard,
+            refused=self._refused,
             reads=reads,
             writer=writer,
             brief=brief,
@@ -363,7 +367,7 @@ class Api:
         except ServiceError as error:
             if error.decision is not None:
                 return self._refuse(error, decoded.warning)
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         if isinstance(answer, Ticket):
             return self._wait(answer, decoded.request, decoded.warning)
         if decoded.request.explain:
@@ -385,7 +389,7 @@ class Api:
 
     async def _refuse(self, error: ServiceError, warning: str | None) -> Response:
         await self._service.teller.finish_refusal(error)
-        return self.writer.refusal(error, warning)
+        return self._refusal(error, warning)
 
     def select_batch(self, request: Request) -> Answer:
         """Choose workers for a wave of prompts together, and book them if that is wanted."""
@@ -409,7 +413,7 @@ class Api:
             answer = await self._service.select_batch(wants, items)
             answer = await explained(answer, self._service.teller)
         except ServiceError as refusal:
-            return self.writer.refusal(refusal, warning)
+            return self._refusal(refusal, warning)
         return self.writer.reply(answer, 200, warning)
 
     # -- reservations --------------------------------------------------------------------------
@@ -454,7 +458,7 @@ class Api:
         try:
             answer = self._service.batch_now(decoded.request)
         except ServiceError as error:
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         if isinstance(answer, BatchAnswer):
             return self.writer.reply(answer, 200, decoded.warning)
         return self._finish_batch(answer, decoded.warning)
@@ -614,7 +618,7 @@ class Api:
         try:
             is_new = self._service.register_peer(decoded.request.endpoint)
         except (ServiceError, IndexerError) as error:
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         return self.writer.reply(Status(), 201 if is_new else 200, decoded.warning)
 
     def deregister_peer(self, request: Request) -> Answer:
@@ -636,8 +640,12 @@ class Api:
         try:
             answer = verb(decoded.request, decoded.unknown)
         except (ServiceError, IndexerError) as error:
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         return self.writer.reply(answer, status, decoded.warning)
+
+    def _refusal(self, error: ServiceError | IndexerError, warning: str | None) -> Response:
+        self._refused(error)
+        return self.writer.refusal(error, warning)
 
 
 def _settling(answer: Response, keeper: Keeper) -> Response | Settling:

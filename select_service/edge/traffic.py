@@ -32,8 +32,10 @@ CLIENT_GONE: Final = 499
 COUNTED_LIMITS: Final = (
     *("max_body_bytes", "json_depth_max", "body_parts_max", "body_numbers_max"),
     *("body_short_bytes_max", "body_unknown_bytes_max", "body_media_bytes_max"),
+    *("id_length_max", "name_length_max", "lease_name_length_max"),
+    *("batch_operations_max", "wave_samples_max"),
 )
-"""Limits whose refusals are counted as they are answered: those of bodies."""
+"""Limits whose refusals are counted as they are answered: of bodies, names and numbers in them."""
 
 
 class RouteTraffic:
@@ -126,6 +128,12 @@ class Traffic:
         self.in_flight = 0
         self.limit_hits = dict.fromkeys(COUNTED_LIMITS, 0)
         self.crashes = 0  # answers 500, and streams cut by an error of ours
+
+    def refused(self, error: Exception) -> None:
+        """Count what a refusal was for, where nobody else does."""
+        limit = getattr(error, "limit", None)
+        if limit is not None:
+            self.limit_hits[limit] += 1
 
     @property
     def answered(self) -> int:

@@ -298,6 +298,32 @@ def test_what_a_body_may_hold(
     in_process(use, **{limit: most})
 
 
+def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        one = {"op": "free", "reservation_id": "x"}
+        for path, body in (
+            ("/reservations", booking("n" * 9)),
+            ("/select", {**hashes(1), "session_id": "n" * 9}),
+            ("/workers", worker(2, model_name="n" * 9)),
+            ("/leases", {"owner": "n" * 9, "ttl_s": 5}),
+            ("/reservations/batch", {"operations": [one] * 9}),
+            ("/select_batch", {"requests": [hashes(1)] * 9}),
+            ("/reservations", booking("\n")),  # not for its length
+            ("/leases", {"owner": "", "ttl_s": 5}),
+        ):
+            assert (await client.post(path, json=body)).status_code == 422, path
+        text = (await client.get("/metrics")).text
+        for name, count in (
+            *(("id_length_max", 2), ("name_length_max", 1), ("lease_name_length_max", 1)),
+            *(("batch_operations_max", 1), ("wave_samples_max", 1)),
+        ):
+            assert f'limit_hits_total{{name="{name}"}} {float(count)}' in text
+
+    names = dict.fromkeys(("id_length_max", "name_length_max", "lease_name_length_max"), 8)
+    in_process(use, **names, batch_operations_max=8, wave_samples_max=8, session_ttl_s=60.0)
+
+
 def test_connections_from_one_address() -> None:
     async def run() -> None:
         async with listening(connections_per_address_max=2) as (port, _, server):
