@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["FLAGS", "Flag"]
 
 PORT_MAX: Final = 65535
+"""Of TCP."""
+
 _FILE_BYTES_MAX: Final = 4 << 20
 _FILE_MODE: Final = re.compile("0?[0-7]{3}")
 _NO_LIMITS: Final = frozenset(

@@ -44,9 +44,10 @@ TICK_S: Final = 0.1
 """How late the core may look whether something is due."""
 
 LAST_TURNS_MAX: Final = 1000
+"""How much is still said before the end; who misses it notices the silence."""
+
 LAST_WORD_S: Final = 0.1
-"""How much is still said before the end, and the time it has to leave this machine; who misses it
-notices the silence."""
+"""And the time it has to leave this machine."""
 
 PIECE_BYTES: Final = 64 * 1024
 """Bytes of a snapshot handed on at once."""

@@ -46,7 +46,10 @@ TOKEN_CHARS_MIN: Final = 22
 """Of a token: 128 bits in base64. Fewer can be guessed from their hash."""
 
 TOKEN_CHARS_MAX: Final = 512
+"""Of a token that is hashed at all: whoever asks must not have us hash a head of 64 KiB."""
+
 BYTES_MAX: Final = Settings().token_file_bytes_max
+"""Of the file, unless told otherwise."""
 
 _HEX: Final = "^[0-9a-f]{64}$"
 _NOBODYS: Final = bytes(32)

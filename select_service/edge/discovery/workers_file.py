@@ -20,6 +20,7 @@ from select_service.edge.discovery.source import Source, SourceFailed
 from select_service.types import WorkerSpec
 
 BYTES_MAX: Final = Settings().workers_file_bytes_max
+"""Of the file, unless told otherwise."""
 
 
 class _Document(msgspec.Struct):
