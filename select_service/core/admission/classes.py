@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PRIORITY_MIN: Final = -100
 PRIORITY_MAX: Final = 100
-"""What the reference's classes may have."""
+"""Of a class, either way: five have names and places far within."""
 
 CLASSES_MAX: Final = 64
 """Names one may configure: each is a label of metrics."""
