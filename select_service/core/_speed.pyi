@@ -1,11 +1,7 @@
-import builtins
 from collections.abc import Callable, Iterator
 
-from select_service.core.columns import Floats, Rows, Slots
-from select_service.core.decision_record import Odds, Record, Seating, Seen
-from select_service.core.queue import Ticket
-from select_service.core.scoring import Weights
-from select_service.types import CacheHit
+from select_service.core.columns import Floats, Slots
+from select_service.core.decision_record import Noted, Record
 
 ABI: int
 
@@ -40,19 +36,7 @@ class RecordRing:
     next: int
     def __init__(self, count_max: int, bytes_max: int, first: int) -> None: ...
     def __len__(self) -> int: ...
-    def keep(
-        self,
-        ticket: Ticket,
-        seen: Seen,
-        rows: Rows | None,
-        slot: int,
-        now: float,
-        odds: Odds | None,
-        cache_hit: CacheHit | None,
-        weights: Weights,
-        lookout: tuple[Seating, builtins.bytes, builtins.bytes],
-        more: int,
-    ) -> Record | None: ...
+    def keep(self, noted: list[Noted]) -> Record | None: ...
     def numbered(self, number: int) -> Record | None: ...
     def numbers_of(self, names: frozenset[str]) -> list[int]: ...
 

@@ -475,11 +475,20 @@ cdef class RecordRing:
     def __len__(self):
         return self._count
 
-    def keep(
-        self, ticket, tuple seen not None, rows, Py_ssize_t slot, double now, odds, cache_hit,
-        weights, lookout, Py_ssize_t more,
+    def keep(self, list noted not None):
+        """Keep records of decisions, let the oldest go; return the last if it is to be told."""
+        record = None
+        for one in noted:
+            (ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more) = <tuple>one
+            record = self._keep(
+                ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more
+            )
+        return record
+
+    cdef tuple _keep(
+        self, ticket, tuple seen, rows, Py_ssize_t slot, double now, odds, cache_hit, weights,
+        lookout, Py_ssize_t more,
     ):
-        """Keep a record of a decision, let the oldest go for it; return it if it is to be told."""
         cdef const Kind *kind = self._tickets.of(ticket)
         prompt, request = self._tickets.get(ticket, kind, 0), self._tickets.get(ticket, kind, 1)
         cdef double since = self._tickets.get(ticket, kind, 2)

@@ -18,11 +18,7 @@ from select_service.core.decision_record import (
 )
 
 if TYPE_CHECKING:
-    from select_service.core.columns import Rows
-    from select_service.core.decision_record import Odds, Record, Seating, Seen
-    from select_service.core.queue import Ticket
-    from select_service.core.scoring import Weights
-    from select_service.types import CacheHit
+    from select_service.core.decision_record import Noted, Record
 
 __all__ = ["RecordRing"]
 
@@ -62,33 +58,15 @@ class RecordRing:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def keep(  # noqa: PLR0913, PLR0917 - by place: names would cost
-        self,
-        ticket: Ticket,
-        seen: Seen,
-        rows: Rows | None,
-        slot: int,
-        now: float,
-        odds: Odds | None,
-        cache_hit: CacheHit | None,
-        weights: Weights,
-        lookout: tuple[Seating, bytes, bytes],
-        more: int,
-    ) -> Record | None:
-        """Keep a record of a decision, let the oldest go for it; return it if it is to be told.
+    def keep(self, noted: list[Noted]) -> Record | None:
+        """Keep records of decisions, let the oldest go; return the last if it is to be told."""
+        record = None
+        for one in noted:
+            record = self._keep(one)
+        return record
 
-        Args:
-            ticket: the request, whose `explain` says whether it is.
-            seen: this and the others: as in `Record`.
-            rows: likewise.
-            slot: likewise.
-            now: likewise, `at`.
-            odds: likewise.
-            cache_hit: likewise.
-            weights: likewise.
-            lookout: likewise.
-            more: bytes it takes beyond what its other members tell.
-        """
+    def _keep(self, noted: Noted) -> Record | None:
+        ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more = noted
         prompt, request, ask = ticket.prompt, ticket.request, ticket.asked
         block_hashes, selection_id = prompt.block_hashes, request.selection_id
         reservation_id = ticket.reservation_id

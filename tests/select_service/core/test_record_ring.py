@@ -93,11 +93,13 @@ def test_the_last_are_kept_as_far_as_they_fit(
     for at, one in enumerate(steps):
         seen = one["columns"], one["matched"], one["shared"], one["trust"]
         facts = seen, None, at, float(at), None, one["cache_hit"], "weights", "told", one["more"]
-        record = Record._make(twin.RecordRing(0, 0, ring.next).keep(ticket_of(one, True), *facts))
+        record = Record._make(
+            twin.RecordRing(0, 0, ring.next).keep([(ticket_of(one, True), *facts)])
+        )
         if one["is_told"] or not is_on:
-            assert ring.keep(ticket_of(one, True), *facts) == record
+            assert ring.keep([(ticket_of(one, True), *facts)]) == record
         else:
-            assert ring.keep(ticket_of(one, False), *facts) is None
+            assert ring.keep([(ticket_of(one, False), *facts)]) is None
         assert record.number == 7 + (at if is_on else 0)
         assert (record.at, record.slot, record.seen) == (float(at), at, seen)
         assert record.size == size_of(one)
@@ -120,7 +122,8 @@ def test_the_last_are_kept_as_far_as_they_fit(
 def keep(ring: Any, hashes: bytes, more: int = 0) -> None:
     seen = COLUMNS[0], None, None, None
     one = {"hashes": hashes, "reservation_id": None, "selection_id": None, "ask": None, "more": 0}
-    ring.keep(ticket_of(one, False), seen, None, 0, 0.0, None, None, "weights", "told", more)
+    ticket = ticket_of(one, False)
+    ring.keep([(ticket, seen, None, 0, 0.0, None, None, "weights", "told", more)])
 
 
 @EITHER
@@ -145,13 +148,13 @@ def test_hashes_are_those_of_the_prompt_however_many_come_and_go(
 def test_what_a_record_refers_to_ends_with_it(twin: ModuleType) -> None:
     ring = twin.RecordRing(2, 1 << 20, 0)
     columns, told = bytes(64), object()
+    asked = {"hashes": b"12345678", "reservation_id": "b", "selection_id": "a", "ask": None}
     before = sys.getrefcount(columns), sys.getrefcount(told), sys.getrefcount(None)
     for _ in range(1000):
-        one = {"hashes": b"12345678", "reservation_id": "b", "selection_id": "a", "ask": None}
-        ring.keep(
-            ticket_of(one | {"more": 0}, False),
-            *((columns, None, [(1, told)], None), told, 0, 0.0, told, told, told, told, 0),
-        )
+        ticket = ticket_of(asked | {"more": 0}, False)
+        what = columns, None, [(1, told)], None
+        ring.keep([(ticket, what, told, 0, 0.0, told, told, told, told, 0)])
+        del what
     assert ring.numbered(999) is not None
     assert sys.getrefcount(told) > before[1]
     ring = None
