@@ -1351,6 +1351,13 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--load-report-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest message with which a worker tells its load beside its KV events; longer is bad",
+        watch="worker_reports_bad_total",
+    ),
+    Flag(
         "--doctor-interval-s",
         _seconds(zero=True),
         "S",

@@ -231,6 +231,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     return_slots_max: int = _ADMISSION.return_slots_max
     tenant_labels_max: int = _ADMISSION.tenant_labels_max
     load_report_stale_s: float = _ADMISSION.load_report_stale_s
+    load_report_bytes_max: int = _ADMISSION.load_report_bytes_max
     doctor_interval_s: float = _DOCTOR.interval_s
     doctor_samples_max: int = _DOCTOR.samples_max
     doctor_findings_max: int = _DOCTOR.findings_max
@@ -390,6 +391,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             return_slots_max=self.return_slots_max,
             tenant_labels_max=self.tenant_labels_max,
             load_report_stale_s=self.load_report_stale_s,
+            load_report_bytes_max=self.load_report_bytes_max,
         )
 
     @property

@@ -23,6 +23,7 @@ from indexer.edge.addresses import Addresses
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
+from select_service.admission_types import AdmissionSettings
 from select_service.core.discovery import API
 from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     )
     from select_service.admission_types import (
         AdmissionChange,
-        AdmissionSettings,
         AdmissionStatus,
         BusyThreshold,
         BusyThresholdChange,
@@ -271,7 +271,11 @@ class Driver:
         if replica_sync_port is not None:
             self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._recovering: asyncio.Task[None] | None = None
-        self.load_topic = LoadTopic(self._hear_load)
+        self.load_topic = LoadTopic(
+            self._hear_load,
+            bytes_max=(admission or AdmissionSettings()).load_report_bytes_max,
+            ranks_max=self.core.limits.data_parallel_size_max,
+        )
         self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
         self._listeners: Listeners | None = None

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.admission_types import RankMetrics, WorkerMetrics
+from select_service.admission_types import AdmissionSettings, RankMetrics, WorkerMetrics
+from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,15 +52,26 @@ _from_json: Final = msgspec.json.Decoder(_Told, strict=False).decode
 class LoadTopic:
     """Gathers reports and hands them on."""
 
-    def __init__(self, take: Callable[[int, WorkerMetrics], None]) -> None:
+    def __init__(
+        self,
+        take: Callable[[int, WorkerMetrics], None],
+        *,
+        bytes_max: int = AdmissionSettings().load_report_bytes_max,
+        ranks_max: int = CoreLimits().data_parallel_size_max,
+    ) -> None:
         """Start with nothing heard.
 
         Args:
             take: takes in what one worker said; it may raise nothing.
+            bytes_max: of a message: empty ranks take a byte each, and all are read in one go.
+            ranks_max: in one message.
         """
+        self._bytes_max, self._ranks_max = bytes_max, ranks_max
         self.heard = 0
         self.bad = 0
-        """Messages nobody understands."""
+        """Messages nobody understands, or that are too long."""
+        self.left_out = 0
+        """Ranks of which something was heard while too many waited to be taken in."""
         self._take = take
         self._latest: dict[tuple[int, int], RankMetrics] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -69,7 +81,7 @@ class LoadTopic:
         self.heard += 1
         rank = stream.rank
         try:
-            told = read(frames)
+            told = self._read(frames)
             for one in told.ranks or [told]:
                 dp_rank = rank.dp_rank if one.dp_rank is None else one.dp_rank
                 self._latest[rank.worker_id, dp_rank] = rank_metrics(one, dp_rank)
@@ -78,9 +90,18 @@ class LoadTopic:
             return
         while len(self._latest) > RANKS_MAX:
             self._latest.pop(next(iter(self._latest)))
+            self.left_out += 1
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(APPLY_AFTER_S, self._apply)
+
+    def _read(self, frames: Sequence[bytes]) -> _Told:
+        if frames and len(frames[-1]) > self._bytes_max:
+            raise ValueError("more bytes than --load-report-bytes-max")
+        told = read(frames)
+        if len(told.ranks) > self._ranks_max:
+            raise ValueError("more ranks than a worker may have")
+        return told
 
     def _apply(self) -> None:
         self._timer = None
