@@ -150,6 +150,35 @@ def test_a_message_of_endless_ranks_is_not_read(form: str) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x81\xa5ranks\xdd\x7f\xff\xff\xff" + b"\x80" * 1000,
+        b"\xdf\x7f\xff\xff\xff" + b"\xa1a\x01" * 1000,
+        b"\xde\x00\x41" + b"".join(b"\xa2%02d\x01" % number for number in range(65)),
+        b'{"ranks": [' + b",".join([b"{}"] * 1000) + b"]}",
+    ],
+)
+def test_what_announces_too_much_is_refused_before_it_is_read(
+    payload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_topic, "_from_msgpack", None)  # whoever reads on would fail
+    monkeypatch.setattr(load_topic, "_from_json", None)
+    heard = Heard(ranks_max=64)
+    heard.hear(b"kv_metrics", payload)
+    assert heard.topic.bad == 1
+
+
+def test_ranks_inside_ranks_are_not_read() -> None:
+    async def scene() -> None:
+        heard = Heard()
+        inner = {"ranks": [{"dp_rank": number} for number in range(3)], "kv_used_blocks": 2}
+        heard.hear(b"kv_metrics", PACK({"ranks": [inner]}))
+        assert await heard.settled() == [(7, {0: 2.0})]
+
+    asyncio.run(scene())
+
+
 def test_ranks_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_topic, "RANKS_MAX", 2)
 
