@@ -23,7 +23,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from indexer.compiled import usable
 from select_service.edge.answers import ONLY_JSON, Response, Settling
 from select_service.edge.asgi import CERTIFICATE, HANDED_OVER
-from select_service.edge.protocol import GuardedProtocol, Phase, is_host
+from select_service.edge.framing import is_host
+from select_service.edge.protocol import GuardedProtocol, Phase
 from select_service.edge.varying import VARYING, VARYING_LINES
 
 if TYPE_CHECKING:

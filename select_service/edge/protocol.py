@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import socket
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from select_service.edge.codec import encode
+from select_service.edge.framing import UNTIL_CLOSED, is_host
 from select_service.edge.pieces import Flow, pieces_of
 from select_service.errors import (
     HeadTooLarge,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.traffic import Connections
 
-__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "cut_unread", "is_host"]
+__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "cut_unread"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
@@ -64,14 +64,6 @@ _REFUSAL_HEAD: Final = (
 )
 
 _CLOSE: Final = (b"connection", b"close")
-_HOST: Final = re.compile(
-    rb"[ \t]*"
-    rb"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
-    rb"[ \t]*"
-)
-"""What a Host line may say (RFC 3986, 3.2.2 and 3.2.3): an address in brackets, or a name, which
-may be empty; and a port."""
-
 _PROBE_AFTER_S: Final = 60
 _PROBES: Final = 4
 """A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
@@ -97,27 +89,6 @@ class ConnectionLimits(Struct):
 
 class _TurnedAway(Exception):
     """A request was refused at its head; the parser need not go on."""
-
-
-class _UntilClosed(int):
-    """A length that is never used up and never missed: what uvicorn counts an answer down with."""
-
-    @override
-    def __lt__(self, _: object) -> bool:
-        return False
-
-    @override
-    def __ne__(self, _: object) -> bool:
-        return False
-
-    @override
-    def __sub__(self, _: int) -> _UntilClosed:
-        return self
-
-    __hash__ = int.__hash__
-
-
-_UNTIL_CLOSED: Final = _UntilClosed()
 
 
 class Phase(Enum):
@@ -335,7 +306,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
         if self.parser.get_http_version() == "1.0":  # has no chunks: the end is the connection's
             self.cycle.chunked_encoding = False
-            self.cycle.expected_content_length = _UNTIL_CLOSED
+            self.cycle.expected_content_length = UNTIL_CLOSED
         if not self.pipeline:
             self._at_work = self.cycle
         elif len(self.pipeline) < PIPELINED_MAX:
@@ -581,11 +552,6 @@ def cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
             if total <= most:
                 break
     return total
-
-
-def is_host(value: bytes) -> bool:
-    """Tell whether this may stand in a Host line."""
-    return _HOST.fullmatch(value) is not None
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:
