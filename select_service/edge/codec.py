@@ -36,16 +36,13 @@ from select_service.errors import (
 )
 from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
 
-if usable("select_service._speed", 2):
-    from select_service._speed import Scanner as _Scanner
-    from select_service._speed import signed_json
-
-    Scanner: type[_Scanner] | None = _Scanner
+if not TYPE_CHECKING and usable("select_service._speed", 2):
+    from select_service._speed import Scanner, signed_json
 
     def _in_json(shown: object) -> object:
         return msgspec.Raw(signed_json(_packed_in(shown)))
 else:
-    Scanner = None
+    from select_service.edge.plain_scanner import Scanner
 
     def _in_json(shown: object) -> object:
         return unpack_i64(_packed_in(shown))
@@ -234,8 +231,8 @@ def judge_unknown(unknown: list[str], validation: FieldValidation) -> str | None
 def _scan_for(
     kind: type[msgspec.Struct], names: frozenset[bytes]
 ) -> Callable[[bytes], _Scanned | None] | None:
-    """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
-    if Scanner is None or not issubclass(kind, PromptFields):
+    """Return who takes the long arrays out, where there may be some."""
+    if not issubclass(kind, PromptFields):
         return None
     return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}).scan
 
