@@ -36,13 +36,16 @@ from select_service.errors import (
 )
 from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
 
-if not TYPE_CHECKING and usable("select_service._speed", 2):
-    from select_service._speed import Scanner, signed_json
+if usable("select_service._speed", 2):
+    from select_service._speed import Scanner as _Scanner
+    from select_service._speed import signed_json
+
+    Scanner: type[_Scanner] | None = _Scanner
 
     def _in_json(shown: object) -> object:
         return msgspec.Raw(signed_json(_packed_in(shown)))
 else:
-    from select_service.edge.plain_scanner import Scanner
+    Scanner = None
 
     def _in_json(shown: object) -> object:
         return unpack_i64(_packed_in(shown))
@@ -231,8 +234,8 @@ def judge_unknown(unknown: list[str], validation: FieldValidation) -> str | None
 def _scan_for(
     kind: type[msgspec.Struct], names: frozenset[bytes]
 ) -> Callable[[bytes], _Scanned | None] | None:
-    """Return who takes the long arrays out, where there may be some."""
-    if not issubclass(kind, PromptFields):
+    """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
+    if Scanner is None or not issubclass(kind, PromptFields):
         return None
     return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}).scan
 

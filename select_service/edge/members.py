@@ -33,7 +33,7 @@ _NO_STEP: Final = bytes(set(range(256)) - set(b"{}[]"))
 _STEPS: Final = bytes.maketrans(b"{}[]", b"\x01\xff\x01\xff")
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b"{}[],"))
 _SHORT_BYTES: Final = 12
-_FLAT_MAX: Final = 256  # strings
+_FLAT_MAX: Final = 256
 _STRUCTURE: Final = re.compile(rb"\[,*\]|,+|[{}\[\]]")  # an array of numbers is one token
 
 
@@ -45,24 +45,28 @@ class DuplicateMemberError(ValueError):
         self.path = path
 
 
-def flat_names(text: bytes) -> list[bytes] | None:
+def flat_names(body: bytes) -> list[bytes] | None:
     """Return the names in an object that holds no objects, or None where that is not certain.
 
-    The regular request is such an object, once the long runs of numbers are taken out: a few short
-    names. Of what is no JSON the answer means nothing.
+    The regular request is such an object: a few short names and long runs of numbers. Hopping from
+    quote to quote with `find` (memchr) costs the same 2 µs for 8 and for 8192 hashes; counting
+    colons or splitting would read every byte a second time.
     """
-    if text.find(b"{", 1) >= 0 or b"\\" in text:
+    if body.find(b"{", 1) >= 0 or b"\\" in body:
         return None
-    pieces = text.split(b'"', 2 * _FLAT_MAX)  # outside, inside, outside ...
-    if len(pieces) > 2 * _FLAT_MAX:  # no regular request
-        return None
+    find = body.find
     names: list[bytes] = []
-    for at in range(2, len(pieces), 2):
-        behind = pieces[at][:1]
-        if behind == b":":
-            names.append(pieces[at - 1])
-        elif behind <= b" ":  # a colon may follow behind the blank
+    opening = find(b'"')
+    while opening >= 0:
+        if len(names) > _FLAT_MAX:  # no regular request
             return None
+        closing = find(b'"', opening + 1)
+        after = body[closing + 1]
+        if after == _COLON:
+            names.append(body[opening + 1 : closing])
+        elif after <= _SPACE:  # a colon may follow behind the blank
+            return None
+        opening = find(b'"', closing + 1)
     return names
 
 
