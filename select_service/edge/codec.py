@@ -154,7 +154,8 @@ class RequestDecoder(Generic[T]):
             UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
             BodyTooLarge: it is longer than anything of this type needs to be.
         """
-        if may_hold_many(body):
+        is_long = may_hold_many(body)
+        if is_long:
             refuse_bulk(self._type, body)
         if self._scan is not None:
             scanned = self._scan(body)
@@ -163,19 +164,24 @@ class RequestDecoder(Generic[T]):
                     return self._fill_in(scanned)
                 except (ServiceError, ValueError, RecursionError):
                     pass  # what exactly is wrong has to be said of the body as it came
-        self._weigh(body)
+        if is_long:
+            self._weigh(body)
         try:
             request = self._decode(body)
         except (ValueError, RecursionError) as error:
             raise refusal_of(error) from None
-        _check(request, body)
+        if not body.isascii():
+            _check_utf8(body)
+        check_values(request)
         names = flat_names(body)
-        plain = (
+        if (
             names is not None
             and self._known_bytes.issuperset(names)
             and len(frozenset(names)) == len(names)
-        )
-        decoded = Decoded(request, None, b"") if plain else self._look_closer(body, request)
+        ):
+            decoded = Decoded(request, None, b"")
+        else:
+            decoded = self._look_closer(body, request)
         if isinstance(request, PromptFields):
             pack(request)
         return decoded
@@ -265,24 +271,23 @@ def pack(request: PromptFields) -> None:
     Raises:
         InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
     """
-    if type(request.block_hashes) is list:
-        request.block_hashes = _packed("block_hashes", request.block_hashes)
-    if type(request.sequence_hashes) is list:
-        request.sequence_hashes = _packed("sequence_hashes", request.sequence_hashes)
+    try:
+        if type(request.block_hashes) is list:
+            request.block_hashes = pack_u64(request.block_hashes)
+        if type(request.sequence_hashes) is list:
+            request.sequence_hashes = pack_u64(request.sequence_hashes)
+    except ValueError:
+        for name in HASHES:
+            values = getattr(request, name)
+            if type(values) is list:
+                _check_u64(name, values)
+        raise
     if type(request.token_ids) is list:
         request.token_ids = pack_tokens(request.token_ids)
 
 
-def _packed(name: str, hashes: list[int]) -> PackedHashes:
-    try:
-        return pack_u64(hashes)
-    except ValueError:
-        _check_u64(name, hashes)
-        raise
-
-
 def _check_u64(name: str, values: Sequence[int]) -> None:
-    if max(values) > U64_MASK:
+    if values and max(values) > U64_MASK:
         position = next(at for at, value in enumerate(values) if value > U64_MASK)
         path = f"{name}[{position}]"
         raise InvalidField(f"{path}: must be at most 2^64-1", field=path)
