@@ -344,7 +344,9 @@ class PromptFields(Struct, kw_only=True):
     router_config_override: RouterConfigOverride | None = None
 
     def __post_init__(self) -> None:
-        _u64("isl_tokens", self.isl_tokens)
+        isl_tokens = self.isl_tokens
+        if isl_tokens is not None and not 0 <= isl_tokens <= U64_MASK:  # no frame for the rest
+            _u64("isl_tokens", isl_tokens)
         if self.routing_group is not UNSET:
             _one_scope_name(self.tenant_id, self.routing_group)
 
