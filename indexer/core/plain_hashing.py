@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
+from itertools import chain, repeat
 from typing import Final
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from indexer.core.packing import pack_u64
 from indexer.types import HASH_BYTES
 
 xxh3_64 = xxh3_64_intdigest
 
 _BASE_SEED: Final = 1337
-_SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
 
 
 def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
@@ -26,23 +25,20 @@ def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
         return xxh3_64_digest(tokens, seed)[::-1]
     if width == stride:  # unpacking slices in C: half the price of slicing in a loop
         whole = tokens[: len(tokens) - len(tokens) % stride]
-        cut = struct.iter_unpack(f"{stride}s", whole) if whole else ()
-        hashes = [xxh3_64_intdigest(window, seed) for (window,) in cut]
+        cut = chain.from_iterable(struct.iter_unpack(f"{stride}s", whole)) if whole else ()
+        hashes = list(map(xxh3_64_intdigest, cut, repeat(seed)))
     else:
         starts = range(0, len(tokens) - width + 1, stride)
         hashes = [xxh3_64_intdigest(tokens[at : at + width], seed) for at in starts]
-    packed = array("Q", hashes)
-    if _SWAP:
-        packed.byteswap()
-    return packed.tobytes()
+    return pack_u64(hashes)
 
 
 def sequence_hashes(local: bytes) -> bytes:
     """Chain local hashes: entry i stands for the whole prefix up to block i. 0.2 µs a block."""
     previous = local[:HASH_BYTES]
-    chain = [previous]
+    links = [previous]
     link = xxh3_64_digest  # canonical digest is big-endian, hence the reversal
     for at in range(HASH_BYTES, len(local), HASH_BYTES):
         previous = link(previous + local[at : at + HASH_BYTES], _BASE_SEED)[::-1]
-        chain.append(previous)
-    return b"".join(chain)
+        links.append(previous)
+    return b"".join(links)

@@ -115,6 +115,9 @@ _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 _U32_MAX: Final = (1 << 32) - 1
 HASHES: Final = ("block_hashes", "sequence_hashes")
 TOKENS: Final = "token_ids"
+_BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
+    *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
+)
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -276,14 +279,29 @@ def pack(request: PromptFields) -> None:
             request.block_hashes = pack_u64(request.block_hashes)
         if type(request.sequence_hashes) is list:
             request.sequence_hashes = pack_u64(request.sequence_hashes)
+        if type(request.token_ids) is list:
+            request.token_ids = pack_tokens(request.token_ids)
     except ValueError:
-        for name in HASHES:
-            values = getattr(request, name)
-            if type(values) is list:
-                _check_u64(name, values)
+        _check_lists(request)
         raise
-    if type(request.token_ids) is list:
-        request.token_ids = pack_tokens(request.token_ids)
+
+
+def _check_lists(request: PromptFields) -> None:
+    """Refuse the first number that is out of bounds, as msgspec would."""
+    for name, least, most in _BOUNDS:
+        values = getattr(request, name)
+        if type(values) is not list:
+            continue
+        for position, value in enumerate(values):
+            path = f"{name}[{position}]"
+            if value < least:
+                raise InvalidField(f"{path}: Expected `int` >= {least}", field=path)
+            if most is not None and value > most:
+                raise InvalidField(f"{path}: Expected `int` <= {most}", field=path)
+    for name in HASHES:
+        values = getattr(request, name)
+        if type(values) is list:
+            _check_u64(name, values)
 
 
 def _check_u64(name: str, values: Sequence[int]) -> None:
