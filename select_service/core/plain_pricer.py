@@ -244,8 +244,10 @@ class Pricer:
             raw = -credit * number
             if track:
                 cached = number * block_size
-                raw += (booked + (cached if cached > isl_tokens else isl_tokens)) / block_size
-            price = scale * (raw if raw > 0.0 else 0.0) + bare
+                if cached < isl_tokens:  # noqa: PLR1730 - max() is slow
+                    cached = isl_tokens
+                raw += (booked + cached) / block_size
+            price = bare if raw < 0.0 else scale * raw + bare
             if best is not None and price == low:
                 return None
             if best is None or price < low:

@@ -100,6 +100,7 @@ class Reader:
         if tenant is UNSET:
             tenant = request.routing_group
         key = request.model_name, "default" if tenant is UNSET else tenant
+        partition: Partition | None
         partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
         if partition is None or not partition.workers:
             scope = request.scope
