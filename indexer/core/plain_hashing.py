@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import struct
-from itertools import chain, repeat
 from typing import Final
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -25,8 +24,8 @@ def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
         return xxh3_64_digest(tokens, seed)[::-1]
     if width == stride:  # unpacking slices in C: half the price of slicing in a loop
         whole = tokens[: len(tokens) - len(tokens) % stride]
-        cut = chain.from_iterable(struct.iter_unpack(f"{stride}s", whole)) if whole else ()
-        hashes = list(map(xxh3_64_intdigest, cut, repeat(seed)))
+        cut = struct.iter_unpack(f"{stride}s", whole) if whole else ()
+        hashes = [xxh3_64_intdigest(window, seed) for (window,) in cut]
     else:
         starts = range(0, len(tokens) - width + 1, stride)
         hashes = [xxh3_64_intdigest(tokens[at : at + width], seed) for at in starts]
@@ -36,9 +35,9 @@ def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
 def sequence_hashes(local: bytes) -> bytes:
     """Chain local hashes: entry i stands for the whole prefix up to block i. 0.2 µs a block."""
     previous = local[:HASH_BYTES]
-    links = [previous]
+    chain = [previous]
     link = xxh3_64_digest  # canonical digest is big-endian, hence the reversal
     for at in range(HASH_BYTES, len(local), HASH_BYTES):
         previous = link(previous + local[at : at + HASH_BYTES], _BASE_SEED)[::-1]
-        links.append(previous)
-    return b"".join(links)
+        chain.append(previous)
+    return b"".join(chain)
