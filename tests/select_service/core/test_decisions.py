@@ -34,6 +34,7 @@ from select_service.types import (
     Selection,
     SelectRequest,
 )
+from tests.effort import examples
 from tests.select_service.core.fleet import Fleet
 
 QUIET = RouterConfig(use_kv_events=False)
@@ -137,8 +138,22 @@ class Ring(RuleBasedStateMachine):
                 assert ring.find(decision_id(one)) == one
 
 
-Ring.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=20, deadline=None)
+Ring.TestCase.settings = hypothesis_settings(
+    max_examples=examples(25), stateful_step_count=20, deadline=None
+)
 TestRing = Ring.TestCase
+
+
+def test_what_was_noted_lets_go_of_its_partition_with_the_next_tick() -> None:
+    fleet = fleet_of(ring=8)
+    core = fleet.core
+    packed = pack_u64([1, 2])
+    asked = SelectRequest(block_hashes=packed, sequence_hashes=packed, isl_tokens=32)
+    core.select(asked, fleet.now)
+    assert len(core.decisions._noted) == 1
+    core.tick(fleet.now)
+    assert not core.decisions._noted
+    assert core.decisions._ring.next == 2
 
 
 def test_bytes_bound_what_counts_does_not() -> None:
