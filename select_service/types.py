@@ -85,7 +85,10 @@ CacheScope = Literal["gpu", "cpu", "disk", "any"]
 CacheBasis = Literal["prompt", "cacheable"]
 Role = Literal["prefill", "decode", "aggregated"]
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
-AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
+# The numbers of long lists are read without their bounds: packing checks all of them at once.
+AnyHash = Annotated[int, Meta(extra_json_schema={"minimum": -(1 << 63)})]
+"""Signed or unsigned, 64 bits; packed modulo 2^64."""
+Token = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": (1 << 32) - 1})]
 # What the core takes and what JSON may hold: callers in the same process may pass lists, or packed
 # little-endian numbers as the codec does; a JSON decoder must not read a string as the latter.
 if TYPE_CHECKING:
@@ -93,7 +96,7 @@ if TYPE_CHECKING:
     TokenList: TypeAlias = list[int] | bytes
 else:
     HashList = list[AnyHash]
-    TokenList = list[U32]
+    TokenList = list[Token]
 
 
 def _u64(name: str, value: int | None) -> None:
@@ -344,7 +347,9 @@ class PromptFields(Struct, kw_only=True):
     router_config_override: RouterConfigOverride | None = None
 
     def __post_init__(self) -> None:
-        _u64("isl_tokens", self.isl_tokens)
+        isl_tokens = self.isl_tokens
+        if isl_tokens is not None and not 0 <= isl_tokens <= U64_MASK:  # no frame for the rest
+            _u64("isl_tokens", isl_tokens)
         if self.routing_group is not UNSET:
             _one_scope_name(self.tenant_id, self.routing_group)
 

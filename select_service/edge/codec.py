@@ -107,6 +107,9 @@ _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 _U32_MAX: Final = (1 << 32) - 1
 HASHES: Final = ("block_hashes", "sequence_hashes")
 TOKENS: Final = "token_ids"
+_BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
+    *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
+)
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -146,7 +149,8 @@ class RequestDecoder(Generic[T]):
             UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
             BodyTooLarge: it is longer than anything of this type needs to be.
         """
-        if len(body) > self._guard.small_bytes:
+        is_long = len(body) > self._guard.small_bytes
+        if is_long:
             self._guard.refuse_bulk(self._type, body)
         if self._scan is not None:
             scanned = self._scan(body)
@@ -155,19 +159,24 @@ class RequestDecoder(Generic[T]):
                     return self._fill_in(scanned)
                 except (ServiceError, ValueError, RecursionError):
                     pass  # what exactly is wrong has to be said of the body as it came
-        self._weigh(body)
+        if is_long:
+            self._weigh(body)
         try:
             request = self._decode(body)
         except (ValueError, RecursionError) as error:
             raise refusal_of(error) from None
-        _check(request, body)
+        if not body.isascii():
+            _check_utf8(body)
+        check_values(request)
         names = flat_names(body)
-        plain = (
+        if (
             names is not None
             and self._known_bytes.issuperset(names)
             and len(frozenset(names)) == len(names)
-        )
-        decoded = Decoded(request, None, b"") if plain else self._look_closer(body, request)
+        ):
+            decoded = Decoded(request, None, b"")
+        else:
+            decoded = self._look_closer(body, request)
         if isinstance(request, PromptFields):
             pack(request)
         return decoded
@@ -261,24 +270,38 @@ def pack(request: PromptFields) -> None:
     Raises:
         InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
     """
-    if type(request.block_hashes) is list:
-        request.block_hashes = _packed("block_hashes", request.block_hashes)
-    if type(request.sequence_hashes) is list:
-        request.sequence_hashes = _packed("sequence_hashes", request.sequence_hashes)
-    if type(request.token_ids) is list:
-        request.token_ids = pack_tokens(request.token_ids)
-
-
-def _packed(name: str, hashes: list[int]) -> PackedHashes:
     try:
-        return pack_u64(hashes)
+        if type(request.block_hashes) is list:
+            request.block_hashes = pack_u64(request.block_hashes)
+        if type(request.sequence_hashes) is list:
+            request.sequence_hashes = pack_u64(request.sequence_hashes)
+        if type(request.token_ids) is list:
+            request.token_ids = pack_tokens(request.token_ids)
     except ValueError:
-        _check_u64(name, hashes)
+        _check_lists(request)
         raise
 
 
+def _check_lists(request: PromptFields) -> None:
+    """Refuse the first number that is out of bounds, as msgspec would."""
+    for name, least, most in _BOUNDS:
+        values = getattr(request, name)
+        if type(values) is not list:
+            continue
+        for position, value in enumerate(values):
+            path = f"{name}[{position}]"
+            if value < least:
+                raise InvalidField(f"{path}: Expected `int` >= {least}", field=path)
+            if most is not None and value > most:
+                raise InvalidField(f"{path}: Expected `int` <= {most}", field=path)
+    for name in HASHES:
+        values = getattr(request, name)
+        if type(values) is list:
+            _check_u64(name, values)
+
+
 def _check_u64(name: str, values: Sequence[int]) -> None:
-    if max(values) > U64_MASK:
+    if values and max(values) > U64_MASK:
         position = next(at for at, value in enumerate(values) if value > U64_MASK)
         path = f"{name}[{position}]"
         raise InvalidField(f"{path}: must be at most 2^64-1", field=path)

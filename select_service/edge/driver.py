@@ -631,7 +631,7 @@ class Driver:
 
     # -- selection -----------------------------------------------------------------------------
 
-    def select_now(self, request: SelectRequest) -> Answer | Ticket:
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:  # noqa: ARG002 - called as the others are
         """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self.core.select(request, self._clock())
         self._carry_out(effects)

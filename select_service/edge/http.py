@@ -347,7 +347,7 @@ class Api:
     def select(self, request: Request) -> Answer:
         """Choose the worker for a prompt; waits while every eligible rank is busy."""
         decoded = self._select.decode(request.body)
-        return self._selection(decoded, lambda ask, _: self._service.select_now(ask))
+        return self._selection(decoded, self._service.select_now)
 
     def select_and_reserve(self, request: Request) -> Answer:
         """Choose a worker and book it in one step; waits likewise."""

@@ -31,7 +31,7 @@ from select_service.edge.codec import (
 from select_service.edge.forms import Form
 from select_service.edge.members import DuplicateMemberError
 from select_service.errors import InvalidField, InvalidMsgpack
-from select_service.types import U32, AnyHash, PromptFields
+from select_service.types import AnyHash, PromptFields, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ __all__ = ["MsgpackDecoder"]
 T = TypeVar("T", bound=msgspec.Struct)
 
 _WIDTHS: Final = {TOKENS: (TOKEN_BYTES, "token")} | dict.fromkeys(HASHES, (HASH_BYTES, "hash"))
-_PACKED_TYPES: Final = {TOKENS: bytes | list[U32] | None} | dict.fromkeys(
+_PACKED_TYPES: Final = {TOKENS: bytes | list[Token] | None} | dict.fromkeys(
     HASHES, bytes | list[AnyHash] | None
 )
 _members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode

@@ -236,11 +236,11 @@ class TenantView:
             self._note_foreign()
             raise NoSchedulableWorker.in_scope(request.scope)
 
-    def select_now(self, request: SelectRequest) -> Answer | Ticket:
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select."""
         self._check_scope(request)
         try:
-            return self._service.select_now(request)
+            return self._service.select_now(request, unknown)
         except NoSchedulableWorker:  # "anywhere" would tell of others
             raise NoSchedulableWorker.in_scope(request.scope) from None
 
