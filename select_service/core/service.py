@@ -329,6 +329,7 @@ class SelectionCore:
         self._close_scopes(now)
         more |= self.trusting.keep(now)
         effects.trusted += self.trusting.take_news()
+        effects.reread += self.trusting.take_rereads()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.decisions.write()
         self.refuse_late(now, effects)
