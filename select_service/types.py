@@ -784,6 +784,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     delay_scale: float | None = None
     eviction_scale: float | None = None
     expects_booked: bool | None = None
+    context_load_scale: float | None = None
 
 
 class CoreLimits(Struct, kw_only=True):

@@ -1250,6 +1250,13 @@ FLAGS: Final = (
         "whether blocks that others are booked with count as cached; off: as --policy has it",
     ),
     Flag(
+        "--context-load-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what a block that a request attends to costs, shared ones for each, in blocks to compute; "
+        "off: as --policy has it",
+    ),
+    Flag(
         "--admission-policy",
         str,
         "NAME",

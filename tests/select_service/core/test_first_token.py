@@ -45,6 +45,7 @@ def price(
     device: int = 0,
     booked: int = 0,
     churn: int = 0,
+    context: int = 0,
     isl: int = 640,
     waiting: float = 1.0,
 ) -> float:
@@ -63,13 +64,21 @@ def price(
         block_size=SIZE,
         booked=np.array([float(booked)]),
         churn=np.array([float(churn)]),
+        context=np.array([float(context)]),
     )
     return float(costs(projection, weights)[0])
 
 
 @given(
     base=st.fixed_dictionaries(
-        {"prefill": tokens, "decode": blocks, "device": blocks, "booked": blocks, "churn": tokens}
+        {
+            "prefill": tokens,
+            "decode": blocks,
+            "device": blocks,
+            "booked": blocks,
+            "churn": tokens,
+            "context": blocks,
+        }
     ),
     more=st.integers(1, 1000),
     waiting=st.floats(0.0, 50.0),
@@ -78,7 +87,7 @@ def test_dearer_with_load_and_cheaper_with_overlap(
     base: dict[str, int], more: int, waiting: float
 ) -> None:
     here = price(**base, waiting=waiting)
-    for name in ("prefill", "decode", "churn"):
+    for name in ("prefill", "decode", "churn", "context"):
         assert price(**base | {name: base[name] + more}, waiting=waiting) >= here, name
     for name in ("device", "booked"):
         longer = min(base[name] + more, 40)

@@ -147,7 +147,9 @@ def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, 
             credited += max(0, shared - device - host - disk)
         decode = weights.decode_load_scale * (float(loads.decode[slot]) + blocks - shared)
         more = (delayed + evicting * float(loads.churn[slot])) * max(0.0, own - credited)
-        costs[slot] = weights.prefill_load_scale * (max(0.0, raw - credited) + more) + decode
+        context = weights.context_load_scale * (float(loads.context[slot]) + blocks)
+        left = max(0.0, raw - credited)
+        costs[slot] = weights.prefill_load_scale * (left + more) + decode + context
     return costs
 
 
