@@ -459,7 +459,7 @@ class Partition:
             shared,
             lambda: 0.0,
             self.trust.column,
-            None if weights.is_kv_cost else self.at_present(weights)[-4:],
+            None if weights.is_kv_cost else self.at_present(weights).of_ours,
         )
 
     def believed_tokens(self, slot: int) -> int:
