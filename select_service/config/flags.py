@@ -1257,6 +1257,14 @@ FLAGS: Final = (
         "off: as --policy has it",
     ),
     Flag(
+        "--overtaking-s",
+        _number(0.0, 1e6),
+        "S",
+        "who waits, where no policy file orders the queue, is overtaken by who comes up to so many "
+        "seconds later for each 1,000 tokens less to compute; off: as --policy has it",
+        watch="selections_waited_total",
+    ),
+    Flag(
         "--admission-policy",
         str,
         "NAME",

@@ -577,7 +577,7 @@ class Partition:
                 full = _queue_full(one.name, kind, current, per_worker * len(self.workers))
                 full.retry_after_s = self.return_s(now)
                 raise full
-        ticket.key = order_key(one.queue_policy, ticket, now)
+        ticket.key = order_key(one.queue_policy, ticket, now, one.overtaking_s)
         queue.push(ticket)
 
     def return_s(self, now: float) -> float:
