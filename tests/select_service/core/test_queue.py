@@ -6,6 +6,7 @@ import random
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from indexer.core.registry import Registry
@@ -63,6 +64,7 @@ def test_short_ones_overtake_within_a_time_that_grows_with_what_is_overtaken() -
 def test_nobody_overtakes_where_the_contract_orders_the_queue(
     config: RouterConfig, overtakes: bool
 ) -> None:
+    config = msgspec.structs.replace(config, use_kv_events=False)
     core = SelectionCore(Registry(), config, random.Random(1))
     core.upsert_worker(WorkerSpec(worker_id=1, endpoint="x", block_size=16), 0.0)
     (partition,) = core.partitions.values()
