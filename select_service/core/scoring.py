@@ -38,7 +38,7 @@ EVICTION_SCALE: Final = 0.125
 """`first-token`: of what a prompt pushes out of a cache, an eighth would have been asked for again.
 """
 
-OVERTAKING_S: Final = 0.5
+OVERTAKING_S: Final = 0.6
 """`first-token`: who waits in line lets in before it, for each 1,000 tokens it has to compute more,
 who comes so many seconds later. It bounds what a long prompt can lose to short ones."""
 
