@@ -205,6 +205,31 @@ def test_only_those_who_may_be_chosen_are(twin: Any, data: st.DataObject) -> Non
             assert fleet.ask([*prompt, 1000 + number], allowed_worker_ids=allowed) in allowed
 
 
+@EITHER
+def test_a_prompt_many_share_is_read_for_each_of_them(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty answers over one prompt are more to decode than three over prompts of their own."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    prompt = list(range(1, 41))
+    chosen: dict[str, int] = {}
+    policies: tuple[Policy, ...] = ("kv-cost", "first-token")
+    for policy in policies:
+        fleet = Fleet(2, RouterConfig(policy=policy))
+        for worker_id in range(2):
+            fleet.store(worker_id, prompt)
+        for tail in range(20):
+            fleet.ask([*prompt, 100 + tail], allowed_worker_ids=[0])
+            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        for number in range(3):
+            fleet.ask(
+                list(range(1000 * (number + 1), 1000 * (number + 1) + 40)), allowed_worker_ids=[1]
+            )
+            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        chosen[policy] = fleet.ask([*prompt, 999])
+    assert chosen == {"kv-cost": 0, "first-token": 1}
+
+
 def test_churn_is_forgotten() -> None:
     ledger = Ledger()
     ledger.ensure(2)
@@ -236,3 +261,19 @@ def test_first_tokens_come_sooner(workload: WorkloadSettings) -> None:
     )
     assert ours.ttft_s.p90 < 0.7 * peer.ttft_s.p90
     assert ours.hit_share > peer.hit_share
+
+
+def test_a_prompt_that_all_share_does_not_gather_them() -> None:
+    """Nothing is cached by one rank alone, so nothing may be worse than by the contract's formula.
+
+    It was: while distinct blocks were what decoding cost, a shared prompt cost nothing more.
+    """
+    workload = WorkloadSettings(kind="shared-prompts", rate=60.0, requests=1_000, prompts=4)
+    ours, peer = (
+        run(RunSettings(policy=policy, workloads=[workload], block_size=64))
+        for policy in ("ours", "kv-cost")
+    )
+    assert ours.ttft_s.p90 < peer.ttft_s.p90
+    assert ours.itl_s.p90 < peer.itl_s.p90
+    assert ours.e2e_s.mean < peer.e2e_s.mean
+    assert ours.load_cov < peer.load_cov
