@@ -1262,7 +1262,7 @@ FLAGS: Final = (
         "S",
         "who waits, where no policy file orders the queue, is overtaken by who comes up to so many "
         "seconds later for each 1,000 tokens less to compute; off: as --policy has it",
-        watch="selections_waited_total",
+        watch="selections_queued_total",
     ),
     Flag(
         "--admission-policy",
