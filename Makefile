@@ -20,11 +20,13 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
 KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.h select_service/core/_*.pyx select_service/edge/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
+# They lie in this tree once $(VENV) is installed, for every environment of the same Python.
+NOT_AGAIN := CC=false
 
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-heavy test-faults test-ray soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-heavy downloads test-faults test-ray soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -59,7 +61,9 @@ wheel: $(VENV)/bin/python
 bench-plot: $(VENV)/.installed-bench
 	exec $(BIN)/python -m bench.compare.plot $(ARGS)
 
-test: lint test-light
+# Side by side: types are checked on one processor.
+test: $(VENV)/.installed-test
+	$(MAKE) --no-print-directory --jobs=2 lint test-light
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -82,23 +86,29 @@ PURE := tests/contract tests/indexer tests/properties \
 	tests/select_service/edge/test_http.py tests/select_service/edge/test_msgpack.py
 
 test-pure: $(VENV)/.installed-test
-	SELECT_SERVICE_PURE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(PURE)
+	SELECT_SERVICE_PURE=1 TEST_EFFORT=brief $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(PURE)
 
 # What `make test` leaves out: the lowest supported versions of every dependency, long property
 # runs, engines' own publishers, the reference service as an opponent.
-test-full: test-floors test-heavy
+test-full: $(VENV)/.installed-test
+	$(MAKE) --no-print-directory --jobs=2 downloads test-floors
+	$(MAKE) --no-print-directory test-heavy
+	$(MAKE) --no-print-directory test-ray
+	$(MAKE) --no-print-directory test-faults
 
-test-heavy: $(VENV)/.installed-browser $(VENV)/.installed-fuzz chromium
-	-$(MAKE) peer
-	-$(MAKE) promtool
-	-$(MAKE) manifests
+test-heavy: downloads
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
+	  --ignore=tests/faults --ignore=tests/on_ray
+
+# All that the heavy tests and those on Ray are run with, one after the other. What cannot be had is
+# noted, and the tests that need it skip.
+downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz
+	$(MAKE) --no-print-directory chromium
+	-$(MAKE) --no-print-directory peer
+	-$(MAKE) --no-print-directory promtool
+	-$(MAKE) --no-print-directory manifests
 	$(BIN)/python -m tests.e2e.engines
-	$(MAKE) $(RAY)/.installed & installing=$$!; \
-	  $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
-	    --ignore=tests/faults --ignore=tests/on_ray; code=$$?; \
-	  wait $$installing; exit $$code
-	$(MAKE) test-ray
-	$(MAKE) test-faults
+	$(MAKE) --no-print-directory $(RAY)/.installed
 
 # What is broken on purpose, one test at a time: /health is timed while it lasts.
 test-faults: $(VENV)/.installed-test iproute
@@ -142,7 +152,7 @@ chromium:
 		|| echo "no chromium here: the tests of the console in a browser will be skipped" >&2; }
 
 test-floors: $(FLOORS)/.installed
-	$(FLOORS)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow and not e2e" -p no:cacheprovider -q \
+	TEST_EFFORT=brief $(FLOORS)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow and not e2e" -p no:cacheprovider -q \
 	  --ignore=tests/bench --ignore=tests/readme --ignore=tests/static --ignore=tests/deploy
 
 # The reference service, an opponent in tests and benchmarks, never a dependency. It may be
@@ -235,14 +245,16 @@ $(VENV)/.installed-test: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 
 $(VENV)/.installed-browser: $(VENV)/.installed-test
 	@echo "installing what drives a browser into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[browser]' || \
+	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.browser > $(VENV)/browser.in
+	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/browser.in || \
 		echo "no playwright here: the tests of the console in a browser will be skipped" >&2
 	@touch $@
 
 # Where they cannot be installed, the fuzzers that need them say so and skip.
 $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@echo "installing the fuzzers into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[fuzz]' || \
+	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.fuzz > $(VENV)/fuzz.in
+	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/fuzz.in || \
 		echo "no schemathesis or atheris here: what needs them will be skipped" >&2
 	@touch $@
 
@@ -258,16 +270,16 @@ $(RELEASE)/.installed: pyproject.toml .ci/listed.py
 	@$(RELEASE)/bin/python $(PIP_INSTALL) --requirement $(RELEASE)/release.in
 	@touch $@
 
-$(RAY)/.installed: pyproject.toml $(KERNELS)
+$(RAY)/.installed: $(VENV)/.installed-test
 	@echo "installing the service and Ray into $(RAY), some 150 MB"
 	@$(PYTHON) -m venv $(RAY)
-	@$(RAY)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pytest>=8.3' 'pytest-timeout>=2.3.1'
+	@$(NOT_AGAIN) $(RAY)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pytest>=8.3' 'pytest-timeout>=2.3.1'
 	@touch $@
 
-$(FLOORS)/.installed: pyproject.toml $(KERNELS) .ci/floors.py
+$(FLOORS)/.installed: $(VENV)/.installed-test .ci/floors.py
 	@echo "installing the lowest supported version of every dependency into $(FLOORS)"
 	@rm -rf $(FLOORS)
 	@$(PYTHON) -m venv $(FLOORS)
 	@$(FLOORS)/bin/python .ci/floors.py pyproject.toml > $(FLOORS)/floors.txt
-	@$(FLOORS)/bin/python $(PIP_INSTALL) --constraint $(FLOORS)/floors.txt --editable '.[demo,test]'
+	@$(NOT_AGAIN) $(FLOORS)/bin/python $(PIP_INSTALL) --constraint $(FLOORS)/floors.txt --editable '.[demo,test]'
 	@touch $@

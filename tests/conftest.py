@@ -9,10 +9,15 @@ import pytest
 from _pytest.terminal import TerminalReporter  # pytest names it since 8.4
 from hypothesis import HealthCheck, settings
 
+from tests.effort import examples
 from tests.faults.table import HEADINGS, lines_of
 
 settings.register_profile(
-    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    max_examples=examples(100),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("default")
 

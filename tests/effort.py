@@ -1,6 +1,8 @@
-"""How many examples a long test takes: all of them in `make test-long`, a share of them before.
+"""How many examples a test takes: all of them in `make test-long`, a share of them before.
 
-Chance finds what it finds in either; a submission is not to wait half an hour for it.
+Chance finds what it finds in either; a submission is not to wait half an hour for it. Where the
+tests of `make test` are run once more, on other versions or without kernels, chance takes fewer
+still (`TEST_EFFORT=brief`): what is looked for there does not hide.
 """
 
 from __future__ import annotations
@@ -8,11 +10,18 @@ from __future__ import annotations
 import os
 from typing import Final
 
-__all__ = ["share_of"]
+__all__ = ["BRIEF", "examples", "share_of"]
 
-SHARE: Final = 1.0 if os.environ.get("TEST_EFFORT") == "long" else 0.05
+_EFFORT: Final = os.environ.get("TEST_EFFORT")
+BRIEF: Final = 0.2 if _EFFORT == "brief" else 1.0
+SHARE: Final = 1.0 if _EFFORT == "long" else 0.05
 
 
-def share_of(examples: int) -> int:
-    """Return how many of so many examples this run takes."""
-    return max(1, round(SHARE * examples))
+def examples(count: int) -> int:
+    """Return how many of so many examples a test takes that is run with every change."""
+    return max(1, round(BRIEF * count))
+
+
+def share_of(count: int) -> int:
+    """Return how many of so many examples a long test takes."""
+    return max(1, round(SHARE * count))

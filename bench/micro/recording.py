@@ -23,7 +23,7 @@ import msgspec
 from bench.load.http import Answer, BadAnswer, ask, drive, request_bytes
 from select_service.config.environment import RouterSettings
 from select_service.config.settings import Settings
-from select_service.edge.app import Server, create_door, create_driver
+from select_service.edge.app import Server, create_door, create_driver, loop_factory
 from select_service.edge.listening import Entrances
 from select_service.types import RouterConfig
 
@@ -155,7 +155,8 @@ def main() -> None:
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve is not None:
-        asyncio.run(serve(asked.serve))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve(asked.serve))
         return
     print("µs of CPU without, with, difference (median, share; share of the ten best rounds)")
     for workers in asked.workers or [16, 256]:

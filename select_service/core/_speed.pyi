@@ -1,13 +1,7 @@
-import builtins
 from collections.abc import Callable, Iterator
 
-from indexer.types import PackedHashes
-from select_service.core.admission.asks import Ask
-from select_service.core.admission.gate import Decision
-from select_service.core.columns import Floats, Rows, Slots
-from select_service.core.decision_record import Odds, Record, Seating, Seen
-from select_service.core.scoring import Weights
-from select_service.types import CacheHit
+from select_service.core.columns import Floats, Slots
+from select_service.core.decision_record import Noted, Record
 
 ABI: int
 
@@ -42,27 +36,7 @@ class RecordRing:
     next: int
     def __init__(self, count_max: int, bytes_max: int, first: int) -> None: ...
     def __len__(self) -> int: ...
-    def keep(
-        self,
-        at: float,
-        since: float,
-        lookout: tuple[Seating, builtins.bytes, builtins.bytes],
-        rows: Rows | None,
-        seen: Seen,
-        block_hashes: PackedHashes,
-        blocks: int,
-        isl_tokens: int,
-        weights: Weights,
-        slot: int,
-        selection_id: str | None,
-        reservation_id: str | None,
-        odds: Odds | None,
-        ask: Ask | None,
-        said: Decision | None,
-        cache_hit: CacheHit | None,
-        more: int,
-        told: object,  # any true value
-    ) -> Record | None: ...
+    def keep(self, noted: list[Noted]) -> Record | None: ...
     def numbered(self, number: int) -> Record | None: ...
     def numbers_of(self, names: frozenset[str]) -> list[int]: ...
 

@@ -342,6 +342,83 @@ cdef enum:  # of one record to other objects, by place
     CACHE_HIT
     REFERENCES
 
+cdef enum:
+    MEMBERS_MAX = 6
+    KINDS_MAX = 4  # of requests there are three
+
+cdef extern from "Python.h":
+    void *Py_TYPE(object)
+    ctypedef struct PyMemberDef:
+        int type
+        Py_ssize_t offset
+    ctypedef struct PyMemberDescrObject:
+        PyMemberDef *d_member
+
+cdef extern from "structmember.h":
+    enum:
+        T_OBJECT_EX
+
+cdef struct Kind:
+    void *type  # NULL: none
+    Py_ssize_t offsets[MEMBERS_MAX]  # below 0: it has another way
+
+
+@cython.final
+cdef class Members:
+    """Reads some members of objects of a few kinds from where they lie: `__slots__`, structs.
+
+    To ask an object by name costs thirty times as much, and a record takes ten of them. A kind that
+    keeps a member in another way is asked by name.
+    """
+
+    cdef tuple _names
+    cdef list _types  # keeps those of `_kinds` alive
+    cdef Kind _kinds[KINDS_MAX]
+    cdef int _next
+
+    def __cinit__(self, *names):
+        if len(names) > MEMBERS_MAX:
+            raise ValueError("too many members")
+        self._names = names
+        self._types = [None] * KINDS_MAX
+        memset(self._kinds, 0, sizeof(self._kinds))
+
+    cdef inline const Kind *of(self, object one) except NULL:
+        cdef int at
+        for at in range(KINDS_MAX):
+            if self._kinds[at].type == Py_TYPE(one):
+                return &self._kinds[at]
+        return self._learn(type(one))
+
+    cdef const Kind *_learn(self, kind) except NULL:
+        cdef Kind *place = &self._kinds[self._next]
+        cdef int at
+        for at in range(len(self._names)):
+            found = getattr(kind, self._names[at], None)
+            place.offsets[at] = -1
+            if type(found) is _member_descriptor:
+                if (<PyMemberDescrObject *>found).d_member.type == T_OBJECT_EX:
+                    place.offsets[at] = (<PyMemberDescrObject *>found).d_member.offset
+        place.type = <void *>kind
+        self._types[self._next] = kind
+        self._next = (self._next + 1) % KINDS_MAX
+        return place
+
+    cdef inline object get(self, object one, const Kind *kind, int which):
+        cdef PyObject *found
+        if kind.offsets[which] >= 0:
+            found = (<PyObject **>(<char *><PyObject *>one + kind.offsets[which]))[0]
+            if found != NULL:
+                return <object>found
+        return getattr(one, self._names[which])
+
+
+class _Slotted:
+    __slots__ = ("member",)
+
+
+cdef object _member_descriptor = type(_Slotted.member)
+
 cdef struct Chunk:
     Py_ssize_t records  # whose hashes are in it; the last of them goes with it
     char data[CHUNK_BYTES]
@@ -378,6 +455,9 @@ cdef class RecordRing:
     cdef Chunk *_last  # that of the newest
     cdef Chunk *_spare
     cdef Py_ssize_t _filled  # bytes of the last chunk
+    cdef Members _tickets
+    cdef Members _prompts
+    cdef Members _requests
     cdef long long _bytes_max
     cdef readonly long long bytes
     cdef readonly long long next
@@ -386,6 +466,11 @@ cdef class RecordRing:
         self._count_max = count_max if bytes_max else 0
         self._bytes_max = bytes_max
         self.next = first
+        self._tickets = Members(
+            "prompt", "request", "since", "reservation_id", "asked", "said"
+        )
+        self._prompts = Members("block_hashes", "blocks", "isl_tokens")
+        self._requests = Members("selection_id", "explain")
         if self._count_max:
             self._entries = <Entry *>calloc(self._count_max, sizeof(Entry))
             if self._entries == NULL:
@@ -401,13 +486,32 @@ cdef class RecordRing:
     def __len__(self):
         return self._count
 
-    def keep(
-        self, double at, double since, lookout, rows, tuple seen not None,
-        bytes block_hashes not None, Py_ssize_t blocks, uint64_t isl_tokens, weights,
-        Py_ssize_t slot, str selection_id, str reservation_id, odds, ask, said, cache_hit,
-        Py_ssize_t more, bint told,
+    def keep(self, list noted not None):
+        """Keep records of decisions, let the oldest go; return the last if it is to be told."""
+        record = None
+        for one in noted:
+            (ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more) = <tuple>one
+            record = self._keep(
+                ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more
+            )
+        return record
+
+    cdef tuple _keep(
+        self, ticket, tuple seen, rows, Py_ssize_t slot, double now, odds, cache_hit, weights,
+        lookout, Py_ssize_t more,
     ):
-        """Keep a record of these members and let the oldest go for it; return it if it is told."""
+        cdef const Kind *kind = self._tickets.of(ticket)
+        prompt, request = self._tickets.get(ticket, kind, 0), self._tickets.get(ticket, kind, 1)
+        cdef double since = self._tickets.get(ticket, kind, 2)
+        cdef str reservation_id = self._tickets.get(ticket, kind, 3)
+        ask, said = self._tickets.get(ticket, kind, 4), self._tickets.get(ticket, kind, 5)
+        kind = self._prompts.of(prompt)
+        cdef bytes block_hashes = self._prompts.get(prompt, kind, 0)
+        cdef Py_ssize_t blocks = self._prompts.get(prompt, kind, 1)
+        cdef uint64_t isl_tokens = self._prompts.get(prompt, kind, 2)
+        kind = self._requests.of(request)
+        cdef str selection_id = self._requests.get(request, kind, 0)
+        cdef bint told = bool(self._requests.get(request, kind, 1))
         cdef bytes columns = <bytes?>seen[0]
         cdef bytes trust = <bytes?>seen[3] if seen[3] is not None else None
         cdef Py_ssize_t width = PyBytes_GET_SIZE(columns)
@@ -442,7 +546,7 @@ cdef class RecordRing:
         entry.of[ASK] = <PyObject *>ask
         entry.of[SAID] = <PyObject *>said
         entry.of[CACHE_HIT] = <PyObject *>cache_hit
-        entry.at, entry.since = at, since
+        entry.at, entry.since = now, since
         entry.blocks, entry.isl_tokens, entry.slot = blocks, isl_tokens, slot
         record = None
         if told:

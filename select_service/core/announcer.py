@@ -195,7 +195,9 @@ class Announcer:
         claim = reservation.claim
         assert claim is not None
         self.claims.adopt(
-            *(claim, partition.ledger.chain_of(reservation), now),
+            claim,
+            partition.ledger.chain_of(reservation),
+            now,
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
         )

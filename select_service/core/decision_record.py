@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows, Slots
     from select_service.core.pairing import Plan
     from select_service.core.projection import Overlap
+    from select_service.core.queue import Ticket
     from select_service.core.roles import Legs, Roles
     from select_service.core.scoring import Weights
     from select_service.core.shadow_tally import Sighting
@@ -140,6 +141,14 @@ class Record(NamedTuple):
         """Who sat where."""
         return self.lookout[0]
 
+
+Noted: TypeAlias = (
+    "tuple[Ticket, Seen, Rows | None, int, float, Odds | None, CacheHit | None, Weights, "
+    "tuple[Seating, bytes, bytes], int]"
+)
+"""What a record is made from: the request, whose `explain` says whether it is to be told; `seen`,
+`rows`, `slot`, `at`, `odds`, `cache_hit`, `weights`, `lookout` as in `Record`; and bytes it takes
+beyond what its other members tell."""
 
 SELECTION_ID: Final = 11
 RESERVATION_ID: Final = 12

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.catalog import Catalog
     from select_service.core.columns import Rows
-    from select_service.core.decision_record import Seen
+    from select_service.core.decision_record import Noted, Seen
     from select_service.core.matchmaking import Match
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
@@ -49,6 +49,10 @@ a client repeats within seconds, and explains by hand."""
 
 EXPLAINED_BYTES_MAX: Final = 4 << 20
 """What they may take together: a client may name a booking by a megabyte."""
+
+NOTED_MAX: Final = 16
+"""Decisions noted until records are made of them, for which code and memory come from afar: for
+sixteen at once that takes half the time. What reads the ring has them made."""
 
 _CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
 _ODDS_BYTES: Final = 512
@@ -91,11 +95,12 @@ class Decisions:
         self._bytes_max = bytes_max
         self._first = first
         self._ring = RecordRing(count_max, bytes_max, first)
+        self._noted: list[Noted] = []
         self._explained: dict[str, Record] = {}
         self._explained_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._written)
 
     @property
     def is_wanted(self) -> bool:
@@ -105,12 +110,13 @@ class Decisions:
     @property
     def bytes(self) -> int:
         """What the records take together."""
-        return self._ring.bytes
+        return self._written.bytes
 
     @property
     def evicted(self) -> int:
         """Records that had to go for others."""
-        return self._ring.next - self._first - len(self._ring)
+        ring = self._written
+        return ring.next - self._first - len(ring)
 
     # -- what happened --------------------------------------------------------------------------
 
@@ -137,10 +143,9 @@ class Decisions:
             cache_hit: how it stands to a cache-hit threshold, if one is in force.
             weights: by which it was chosen; None: those of the ticket.
         """
-        partition, prompt, request = ticket.partition, ticket.prompt, ticket.request
-        more = 0
+        partition, more = ticket.partition, 0
         if odds is None and (
-            rows is not partition.everyone or request.routing_constraints is not UNSET
+            rows is not partition.everyone or ticket.request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
         if odds is not None:
@@ -149,14 +154,25 @@ class Decisions:
         if lookout is None or now >= lookout.until:
             lookout = self._look_at(partition, now)
             more += lookout.size
-        # fmt: off
-        return self._ring.keep(
-            now, ticket.since, lookout.told, rows, seen, prompt.block_hashes, prompt.blocks,
-            prompt.isl_tokens, weights or ticket.weights, slot, request.selection_id,
-            ticket.reservation_id,
-            odds, ticket.asked, ticket.said, cache_hit, more, request.explain,
-        )
-        # fmt: on
+        if weights is None:
+            weights = ticket.weights
+        noted, told = self._noted, lookout.told
+        noted.append((ticket, seen, rows, slot, now, odds, cache_hit, weights, told, more))
+        if len(noted) < NOTED_MAX and not ticket.request.explain:
+            return None
+        return self._write()
+
+    def _write(self) -> Record | None:
+        """Make records of what was noted; return the last if it is to be told."""
+        noted, self._noted = self._noted, []
+        return self._ring.keep(noted)
+
+    @property
+    def _written(self) -> RecordRing:
+        """The ring with all records there are."""
+        if self._noted:
+            self._write()
+        return self._ring
 
     def note_explained(self, ticket: Ticket, record: Record) -> None:
         """Keep a record that was told with its booking, for who repeats that."""
@@ -230,8 +246,9 @@ class Decisions:
             aliases: names that mean the same.
         """
         names = aliases | {name}
-        for number in self._ring.numbers_of(names):
-            kept = self._ring.numbered(number)
+        ring = self._written
+        for number in ring.numbers_of(names):
+            kept = ring.numbered(number)
             if kept is not None and is_of(found := Record._make(kept), tenants):
                 return found
         kept = next((self._explained[one] for one in names if one in self._explained), None)
@@ -244,7 +261,7 @@ class Decisions:
         digits = name.removeprefix(PREFIX)
         if name == digits or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             return None
-        return self._ring.numbered(int(digits))
+        return self._written.numbered(int(digits))
 
     def explained(self, name: str) -> Record | None:
         """Return the record behind a booking that is repeated."""
@@ -253,9 +270,10 @@ class Decisions:
 
     def newest_first(self) -> Iterator[Record]:
         """Yield the records there are now, whatever comes meanwhile; but not what goes for it."""
-        newest, count = self._ring.next - 1, len(self._ring)
+        ring = self._written
+        newest, count = ring.next - 1, len(ring)
         for number in range(newest, newest - count, -1):
-            record = self._ring.numbered(number)
+            record = ring.numbered(number)
             if record is not None:
                 yield Record._make(record)
 
@@ -273,9 +291,9 @@ class Decisions:
         assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
         assert self._explained_bytes <= EXPLAINED_BYTES_MAX
         numbers = [one.number for one in records]
-        following = self._ring.next
+        following = self._written.next
         assert numbers == [*range(following - 1, following - 1 - len(numbers), -1)]
-        assert all(self._ring.numbered(one.number) == one for one in records)
+        assert all(self._written.numbered(one.number) == one for one in records)
 
 
 PREFIX: Final = "decision-"

@@ -285,9 +285,8 @@ class Partition:
         self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
     ) -> Projection:
         """Return what each of the rows would carry with this prompt."""
-        return project(
-            *(self.ledger, self.index, prompt, rows, weights, matches, self.trust.column)
-        )
+        trust = self.trust.column
+        return project(self.ledger, self.index, prompt, rows, weights, matches, trust)
 
     def at_present(self, weights: Weights) -> Weights:
         """Return what a decision made now multiplies with; see `Weights`."""
@@ -382,10 +381,14 @@ class Partition:
         shared, trust = None, self.trust.column
         if ledger.blocks.begins(prompt.first_hash):
             shared = ledger.shared_groups(prompt.sequence_hashes)
+        # arguments by place and one by one: every selection pays for what puts them together
         slot, cost, decode = pricer.cheapest(
             rows.stop if isinstance(rows, slice) else rows,
-            *(isl_tokens, size, prompt.blocks),
-            *(weights.prefill_load_scale, weights.overlap_score_credit),
+            isl_tokens,
+            size,
+            prompt.blocks,
+            weights.prefill_load_scale,
+            weights.overlap_score_credit,
             weights.track_prefill_tokens,
             matched,
             shared,
@@ -415,20 +418,18 @@ class Partition:
                 packed = ledger.packed = pricer.packed(ledger.prefilling, ledger.churned)
             seen = packed, matched, shared, believed
         return Placement(
-            *(
-                worker,
-                dp_rank,
-                slot,
-                cost,
-                overlap,
-                float(device),
-                0.0,
-                0.0,
-                left,
-                decode,
-                weights,
-                seen,
-            )
+            worker,
+            dp_rank,
+            slot,
+            cost,
+            overlap,
+            float(device),
+            0.0,
+            0.0,
+            left,
+            decode,
+            weights,
+            seen,
         )
 
     def quote(
@@ -452,8 +453,11 @@ class Partition:
         """
         return self._pricer.cheapest(
             rows.stop if isinstance(rows, slice) else rows,
-            *(prompt.isl_tokens, self.index.block_size, prompt.blocks),
-            *(weights.prefill_load_scale, weights.overlap_score_credit),
+            prompt.isl_tokens,
+            self.index.block_size,
+            prompt.blocks,
+            weights.prefill_load_scale,
+            weights.overlap_score_credit,
             weights.track_prefill_tokens,
             device,
             shared,

@@ -132,8 +132,7 @@ class Placing:
                 odds = odds_of(ticket)
                 odds.shadow = sighting
             record = self.decisions.keep(
-                *(ticket, placement.seen, rows, placement.slot, now, odds, hit),
-                placement.weights,
+                ticket, placement.seen, rows, placement.slot, now, odds, hit, placement.weights
             )
             if record is not None:
                 _explain(answer, record)
@@ -202,13 +201,15 @@ class Placing:
         assert isinstance(request, SelectAndReserveRequest)
         track = placement.weights.track_prefill_tokens
         fairness_id = request.fairness_id
+        lease, ttl_s = self._desk.terms(request)
         order = Order(
             ticket.reservation_id,
             ticket.fingerprint,
             prompt,
             placement.effective_prefill_tokens if track else 0,
             track,
-            *self._desk.terms(request),
+            lease,
+            ttl_s,
             partition.scope.tenant_id if fairness_id is None else fairness_id,
         )
         reservation = self._desk.book(partition, placement.slot, order, now)

@@ -18,13 +18,7 @@ from select_service.core.decision_record import (
 )
 
 if TYPE_CHECKING:
-    from indexer.types import PackedHashes
-    from select_service.core.admission.asks import Ask
-    from select_service.core.admission.gate import Decision as GateDecision
-    from select_service.core.columns import Rows
-    from select_service.core.decision_record import Odds, Record, Seating, Seen
-    from select_service.core.scoring import Weights
-    from select_service.types import CacheHit
+    from select_service.core.decision_record import Noted, Record
 
 __all__ = ["RecordRing"]
 
@@ -64,49 +58,18 @@ class RecordRing:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def keep(  # noqa: PLR0913, PLR0917 - the members of a record, by place: names would cost
-        self,
-        at: float,
-        since: float,
-        lookout: tuple[Seating, bytes, bytes],
-        rows: Rows | None,
-        seen: Seen,
-        block_hashes: PackedHashes,
-        blocks: int,
-        isl_tokens: int,
-        weights: Weights,
-        slot: int,
-        selection_id: str | None,
-        reservation_id: str | None,
-        odds: Odds | None,
-        ask: Ask | None,
-        said: GateDecision | None,
-        cache_hit: CacheHit | None,
-        more: int,
-        told: object,
-    ) -> Record | None:
-        """Keep a record of these members and let the oldest go for it; return it if it is told.
+    def keep(self, noted: list[Noted]) -> Record | None:
+        """Keep records of decisions, let the oldest go; return the last if it is to be told."""
+        record = None
+        for one in noted:
+            record = self._keep(one)
+        return record
 
-        Args:
-            at: this and the others: as in `Record`.
-            since: likewise.
-            lookout: likewise.
-            rows: likewise.
-            seen: likewise.
-            block_hashes: likewise.
-            blocks: likewise.
-            isl_tokens: likewise.
-            weights: likewise.
-            slot: likewise.
-            selection_id: likewise.
-            reservation_id: likewise.
-            odds: likewise.
-            ask: likewise.
-            said: likewise.
-            cache_hit: likewise.
-            more: bytes it takes beyond what its other members tell.
-            told: any true value: the caller wants it.
-        """
+    def _keep(self, noted: Noted) -> Record | None:
+        ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more = noted
+        prompt, request, ask = ticket.prompt, ticket.request, ticket.asked
+        block_hashes, selection_id = prompt.block_hashes, request.selection_id
+        reservation_id = ticket.reservation_id
         if len(block_hashes) > HASH_BYTES_KEPT:
             block_hashes = block_hashes[:HASH_BYTES_KEPT]
         columns, matched, shared, trust = seen
@@ -127,13 +90,14 @@ class RecordRing:
             size += _HIT_BYTES
         # fmt: off
         record: Record = (  # type: ignore[assignment]
-            self.next, at, since, lookout, rows, seen, block_hashes, blocks, isl_tokens, weights,
-            slot, selection_id, reservation_id, odds, ask, said, cache_hit, size,
+            self.next, now, ticket.since, lookout, rows, seen, block_hashes, prompt.blocks,
+            prompt.isl_tokens, weights, slot, selection_id, reservation_id, odds, ask, ticket.said,
+            cache_hit, size,
         )
         # fmt: on
         if self._count_max:
             self._add(record, size, columns)
-        return record if told else None
+        return record if request.explain else None
 
     def _add(self, record: Record, size: int, columns: bytes) -> None:
         ring = self._ring

@@ -111,13 +111,19 @@ class Reserving:
         if known is not None:
             return known, NOTHING
         self._desk.check_room(request)
-        terms = self._desk.terms(request)
+        lease, ttl_s = self._desk.terms(request)
         if worker.drain is not None:
             raise WorkerDraining([worker.worker_id])
         slot = worker.slots[dp_rank]
         self._check_cap(partition, slot, now)
         order = Order(
-            *(request.reservation_id, fingerprint, prompt, prefill, track, *terms),
+            request.reservation_id,
+            fingerprint,
+            prompt,
+            prefill,
+            track,
+            lease,
+            ttl_s,
             partition.scope.tenant_id,
         )
         reservation = self._desk.book(partition, slot, order, now)

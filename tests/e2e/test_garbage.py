@@ -79,4 +79,5 @@ def test_nothing_that_was_frozen_becomes_garbage(tmp_path: Path) -> None:
                     replica.request("GET", "/metrics")
                     replica.request("GET", "/dump")
                 second = garbage(replica)
-                assert first.found + second.found < ROUNDS // 4, (first, second)
+                # what each of them left would be twice as much at least
+                assert first.found + second.found < ROUNDS // 2, (first, second)

@@ -160,7 +160,7 @@ def test_theirs_from_ours(version: str, engine: FakeEngine, tmp_path: Path) -> N
             tmp_path / "theirs.log", command=command, args=("--indexer-peers", url)
         ) as theirs:
             register(theirs, engine)
-            assert rows(theirs) == [3, 5, 6]
+            wait(lambda: rows(theirs) == [3, 5, 6])  # it answers before it has taken all in
             wait(engine.has_subscriber, engine)
             engine.publish(removed(2))
             for one in (source, theirs):

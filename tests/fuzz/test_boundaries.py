@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.effort import examples
 from tests.fuzz.bodies import TAKING, Body, bodies, each_spoilt
 from tests.fuzz.budget import SECONDS, SEED
 from tests.fuzz.door import House, house
@@ -28,7 +29,7 @@ def served() -> Iterator[House]:
         yield open_house
 
 
-@settings(max_examples=45, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(45), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(body=bodies())
 def test_some_bodies(served: House, body: Body) -> None:
     served.check(body)

@@ -48,7 +48,7 @@ from select_service.types import (
     Selection,
     WorkerSpec,
 )
-from tests.effort import share_of
+from tests.effort import examples, share_of
 
 CAPACITY, RATE = 300, 40
 POLICIES: dict[str, dict[str, Any]] = {
@@ -339,7 +339,8 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 def test_the_gate_loses_nobody() -> None:
     run_state_machine_as_test(
-        AdmissionMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+        AdmissionMachine,
+        settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None),
     )
 
 

@@ -66,7 +66,7 @@ from select_service.types import (
     SelectRequest,
     WorkerSpec,
 )
-from tests.effort import share_of
+from tests.effort import examples, share_of
 from tests.models.service_twin import (
     Rank,
     ServiceTwin,
@@ -796,7 +796,8 @@ def fields_of(wish: Wish) -> dict[str, Any]:
 
 def test_the_service_and_its_twin_agree() -> None:
     run_state_machine_as_test(
-        ServiceMachine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None)
+        ServiceMachine,
+        settings=settings(max_examples=examples(30), stateful_step_count=40, deadline=None),
     )
 
 

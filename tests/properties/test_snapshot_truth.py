@@ -19,6 +19,7 @@ from indexer.core.index import KvIndex
 from indexer.core.memory import StreamMemory
 from indexer.core.stream import EventStream
 from indexer.types import Scope, WorkerRank
+from tests.effort import examples
 from tests.indexer.encoding import (
     CLEARED,
     encode_batch,
@@ -184,7 +185,7 @@ def come_back(selector: Selector, saved: list[Saved | None]) -> None:
         selector.hear(number)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     early=st.lists(operations, max_size=40),
     during=st.lists(operations, max_size=20),

@@ -14,6 +14,7 @@ from indexer.core import dump_reader
 from indexer.core.dump_reader import DumpReader, ScopeOpened
 from indexer.errors import BadDump
 from indexer.types import Scope
+from tests.effort import examples
 
 
 def event(worker_id: int, blocks: int) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def read(text: bytes, cuts: list[int]) -> dict[tuple[str, ...], tuple[int, list[
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     text=st.sampled_from([json.dumps(DOCUMENT).encode(), json.dumps(DOCUMENT, indent=1).encode()]),
     cuts=st.lists(st.integers(0, 900), max_size=40),

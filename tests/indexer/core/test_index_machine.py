@@ -25,7 +25,7 @@ from indexer.core.dump import TIER_OF, DumpEvent
 from indexer.core.frost import FrozenRun, Thaw
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank
-from tests.effort import share_of
+from tests.effort import examples, share_of
 from tests.models.index_twin import Content, IndexTwin, RankTwin
 
 RANKS = [WorkerRank(1, 0), WorkerRank(1, 1), WorkerRank(2, 0)]
@@ -348,8 +348,8 @@ class ShortEdgeMachine(IndexMachine):
 
 TestIndex = IndexMachine.TestCase
 TestShortEdges = ShortEdgeMachine.TestCase
-TestIndex.settings = settings(max_examples=20, stateful_step_count=40)
-TestShortEdges.settings = settings(max_examples=20, stateful_step_count=40)
+TestIndex.settings = settings(max_examples=examples(20), stateful_step_count=40)
+TestShortEdges.settings = settings(max_examples=examples(20), stateful_step_count=40)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from indexer.core.registry import Registry
 from indexer.core.stream import EventStream
 from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.types import Scope, StreamLimits, WorkerRank
-from tests.effort import share_of
+from tests.effort import examples, share_of
 from tests.indexer.encoding import ARRAY_FIELDS, encode_batch, message, removed, stored
 
 pytestmark = pytest.mark.skipif(
@@ -168,7 +168,7 @@ def says_what_the_twin_says_or_nothing(payload: bytes, form: str) -> None:
         assert comparable(read) == comparable(plainly(payload, form))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(PAYLOADS, st.sampled_from(["map", "array"]))
 def test_the_reader_says_what_the_twin_says_or_nothing(payload: bytes, form: str) -> None:
     says_what_the_twin_says_or_nothing(payload, form)
@@ -389,7 +389,7 @@ def test_a_message_that_an_error_cut_short_is_lost(broken: str, *, compiled: boo
     assert (stream.cursor.last, stream.lost_batches) == (2, 1)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(SEEDS, FORMS)
 def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, form: str) -> None:
     stands_where_its_twin_stands(seed, form)

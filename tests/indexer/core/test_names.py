@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from indexer.core import plain_names
 from indexer.core.node import Node
 from indexer.types import BASE_NAMESPACE, U64_MASK
+from tests.effort import examples
 from tests.indexer.kernels import twins
 
 NODES = [Node(b"", None, BASE_NAMESPACE) for _ in range(3)]
@@ -43,7 +44,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(steps=_STEPS)
 def test_it_is_a_dict(twin: ModuleType, steps: list[Any]) -> None:
     names, model = twin.NameMap(), {}

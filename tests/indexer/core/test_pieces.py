@@ -16,7 +16,7 @@ from indexer.core.packed import PackedBytes, PackedLists
 from indexer.core.pieces import Pieces
 from indexer.core.wire import BatchDecoder
 from indexer.types import U64_MASK
-from tests.effort import share_of
+from tests.effort import examples, share_of
 from tests.indexer.core.test_ingest import PAYLOADS
 from tests.indexer.core.test_wire import EVENTS, REAL, SCRAPS
 from tests.indexer.encoding import encode_batch, removed, stored
@@ -173,7 +173,7 @@ SIZES = st.one_of(st.integers(1, 9), st.integers(10, 300))
 WAYS = (ANYTHING, st.sampled_from(["map", "array"]), SIZES, st.booleans())
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(*WAYS)
 def test_read_in_pieces_is_read_in_one_go(
     payload: bytes, form: str, values: int, bigram: bool

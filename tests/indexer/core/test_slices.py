@@ -16,6 +16,7 @@ from indexer.core import wire, writer
 from indexer.core.dialects import MAP
 from indexer.core.wire import BatchDecoder, LongBatch, Reading, decode_plain
 from indexer.types import StreamLimits
+from tests.effort import examples
 from tests.indexer.core.test_ingest import (
     BLOCK_SIZE,
     FORMS,
@@ -116,7 +117,7 @@ def test_without_room_for_all_there_could_be_it_is_read_all_the_same() -> None:
     assert comparable(reading.batch) == comparable(BatchDecoder().decode(payload))
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(SEEDS, FORMS, st.integers(1, 200))
 def test_a_stream_that_reads_in_pieces_stands_where_its_twin_stands(
     seed: int, form: str, values: int

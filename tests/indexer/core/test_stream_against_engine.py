@@ -25,6 +25,7 @@ from indexer.core.progress import BEHEADED_BELIEVED
 from indexer.core.replay import Mode, ReplayRequest
 from indexer.core.stream import EventStream
 from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
+from tests.effort import examples
 from tests.indexer.encoding import (
     CLEARED,
     FORMS,
@@ -284,7 +285,9 @@ class StrictStreamMachine(StreamMachine):
     policy = EventLossPolicy.DROP
 
 
-StreamMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+StreamMachine.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 StrictStreamMachine.TestCase.settings = StreamMachine.TestCase.settings
 TestStream = StreamMachine.TestCase
 TestStrictStream = StrictStreamMachine.TestCase

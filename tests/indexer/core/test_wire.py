@@ -20,7 +20,7 @@ from indexer.core.events import (
 from indexer.core.normal import MEDIA
 from indexer.core.wire import BatchDecoder
 from indexer.types import U64_MASK, Tier
-from tests.effort import share_of
+from tests.effort import examples, share_of
 from tests.indexer.encoding import CLEARED, encode_batch, encode_event, removed, stored
 from tests.indexer.golden import golden
 
@@ -407,7 +407,7 @@ def keep_their_places(events: list[Any], ts: Any, rank: Any) -> None:
     assert last.block_hashes[-1] == 9
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(EVENTS, max_size=4), SCRAPS, SCRAPS)
 def test_any_events_keep_their_places(events: list[Any], ts: Any, rank: Any) -> None:
     keep_their_places(events, ts, rank)

@@ -34,6 +34,7 @@ from select_service.types import (
     Selection,
     SelectRequest,
 )
+from tests.effort import examples
 from tests.select_service.core.fleet import Fleet
 
 QUIET = RouterConfig(use_kv_events=False)
@@ -137,7 +138,9 @@ class Ring(RuleBasedStateMachine):
                 assert ring.find(decision_id(one)) == one
 
 
-Ring.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=20, deadline=None)
+Ring.TestCase.settings = hypothesis_settings(
+    max_examples=examples(25), stateful_step_count=20, deadline=None
+)
 TestRing = Ring.TestCase
 
 

@@ -18,6 +18,7 @@ from select_service.admission_types import (
 )
 from select_service.core.gatekeeping import Gatekeeper
 from select_service.errors import ServiceError
+from tests.effort import examples
 from tests.select_service.core.fleet import DEFAULT, Fleet
 
 WORKERS: tuple[dict[str, Any], ...] = (
@@ -154,7 +155,7 @@ class _Run:
 
 
 @pytest.mark.parametrize("seated", [(1, 3), (1, 2, 3)], ids=["ranks alone", "ranks together"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(taken=st.lists(steps, max_size=40))
 def test_bits_are_right_whatever_was_not_looked_at(
     seated: tuple[int, ...], taken: list[tuple[Any, ...]]

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from select_service.core.ledger import Ledger
 from select_service.core.reservation import Reservation
+from tests.effort import examples
 from tests.models.ledger import NaiveLedger, NaiveReservation
 
 SLOTS = 2
@@ -403,5 +404,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
         assert not self.ledger.context.any()
 
 
-AgainstTheTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AgainstTheTwin.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestAgainstTheTwin = AgainstTheTwin.TestCase

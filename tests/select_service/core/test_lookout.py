@@ -14,6 +14,7 @@ from indexer.types import Scope
 from select_service.core import lookout
 from select_service.core.lookout import Lookout
 from select_service.types import CoreLimits, RouterConfig, SelectRequest
+from tests.effort import examples
 from tests.select_service.core.fleet import DEFAULT, Fleet
 
 IDS = st.integers(0, 4)
@@ -85,7 +86,9 @@ class Churn(RuleBasedStateMachine):
 
 
 TestChurn = Churn.TestCase
-TestChurn.settings = hypothesis_settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestChurn.settings = hypothesis_settings(
+    max_examples=examples(40), stateful_step_count=25, deadline=None
+)
 
 
 def test_one_changed_worker_is_looked_at_alone(monkeypatch: Any) -> None:

@@ -30,6 +30,7 @@ from select_service.types import (
     Selection,
     WorkerPatch,
 )
+from tests.effort import examples
 from tests.select_service.core.fleet import Fleet
 from tests.select_service.core.test_replicas import Replica, endings
 from tests.select_service.core.test_state import Disk, restored
@@ -610,7 +611,7 @@ def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
         fleet.tick(120.0)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(STEPS)
 def test_there_are_both_legs_or_none_and_all_load_ends(
     steps: list[tuple[str, int, int]],

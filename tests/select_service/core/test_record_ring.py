@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from select_service.core import plain_record_ring
 from select_service.core.admission.asks import Ask
 from select_service.core.decision_record import Record
+from select_service.core.prompt import Prompt
+from select_service.core.queue import Ticket
+from select_service.types import SelectRequest
+from tests.effort import examples
 from tests.indexer.kernels import twins
 
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_record_ring))
@@ -35,6 +39,18 @@ members = st.fixed_dictionaries(
         "is_told": st.booleans(),
     }
 )
+
+
+def ticket_of(one: dict[str, Any], is_told: bool) -> Any:
+    """A request and its ticket; of kinds that are read where they lie, and of those not."""
+    prompt = Prompt(one["hashes"], None, 48)
+    names = {"reservation_id": one["reservation_id"], "asked": one["ask"], "said": "said"}
+    asked = {"selection_id": one["selection_id"], "explain": is_told}
+    if one["more"] % 2:
+        known = SimpleNamespace(**asked)
+        return SimpleNamespace(prompt=prompt, request=known, since=-1.0, **names)
+    request = SelectRequest(**asked)
+    return Ticket(None, request, prompt, "of the ticket", fingerprint=b"", **names)  # type: ignore[arg-type]
 
 
 def text_bytes(text: str | None) -> int:
@@ -62,7 +78,7 @@ def charged(kept: list[Record]) -> int:
 
 
 @EITHER
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     steps=st.lists(members, max_size=12),
     count_max=st.integers(0, 5),
@@ -76,16 +92,14 @@ def test_the_last_are_kept_as_far_as_they_fit(
     is_on = count_max > 0 and bytes_max > 0
     for at, one in enumerate(steps):
         seen = one["columns"], one["matched"], one["shared"], one["trust"]
-        told = (
-            *(float(at), -1.0, "told", None, seen, one["hashes"], 3, 48, "weights", at),
-            *(one["selection_id"], one["reservation_id"], None, one["ask"], "said"),
-            *(one["cache_hit"], one["more"]),
+        facts = seen, None, at, float(at), None, one["cache_hit"], "weights", "told", one["more"]
+        record = Record._make(
+            twin.RecordRing(0, 0, ring.next).keep([(ticket_of(one, True), *facts)])
         )
-        record = Record._make(twin.RecordRing(0, 0, ring.next).keep(*told, True))
         if one["is_told"] or not is_on:
-            assert ring.keep(*told, True) == record
+            assert ring.keep([(ticket_of(one, True), *facts)]) == record
         else:
-            assert ring.keep(*told, False) is None
+            assert ring.keep([(ticket_of(one, False), *facts)]) is None
         assert record.number == 7 + (at if is_on else 0)
         assert (record.at, record.slot, record.seen) == (float(at), at, seen)
         assert record.size == size_of(one)
@@ -107,10 +121,9 @@ def test_the_last_are_kept_as_far_as_they_fit(
 
 def keep(ring: Any, hashes: bytes, more: int = 0) -> None:
     seen = COLUMNS[0], None, None, None
-    ring.keep(
-        *(0.0, -1.0, "told", None, seen, hashes, 3, 48, "weights", 0),
-        *(None, None, None, None, None, None, more, False),
-    )
+    one = {"hashes": hashes, "reservation_id": None, "selection_id": None, "ask": None, "more": 0}
+    ticket = ticket_of(one, False)
+    ring.keep([(ticket, seen, None, 0, 0.0, None, None, "weights", "told", more)])
 
 
 @EITHER
@@ -118,7 +131,7 @@ def keep(ring: Any, hashes: bytes, more: int = 0) -> None:
     st.lists(st.tuples(st.integers(0, 600), st.integers(0, 90_000)), max_size=150),
     st.integers(1, 60),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_hashes_are_those_of_the_prompt_however_many_come_and_go(
     twin: ModuleType, steps: list[tuple[int, int]], count_max: int
 ) -> None:
@@ -135,23 +148,13 @@ def test_hashes_are_those_of_the_prompt_however_many_come_and_go(
 def test_what_a_record_refers_to_ends_with_it(twin: ModuleType) -> None:
     ring = twin.RecordRing(2, 1 << 20, 0)
     columns, told = bytes(64), object()
+    asked = {"hashes": b"12345678", "reservation_id": "b", "selection_id": "a", "ask": None}
     before = sys.getrefcount(columns), sys.getrefcount(told), sys.getrefcount(None)
     for _ in range(1000):
-        ring.keep(
-            *(
-                0.0,
-                -1.0,
-                told,
-                told,
-                (columns, None, [(1, told)], None),
-                b"12345678",
-                1,
-                16,
-                told,
-                0,
-            ),
-            *("a", "b", told, None, told, told, 0, False),
-        )
+        ticket = ticket_of(asked | {"more": 0}, False)
+        what = columns, None, [(1, told)], None
+        ring.keep([(ticket, what, told, 0, 0.0, told, told, told, told, 0)])
+        del what
     assert ring.numbered(999) is not None
     assert sys.getrefcount(told) > before[1]
     ring = None

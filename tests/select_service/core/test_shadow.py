@@ -15,6 +15,7 @@ from select_service.core.shadow_telling import ShadowTelling
 from select_service.shadow_types import REGRET_BOUNDS, ShadowSettings, ShadowStatus
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
 from select_service.wave_types import WaveItem
+from tests.effort import examples
 from tests.select_service.core.fleet import DEFAULT, Fleet
 from tests.select_service.core.test_waves import place
 
@@ -114,7 +115,7 @@ def test_the_sample_is_its_share_at_any_time(share: float, count: int) -> None:
     assert abs(tally(fleet).skipped.get("wave", 0) - share * count) < 4.0
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(0, 20_000)), min_size=1, max_size=30),
     st.floats(0.0005, 1.0),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from select_service.core.changes import RESERVATION, Changes
 from select_service.core.replica_messages import ClaimRecord
 from select_service.errors import ServiceError
+from tests.effort import examples
 from tests.select_service.core.fleet import Fleet
 
 STEPS = st.lists(
@@ -97,7 +98,7 @@ def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
         fleet.tick(200.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(STEPS, st.data())
 def test_records_are_the_whole_state(
     steps: list[tuple[str, int, int]], data: st.DataObject

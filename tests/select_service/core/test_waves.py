@@ -22,6 +22,7 @@ from select_service.errors import (
 )
 from select_service.types import CoreLimits, PinnedWorker, RoutingConstraints, Selection
 from select_service.wave_types import SelectBatchRequest, WaveAnswer, WaveItem
+from tests.effort import examples
 from tests.select_service.core.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -340,7 +341,7 @@ def test_the_even_share_is_a_water_level(standing: list[int], arriving: int) -> 
     assert filled == pytest.approx(arriving)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([1.0, 1.1, 1.5, 4.0]))
 def test_whatever_comes_is_placed_once_where_it_may_go_and_no_rank_takes_too_many(
     seed: int, limit: float

@@ -17,6 +17,7 @@ from select_service.demo.pool import (
     RequestTooLarge,
     Stored,
 )
+from tests.effort import examples
 
 BLOCK = 4
 
@@ -194,4 +195,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestPoolMachine.settings = settings(
+    max_examples=examples(30), stateful_step_count=30, deadline=None
+)

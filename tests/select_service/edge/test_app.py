@@ -170,4 +170,4 @@ def test_a_policy_file_in_use() -> None:
 
 def test_it_runs_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    assert app._loop_factory() is None
+    assert app.loop_factory() is None

@@ -18,6 +18,7 @@ from select_service.types import PromptFields, ReservationRequest, SelectRequest
 if Scanner is None:
     pytest.skip("the kernel is not in use", allow_module_level=True)
 from select_service._speed import signed_json
+from tests.effort import examples
 
 KINDS = (SelectRequest, ReservationRequest)
 MODES = tuple(FieldValidation)
@@ -62,7 +63,7 @@ EDGES = sorted(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 63).map(lambda n: 2**n), max_size=40))
 @example(EDGES)
 @example([])

@@ -21,6 +21,7 @@ from select_service.edge.asgi import Door, Head
 from select_service.edge.driver import Driver
 from select_service.edge.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
 from select_service.edge.http import ROUTES, Api
+from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -567,7 +568,7 @@ IDS = st.text(st.characters(max_codepoint=0x7F), max_size=12)
 
 
 @pytest.mark.skipif(fast_lane.Turnstile is None, reason="the kernel is not built")
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     method=st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]),
     pattern=st.sampled_from(sorted({route.pattern for route in ROUTES})),

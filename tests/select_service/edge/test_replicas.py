@@ -17,6 +17,7 @@ from select_service.core.replica_wire import decode_part
 from select_service.edge.driver import Driver
 from select_service.edge.replica_pull import Frames
 from select_service.types import ReservationRequest
+from tests.effort import examples
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 
@@ -126,7 +127,7 @@ def _garbled(draw: st.DrawFn) -> list[bytes]:
     ]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_garbled(), min_size=40, max_size=80))
 def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:

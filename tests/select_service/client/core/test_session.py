@@ -16,6 +16,7 @@ from select_service.client.core.problems import ClientError, TimedOut, Unreachab
 from select_service.client.core.session import Session
 from select_service.errors import NoEligibleWorker, ReservationConflict, ServiceError
 from select_service.types import PairSelection
+from tests.effort import examples, share_of
 from tests.select_service.client.core.stage import Book, FakeService, Network, Stage
 
 PROMPT: dict[str, Any] = {"token_ids": bytes(4 * 32)}
@@ -318,7 +319,7 @@ CASE = (
 
 
 @given(*CASE)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_nothing_leaks_and_nothing_is_lost(
     data: st.DataObject, count: int, shared: bool, actions: list[str]
 ) -> None:
@@ -328,7 +329,7 @@ def test_nothing_leaks_and_nothing_is_lost(
 @pytest.mark.slow
 @pytest.mark.long
 @given(*CASE)
-@settings(max_examples=4000)
+@settings(max_examples=share_of(4000))
 def test_nothing_leaks_and_nothing_is_lost_in_many_lives(
     data: st.DataObject, count: int, shared: bool, actions: list[str]
 ) -> None:

@@ -43,6 +43,7 @@ from select_service.core.tape.packing import Packer, message
 from select_service.core.tape.reading import BadRecording, Tape, hashes_of, slots_of
 from select_service.simulator.replaying import replay
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
+from tests.effort import examples
 from tests.models.recorded_fleet import RecordedFleet
 
 WEIGHTS = weights_in_force(RouterConfig(), None)
@@ -97,7 +98,7 @@ def noted(groups: list[tuple[int, Slots]] | None) -> list[Any] | None:
 
 
 @given(notes=st.lists(decisions() | st.none(), max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | None]) -> None:
     """None: the reader has lost what came before."""
     with pytest.MonkeyPatch.context() as patched:
@@ -212,7 +213,7 @@ def test_a_frame_that_would_fill_the_memory_is_refused(monkeypatch: pytest.Monke
 
 
 @given(st.integers(0, 1 << 30), st.binary(min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_damage_behind_right_checksums_is_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, recording: bytes, at: int, other: bytes
 ) -> None:

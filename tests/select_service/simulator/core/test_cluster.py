@@ -23,6 +23,7 @@ from select_service.simulator.core.routers import (
     Router,
 )
 from select_service.simulator.core.settings import PoolSettings
+from tests.effort import examples
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some
 
 WHOLE = {"workers": PoolSettings("aggregated", SMALL)}
@@ -71,7 +72,7 @@ def built(router: Router, requests: int, seed: int, pools: dict[str, PoolSetting
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("pools", [WHOLE, PARTS], ids=["whole", "parts"])
 @given(data=st.data())
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 def test_every_request_ends_once_and_nothing_is_left(
     name: str, pools: dict[str, PoolSettings], data: st.DataObject
 ) -> None:
