@@ -17,7 +17,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 10  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes

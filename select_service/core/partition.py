@@ -35,7 +35,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 9):
+if not TYPE_CHECKING and usable("select_service.core._speed", 10):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
