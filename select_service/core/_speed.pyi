@@ -6,9 +6,7 @@ from select_service.core.decision_record import Noted, Record
 ABI: int
 
 class Pricer:
-    def __init__(
-        self, prefill: Floats, decode: Floats, churn: Floats, context: Floats
-    ) -> None: ...
+    def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None: ...
     def cheapest(
         self,
         rows: int | Slots,
