@@ -160,10 +160,13 @@ class Decisions:
         noted.append((ticket, seen, rows, slot, now, odds, cache_hit, weights, told, more))
         if len(noted) < NOTED_MAX and not ticket.request.explain:
             return None
-        return self._write()
+        return self.write()
 
-    def _write(self) -> Record | None:
-        """Make records of what was noted; return the last if it is to be told."""
+    def write(self) -> Record | None:
+        """Make records of what was noted; return the last if it is to be told.
+
+        Called every so often, too: what is noted holds its whole partition, records hold nothing.
+        """
         noted, self._noted = self._noted, []
         return self._ring.keep(noted)
 
@@ -171,7 +174,7 @@ class Decisions:
     def _written(self) -> RecordRing:
         """The ring with all records there are."""
         if self._noted:
-            self._write()
+            self.write()
         return self._ring
 
     def note_explained(self, ticket: Ticket, record: Record) -> None:

@@ -331,6 +331,7 @@ class SelectionCore:
         more |= self.trusting.keep(now)
         effects.trusted += self.trusting.take_news()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
+        self.decisions.write()
         self.refuse_late(now, effects)
         self.slimming.go_on()
         return more, effects

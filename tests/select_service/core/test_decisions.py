@@ -144,6 +144,18 @@ Ring.TestCase.settings = hypothesis_settings(
 TestRing = Ring.TestCase
 
 
+def test_what_was_noted_lets_go_of_its_partition_with_the_next_tick() -> None:
+    fleet = fleet_of(ring=8)
+    core = fleet.core
+    packed = pack_u64([1, 2])
+    asked = SelectRequest(block_hashes=packed, sequence_hashes=packed, isl_tokens=32)
+    core.select(asked, fleet.now)
+    assert len(core.decisions._noted) == 1
+    core.tick(fleet.now)
+    assert not core.decisions._noted
+    assert core.decisions._ring.next == 2
+
+
 def test_bytes_bound_what_counts_does_not() -> None:
     fleet = fleet_of(2, 100, 5000)
     for number in range(50):
