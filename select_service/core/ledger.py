@@ -64,7 +64,8 @@ class Ledger:
         """Of them, those whose prefill is not complete."""
         self.context: Floats = np.zeros(0)
         """Blocks that live requests attend to: those several have in common count for each, as an
-        engine reads them for each. Whole numbers."""
+        engine reads them for each, and a prompt without a whole block counts as one: a sequence is
+        decoded for it, too. Whole numbers."""
         self.tenures: list[int] = []
         """How many ranks had the slot before."""
         self.churn: Floats = np.zeros(0)
@@ -175,7 +176,7 @@ class Ledger:
         self.prefilling += 1
         requests = self._requests[slot] = len(lane.reservations)
         decode = self._decode[slot] = self._weights.count(lane.number)
-        blocks = len(sequence_hashes) // HASH_BYTES
+        blocks = len(sequence_hashes) // HASH_BYTES or 1  # a prompt shorter than one is no nothing
         reservation.prompt_blocks = reservation.context_blocks = blocks
         self._context[slot] += blocks
         self.packed = b""

@@ -45,7 +45,7 @@ class NaiveLedger:
 
     def context(self, slot: int) -> int:
         """Blocks that requests attend to, whoever else does."""
-        own = [r.fraction * (len(r.hashes) + len(r.outputs)) for r in self.on(slot)]
+        own = [r.fraction * (max(1, len(r.hashes)) + len(r.outputs)) for r in self.on(slot)]
         return sum(int(Decimal(one).to_integral_value(ROUND_HALF_UP)) for one in own)
 
     def output_block(self, name: str, fraction: float | None) -> None:

@@ -141,8 +141,7 @@ class Fleet:
             reservation_id=f"r{self.made}",
             block_hashes=hashes,
             sequence_hashes=hashes,
-            isl_tokens=SIZE * len(prompt),
-            **wishes,
+            **{"isl_tokens": SIZE * len(prompt)} | wishes,
         )
         answer, _ = self.core.select_and_reserve(request, self.now)
         assert isinstance(answer, Selection)
@@ -228,6 +227,20 @@ def test_a_prompt_many_share_is_read_for_each_of_them(
             fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
         chosen[policy] = fleet.ask([*prompt, 999])
     assert chosen == {"kv-cost": 0, "first-token": 1}
+
+
+@EITHER
+def test_prompts_shorter_than_a_block_are_spread(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold no block that anybody could find; to decode they are as much as others."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    fleet = Fleet(4)
+    counts = [0] * 4
+    for _ in range(20):
+        counts[fleet.ask([], isl_tokens=SIZE - 1)] += 1
+        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+    assert counts == [5] * 4
 
 
 def test_churn_is_forgotten() -> None:
