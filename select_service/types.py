@@ -885,3 +885,25 @@ class ReplicaLimits(Struct, kw_only=True):
     pull_backoff_s: float = 0.2  # after a pull that failed, doubled each time up to the next
     pull_backoff_max_s: float = 10.0
     snapshots_max: int = 8  # given out at one time, 503 beyond
+
+
+class DumpLimits(Struct, kw_only=True):
+    """Bounds of GET /dump. Written as `CoreLimits` is."""
+
+    at_once_max: int = 8  # 503 beyond; each keeps the index from tidying up
+    timeout_s: float = 600.0  # one dump altogether: ten million blocks at 1.5 MB a second
+
+
+class BodyLimits(Struct, frozen=True, kw_only=True):
+    """How much a body may hold; each a flag of the same name behind `--body-`, but for the depth.
+
+    All of a body is read in one go, which no client may draw out: a prompt of a million tokens,
+    thousands of media items and records of workers with thousands of endpoints find room.
+    """
+
+    depth_max: int = 128  # `--json-depth-max`; the reference's parser stops there as well
+    parts_max: int = 16_384  # strings, objects, arrays: one or two µs each
+    numbers_max: int = 1 << 20  # not packed: 40 ms of JSON where they are no array of a prompt
+    short_bytes_max: int = 1 << 21  # of a body without a prompt: a worker has 8,000 endpoints
+    unknown_bytes_max: int = 1 << 18  # of a member nobody knows: up to half a second a megabyte
+    media_bytes_max: int = 1 << 20  # of an array of objects in MessagePack

@@ -526,7 +526,8 @@ class TenantView:
 
     def _in_words_of_client(self, error: ServiceError) -> ServiceError:
         if isinstance(error, NameRefused) and error.field in _IDS:
-            return NameRefused(error.field, max(error.most - max(map(len, self._prefixes)), 0))
+            most = max(error.most - max(map(len, self._prefixes)), 0)
+            return NameRefused(error.field, most, error.limit)
         error.args = (self._without_prefix(str(error)),)
         return error
 
