@@ -54,6 +54,7 @@ class AdmissionSettings(Struct, kw_only=True):
     return_slots_max: int = 65_536
     tenant_labels_max: int = 32
     load_report_stale_s: float = 10.0
+    load_report_bytes_max: int = 128 << 10  # of a worker with a thousand ranks, in one message
 
 
 # -- busy thresholds ---------------------------------------------------------------------------

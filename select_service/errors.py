@@ -40,6 +40,8 @@ class ServiceError(Exception):
     where something drains: a queue, a gate's room, leases, the journal's next attempt."""
     decision: object = None
     """What led to it, when that was to be explained; whoever answers reads it."""
+    limit: str | None = None
+    """The setting that was crossed, of those that are counted where the refusal is answered."""
 
     def __init__(
         self,
@@ -47,10 +49,12 @@ class ServiceError(Exception):
         *,
         field: str | None = None,
         details: dict[str, object] | None = None,
+        limit: str | None = None,
     ) -> None:
         super().__init__(message)
         self.field = field
         self.details = details
+        self.limit = limit
 
     def body(self) -> dict[str, object]:
         """Return what the answer says (contract 0.2)."""
@@ -109,6 +113,16 @@ class TooManyBlocks(InvalidField):
         super().__init__(f"{field}: a prompt may have at most {most} blocks", field=field)
 
 
+class TooMuchInBody(InvalidField):
+    """A body of more small things than are read in one go; the text names the flag."""
+
+    code = "too_much_in_body"
+
+    def __init__(self, why: str, limit: str, field: str | None = None) -> None:
+        where, flag = f"{field}: " if field else "", limit.replace("_", "-")
+        super().__init__(f"{where}{why} (--{flag})", field=field, limit=limit)
+
+
 class UnknownField(ServiceError):
     """A field nobody knows, under `--field-validation strict`."""
 
@@ -124,7 +138,7 @@ class UnsupportedMediaType(ServiceError):
 
 
 class BodyTooLarge(ServiceError):
-    """More bytes than `--max-body-bytes`."""
+    """More bytes than `--max-body-bytes`, or than a body has that brings no prompt."""
 
     status = 413
     code = "body_too_large"
@@ -470,11 +484,15 @@ class WorkerIdTaken(ServiceError):
 class NameRefused(InvalidField):
     """An id or a name that is too long, or that cannot be printed."""
 
-    def __init__(self, field: str, most: int) -> None:
+    def __init__(self, field: str, most: int, limit: str | None = None) -> None:
         self.most = most
-        super().__init__(
-            f"{field} must have at most {most} characters, and only printable ones", field=field
-        )
+        why = f"{field} must have at most {most} characters, and only printable ones"
+        super().__init__(why, field=field, limit=limit)
+
+    @classmethod
+    def of(cls, field: str, text: str, most: int, limit: str) -> NameRefused:
+        """Say what is wrong with a text; if it is too long that limit was crossed."""
+        return cls(field, most, limit if len(text) > most else None)
 
 
 class RankNotFound(ServiceError):
@@ -673,6 +691,16 @@ class DecisionsOff(ServiceError):
 
     def __init__(self) -> None:
         super().__init__("decisions are not kept: --decision-ring is 0")
+
+
+class TooManyDumps(ServiceError):
+    """As many dumps under way as `--dumps-max` allows; they end when they end."""
+
+    status = 503
+    code = "too_many_dumps"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} dumps are under way, no more may be: ask again")
 
 
 class TooManySnapshots(ServiceError):

@@ -85,7 +85,10 @@ CacheScope = Literal["gpu", "cpu", "disk", "any"]
 CacheBasis = Literal["prompt", "cacheable"]
 Role = Literal["prefill", "decode", "aggregated"]
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
-AnyHash = Annotated[int, Meta(ge=-(1 << 63))]  # signed or unsigned 64 bit; packed modulo 2^64
+# The numbers of long lists are read without their bounds: packing checks all of them at once.
+AnyHash = Annotated[int, Meta(extra_json_schema={"minimum": -(1 << 63)})]
+"""Signed or unsigned, 64 bits; packed modulo 2^64."""
+Token = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": (1 << 32) - 1})]
 # What the core takes and what JSON may hold: callers in the same process may pass lists, or packed
 # little-endian numbers as the codec does; a JSON decoder must not read a string as the latter.
 if TYPE_CHECKING:
@@ -93,7 +96,7 @@ if TYPE_CHECKING:
     TokenList: TypeAlias = list[int] | bytes
 else:
     HashList = list[AnyHash]
-    TokenList = list[U32]
+    TokenList = list[Token]
 
 
 def _u64(name: str, value: int | None) -> None:
@@ -344,7 +347,9 @@ class PromptFields(Struct, kw_only=True):
     router_config_override: RouterConfigOverride | None = None
 
     def __post_init__(self) -> None:
-        _u64("isl_tokens", self.isl_tokens)
+        isl_tokens = self.isl_tokens
+        if isl_tokens is not None and not 0 <= isl_tokens <= U64_MASK:  # no frame for the rest
+            _u64("isl_tokens", isl_tokens)
         if self.routing_group is not UNSET:
             _one_scope_name(self.tenant_id, self.routing_group)
 
@@ -784,6 +789,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     delay_scale: float | None = None
     eviction_scale: float | None = None
     expects_booked: bool | None = None
+    context_load_scale: float | None = None
+    overtaking_s: float | None = None  # of the queue, where no policy file orders it
 
 
 class CoreLimits(Struct, kw_only=True):
@@ -883,3 +890,25 @@ class ReplicaLimits(Struct, kw_only=True):
     pull_backoff_s: float = 0.2  # after a pull that failed, doubled each time up to the next
     pull_backoff_max_s: float = 10.0
     snapshots_max: int = 8  # given out at one time, 503 beyond
+
+
+class DumpLimits(Struct, kw_only=True):
+    """Bounds of GET /dump. Written as `CoreLimits` is."""
+
+    at_once_max: int = 8  # 503 beyond; each keeps the index from tidying up
+    timeout_s: float = 600.0  # one dump altogether: ten million blocks at 1.5 MB a second
+
+
+class BodyLimits(Struct, frozen=True, kw_only=True):
+    """How much a body may hold; each a flag of the same name behind `--body-`, but for the depth.
+
+    All of a body is read in one go, which no client may draw out: a prompt of a million tokens,
+    thousands of media items and records of workers with thousands of endpoints find room.
+    """
+
+    depth_max: int = 128  # `--json-depth-max`; the reference's parser stops there as well
+    parts_max: int = 16_384  # strings, objects, arrays: one or two µs each
+    numbers_max: int = 1 << 20  # not packed: 40 ms of JSON where they are no array of a prompt
+    short_bytes_max: int = 1 << 21  # of a body without a prompt: a worker has 8,000 endpoints
+    unknown_bytes_max: int = 1 << 18  # of a member nobody knows: up to half a second a megabyte
+    media_bytes_max: int = 1 << 20  # of an array of objects in MessagePack

@@ -12,6 +12,7 @@ from indexer.errors import InvalidEndpoint
 
 SCHEMES: Final = frozenset({"tcp", "ipc", "inproc"})
 PORT_MAX: Final = 0xFFFF
+"""Of TCP."""
 
 
 def check_endpoint(endpoint: str) -> None:

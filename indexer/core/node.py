@@ -17,6 +17,7 @@ EDGE_BLOCKS_MAX: Final = 512
 """Longest edge: keeps position masks at 64 bytes and an append's copy at 4 KiB."""
 
 EDGE_BYTES_MAX: Final = EDGE_BLOCKS_MAX * HASH_BYTES
+"""The same in bytes."""
 
 LOWER_TIERS: Final = (Tier.HOST_PINNED, Tier.DISK, Tier.EXTERNAL)
 

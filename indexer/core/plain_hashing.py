@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
 from typing import Final
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from indexer.core.packing import pack_u64
 from indexer.types import HASH_BYTES
 
 xxh3_64 = xxh3_64_intdigest
 
 _BASE_SEED: Final = 1337
-_SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
 
 
 def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
@@ -31,10 +29,7 @@ def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
     else:
         starts = range(0, len(tokens) - width + 1, stride)
         hashes = [xxh3_64_intdigest(tokens[at : at + width], seed) for at in starts]
-    packed = array("Q", hashes)
-    if _SWAP:
-        packed.byteswap()
-    return packed.tobytes()
+    return pack_u64(hashes)
 
 
 def sequence_hashes(local: bytes) -> bytes:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["FLAGS", "Flag"]
 
 PORT_MAX: Final = 65535
+"""Of TCP."""
+
 _FILE_BYTES_MAX: Final = 4 << 20
 _FILE_MODE: Final = re.compile("0?[0-7]{3}")
 _NO_LIMITS: Final = frozenset(
@@ -288,6 +290,13 @@ FLAGS: Final = (
         watch="auth_refused_total",
     ),
     Flag(
+        "--token-file-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest file of tokens; a longer one is not taken over, and none to start with",
+        watch='auth_reloads_total{outcome="refused"}',
+    ),
+    Flag(
         "--tls-cert",
         _path,
         "FILE",
@@ -537,6 +546,22 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--dumps-max",
+        _whole(1, _COUNT),
+        "N",
+        "GET /dump at one time, 503 beyond",
+        watch='dumps_total{outcome="refused"}',
+        reloads=True,
+    ),
+    Flag(
+        "--dump-timeout-s",
+        _seconds(zero=False),
+        "S",
+        "longest GET /dump altogether; one that is read too slowly is cut off",
+        watch='dumps_total{outcome="timeout"}',
+        reloads=True,
+    ),
+    Flag(
         "--indexer-peers",
         _list,
         "URL,…",
@@ -614,6 +639,13 @@ FLAGS: Final = (
         watch="discovery_updates_total",
     ),
     Flag(
+        "--workers-file-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest file of workers; of a longer one nothing is taken, what was known stays",
+        watch='discovery_failures_total{kind="too_large"}',
+    ),
+    Flag(
         "--kubernetes-workers",
         str,
         "SELECTOR",
@@ -678,6 +710,13 @@ FLAGS: Final = (
         "N",
         "workers taken from one source, the rest is left out",
         watch="discovery_rejected",
+    ),
+    Flag(
+        "--discovery-objects-max",
+        _whole(1, _COUNT),
+        "N",
+        "Kubernetes objects a selector may select; beyond, what was known stays",
+        watch='discovery_failures_total{kind="too_large"}',
     ),
     Flag(
         "--state-dir",
@@ -847,7 +886,7 @@ FLAGS: Final = (
         _whole(1, _LENGTH),
         "N",
         "characters of a lease_id and of an owner, 422 beyond",
-        watch='http_requests_total{route="/leases",status="422"}',
+        watch='limit_hits_total{name="lease_name_length_max"}',
         reloads=True,
     ),
     Flag(
@@ -855,7 +894,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "N",
         "operations of one batch, 422 beyond",
-        watch='http_requests_total{route="/reservations/batch",status="422"}',
+        watch='limit_hits_total{name="batch_operations_max"}',
         reloads=True,
     ),
     Flag(
@@ -863,7 +902,7 @@ FLAGS: Final = (
         _whole(1, 1 << 16),  # they are sorted in one go
         "N",
         "samples of one POST /select_batch, 422 beyond",
-        watch='http_requests_total{route="/select_batch",status="422"}',
+        watch='limit_hits_total{name="wave_samples_max"}',
         reloads=True,
     ),
     Flag(
@@ -940,8 +979,9 @@ FLAGS: Final = (
         "--id-length-max",
         _whole(1, _LENGTH),
         "N",
-        "characters of a reservation_id or selection_id that is booked, 422 beyond",
-        watch='http_requests_total{status="422"}',
+        "characters of a session_id, and of a reservation_id or selection_id that is booked, 422"
+        " beyond",
+        watch='limit_hits_total{name="id_length_max"}',
         reloads=True,
     ),
     Flag(
@@ -949,7 +989,7 @@ FLAGS: Final = (
         _whole(1, _LENGTH),
         "N",
         "characters of a model, tenant, lora_name or fairness_id, 422 beyond",
-        watch='http_requests_total{status="422"}',
+        watch='limit_hits_total{name="name_length_max"}',
         reloads=True,
     ),
     Flag(
@@ -979,6 +1019,7 @@ FLAGS: Final = (
         _seconds(zero=True),
         "S",
         "ask a silent worker's replay endpoint for missed KV events this often; 0 = never",
+        watch="kv_replays_asked_total",
         reloads=True,
     ),
     Flag(
@@ -1250,6 +1291,21 @@ FLAGS: Final = (
         "whether blocks that others are booked with count as cached; off: as --policy has it",
     ),
     Flag(
+        "--context-load-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what a block that a request attends to costs, shared ones for each, in blocks to compute; "
+        "off: as --policy has it",
+    ),
+    Flag(
+        "--overtaking-s",
+        _number(0.0, 1e6),
+        "S",
+        "who waits, where no policy file orders the queue, is overtaken by who comes up to so many "
+        "seconds later for each 1,000 tokens less to compute; off: as --policy has it",
+        watch="selections_queued_total",
+    ),
+    Flag(
         "--admission-policy",
         str,
         "NAME",
@@ -1299,13 +1355,22 @@ FLAGS: Final = (
         _whole(2, 10_000),
         "N",
         "tenants with admission series of their own; the rest is summed up under `other`",
+        watch='admission_tenant_requests_total{fairness_id="other"}',
     ),
     Flag(
         "--load-report-stale-s",
         _seconds(zero=False),
         "S",
         "age at which what a worker told of its load is believed no longer",
+        watch="worker_reports_heard_total",
         reloads=True,
+    ),
+    Flag(
+        "--load-report-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "longest message with which a worker tells its load beside its KV events; longer is bad",
+        watch="worker_reports_bad_total",
     ),
     Flag(
         "--doctor-interval-s",
@@ -1333,7 +1398,7 @@ FLAGS: Final = (
         _whole(128, _COUNT),  # of fewer, PUT /config could not be taken back
         "N",
         "longest request body, 413 beyond",
-        watch='http_requests_total{status="413"}',
+        watch='limit_hits_total{name="max_body_bytes"}',
         reloads=True,
     ),
     Flag(
@@ -1342,6 +1407,14 @@ FLAGS: Final = (
         "N",
         "longest request line with its headers, 431 beyond",
         watch='http_connections_cut_total{reason="malformed"}',
+        reloads=True,
+    ),
+    Flag(
+        "--header-lines-max",
+        _whole(16, _COUNT),
+        "N",
+        "header lines of a request, 431 beyond",
+        watch='limit_hits_total{name="header_lines_max"}',
         reloads=True,
     ),
     Flag(
@@ -1384,6 +1457,15 @@ FLAGS: Final = (
         reloads=True,
     ),
     Flag(
+        "--unread-bytes-max",
+        _whole(1, _BYTES),
+        "N",
+        "bytes of answers, of all connections together, that clients have yet to read; beyond,"
+        " those that have read nothing for longest are cut off",
+        watch="http_unread_bytes",
+        reloads=True,
+    ),
+    Flag(
         "--tls-handshakes-max",
         _whole(1, _COUNT),
         "N",
@@ -1396,7 +1478,49 @@ FLAGS: Final = (
         _whole(8, 900),
         "N",
         "arrays and objects within each other in a body, 400 beyond",
-        watch='http_requests_total{status="400"}',
+        watch='limit_hits_total{name="json_depth_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--body-parts-max",
+        _whole(64, _COUNT),  # of fewer, PUT /config could not be taken back
+        "N",
+        "strings, objects and arrays in a body, or in each request of a wave, 422 beyond: they are"
+        " read in one go",
+        watch='limit_hits_total{name="body_parts_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--body-numbers-max",
+        _whole(64, _COUNT),
+        "N",
+        "numbers of a body that are not packed (in JSON: commas), 422 beyond",
+        watch='limit_hits_total{name="body_numbers_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--body-short-bytes-max",
+        _whole(128, _COUNT),
+        "N",
+        "longest body of a route that takes no prompt, 413 beyond",
+        watch='limit_hits_total{name="body_short_bytes_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--body-unknown-bytes-max",
+        _whole(64, _COUNT),
+        "N",
+        "bytes of a member nobody knows, in MessagePack, if it is no text or binary; 422 beyond",
+        watch='limit_hits_total{name="body_unknown_bytes_max"}',
+        reloads=True,
+    ),
+    Flag(
+        "--body-media-bytes-max",
+        _whole(64, _COUNT),
+        "N",
+        "bytes of an array of objects in MessagePack, as of media items; 422 beyond",
+        watch='limit_hits_total{name="body_media_bytes_max"}',
+        reloads=True,
     ),
     Flag(
         "--listen-backlog",
@@ -1424,6 +1548,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "S",
         "how long answers under way may take after SIGTERM or SIGINT",
+        watch="http_requests_in_flight",
     ),
     Flag(
         "--metrics-rank-series-max",
@@ -1645,6 +1770,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "N",
         "spans exported at once",
+        watch="trace_queue_spans",
         env="OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
     ),
     Flag(
@@ -1652,6 +1778,7 @@ FLAGS: Final = (
         _whole(1, _COUNT),
         "MS",
         "how long spans wait for company",
+        watch="trace_queue_spans",
         env="OTEL_BSP_SCHEDULE_DELAY",
     ),
     Flag(
@@ -1659,5 +1786,6 @@ FLAGS: Final = (
         _seconds(zero=True),
         "S",
         "how long the last spans may take at the end",
+        watch='trace_spans_total{outcome="dropped"}',
     ),
 )

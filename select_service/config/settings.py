@@ -25,9 +25,11 @@ from select_service.doctor_types import DoctorLimits
 from select_service.policy_types import Policy
 from select_service.shadow_types import ShadowSettings, Weight
 from select_service.types import (
+    BodyLimits,
     CacheBasis,
     CacheScope,
     CoreLimits,
+    DumpLimits,
     ReplicaLimits,
     RouterConfig,
     TrustSettings,
@@ -55,6 +57,8 @@ _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _RECOVERY: Final = RecoveryLimits()
 _REACH: Final = ReachSettings()
+_BODIES: Final = BodyLimits()
+_DUMPS: Final = DumpLimits()
 _DOCTOR: Final = DoctorLimits()
 _TRUST: Final = TrustSettings()
 _SHADOW: Final = ShadowSettings()
@@ -87,6 +91,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     side_port: int | None = None  # of an entrance for replicas, probes and Prometheus alone
     side_host: str | None = None  # None: that of `host`, or every address where that is loopback
     token_file: str | None = None
+    token_file_bytes_max: int = 4 << 20  # some 20,000 records
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -122,6 +127,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     replica_pull_backoff_s: float = _REPLICAS.pull_backoff_s
     replica_pull_backoff_max_s: float = _REPLICAS.pull_backoff_max_s
     replica_snapshots_max: int = _REPLICAS.snapshots_max
+    dumps_max: int = _DUMPS.at_once_max
+    dump_timeout_s: float = _DUMPS.timeout_s
     indexer_peers: tuple[str, ...] = ()
     recovery_attempts_max: int = _RECOVERY.attempts_max
     recovery_backoff_s: float = _RECOVERY.backoff_s
@@ -133,6 +140,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ready_timeout_s: float = 120.0
     workers_file: str | None = None
     workers_file_poll_s: float = 1.0
+    workers_file_bytes_max: int = 16 << 20  # some 40,000 workers
     kubernetes_workers: str | None = None
     kubernetes_workers_from: KubernetesKind = "pods"
     kubernetes_replicas: str | None = None
@@ -143,6 +151,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     discovery_poll_s: float = 5.0
     discovery_grace_s: float = 10.0
     discovery_workers_max: int = 10_000
+    discovery_objects_max: int = 100_000
     state_dir: str | None = None
     durability: Durability = Durability.STRICT
     durability_window_s: float = 0.05
@@ -222,6 +231,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     return_slots_max: int = _ADMISSION.return_slots_max
     tenant_labels_max: int = _ADMISSION.tenant_labels_max
     load_report_stale_s: float = _ADMISSION.load_report_stale_s
+    load_report_bytes_max: int = _ADMISSION.load_report_bytes_max
     doctor_interval_s: float = _DOCTOR.interval_s
     doctor_samples_max: int = _DOCTOR.samples_max
     doctor_findings_max: int = _DOCTOR.findings_max
@@ -239,13 +249,20 @@ class Settings(Struct, frozen=True, kw_only=True):
     shadow_cost_max: float = _SHADOW.cost_max
     max_body_bytes: int = 8 * 1024 * 1024
     head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
+    header_lines_max: int = 128  # each costs forty times its bytes; proxies allow some 100
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     keep_alive_timeout_s: int = 75
     connections_max: int = 8192
     connections_per_address_max: int = 4096  # half: a gateway is one address
+    unread_bytes_max: int = 256 << 20  # a /metrics of 512 ranks and 64 scopes has half a megabyte
     tls_handshakes_max: int = 8192  # 60 KB each
-    json_depth_max: int = 128
+    json_depth_max: int = _BODIES.depth_max
+    body_parts_max: int = _BODIES.parts_max
+    body_numbers_max: int = _BODIES.numbers_max
+    body_short_bytes_max: int = _BODIES.short_bytes_max
+    body_unknown_bytes_max: int = _BODIES.unknown_bytes_max
+    body_media_bytes_max: int = _BODIES.media_bytes_max
     listen_backlog: int = 2048
     leave_notice_s: float = 0.0
     leave_grace_s: float = 0.0
@@ -277,6 +294,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     delay_scale: float | None = None
     eviction_scale: float | None = None
     expects_booked: bool | None = None
+    context_load_scale: float | None = None
+    overtaking_s: float | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -299,6 +318,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             delay_scale=self.delay_scale,
             eviction_scale=self.eviction_scale,
             expects_booked=self.expects_booked,
+            context_load_scale=self.context_load_scale,
+            overtaking_s=self.overtaking_s,
             kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
         )
 
@@ -374,6 +395,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             return_slots_max=self.return_slots_max,
             tenant_labels_max=self.tenant_labels_max,
             load_report_stale_s=self.load_report_stale_s,
+            load_report_bytes_max=self.load_report_bytes_max,
         )
 
     @property
@@ -489,3 +511,20 @@ class Settings(Struct, frozen=True, kw_only=True):
             pull_backoff_max_s=self.replica_pull_backoff_max_s,
             snapshots_max=self.replica_snapshots_max,
         )
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        """How much a body may hold."""
+        return BodyLimits(
+            depth_max=self.json_depth_max,
+            parts_max=self.body_parts_max,
+            numbers_max=self.body_numbers_max,
+            short_bytes_max=self.body_short_bytes_max,
+            unknown_bytes_max=self.body_unknown_bytes_max,
+            media_bytes_max=self.body_media_bytes_max,
+        )
+
+    @property
+    def dump_limits(self) -> DumpLimits:
+        """Bounds of GET /dump."""
+        return DumpLimits(at_once_max=self.dumps_max, timeout_s=self.dump_timeout_s)

@@ -356,7 +356,10 @@ class Admitting:
         if not self._is_served(change.model, change.tenant_id):
             raise ModelNotFound(change.model, change.tenant_id)
         try:
-            self.thresholds.merge(change.model, change.tenant_id, thresholds, change.clear)
+            self.thresholds.merge(
+                *(change.model, change.tenant_id, thresholds, change.clear),
+                entries_max=self._limits.scopes_max,
+            )
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         self._mark(THRESHOLD, threshold_key(change.model, change.tenant_id))

@@ -280,7 +280,7 @@ def check_name(field: str, text: object, most: int) -> None:
         NameRefused: that is so.
     """
     if isinstance(text, str) and (len(text) > most or not text.isprintable()):
-        raise NameRefused(field, most)
+        raise NameRefused.of(field, text, most, "name_length_max")
 
 
 _encode = msgspec.msgpack.Encoder().encode

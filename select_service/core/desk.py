@@ -124,10 +124,10 @@ class Desk:
         most = limits.id_length_max
         one = request.reservation_id
         if one is not None and (len(one) > most or not one.isprintable()):
-            raise NameRefused("reservation_id", most)
+            raise NameRefused.of("reservation_id", one, most, "id_length_max")
         one = request.selection_id
         if one is not None and (len(one) > most or not one.isprintable()):
-            raise NameRefused("selection_id", most)
+            raise NameRefused.of("selection_id", one, most, "id_length_max")
         if request.lora_name is not None:
             check_name("lora_name", request.lora_name, limits.name_length_max)
 

@@ -145,7 +145,9 @@ class Leases:
     def _check_name(self, field: str, text: str) -> None:
         longest = self._limits.lease_name_length_max
         if not 0 < len(text) <= longest:
-            raise InvalidField(f"{field} must have 1 to {longest} characters", field=field)
+            limit = "lease_name_length_max" if text else None
+            why = f"{field} must have 1 to {longest} characters"
+            raise InvalidField(why, field=field, limit=limit)
         if not text.isprintable():
             raise NameRefused(field, longest)
 

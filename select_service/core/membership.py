@@ -6,8 +6,7 @@ stay or go, the event sources that are new. Reservations that lose their rank ar
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.types import Scope, WorkerRank
 from select_service.core.admission.drain import PRIOR_TOKENS_PER_S
@@ -19,6 +18,7 @@ from select_service.core.catalog import (
 )
 from select_service.core.effects import Listen
 from select_service.core.partition import Partition
+from select_service.core.pins import Pins
 from select_service.core.policy import PolicyBook, PolicyError
 from select_service.errors import scope_text
 from select_service.types import CoreLimits
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from select_service.core.effects import Effects
     from select_service.types import TrustSettings
-
-
-PINS_MAX: Final = 65_536
-"""Scopes given up whose block size is remembered, some 200 bytes each."""
 
 
 class _Source(NamedTuple):
@@ -69,7 +65,7 @@ class Membership:
         self._limits = limits or CoreLimits()
         self.scopes_refused = 0  # records of workers that would have opened one too many
         self.scopes_closed = 0
-        self._pins: OrderedDict[Scope, tuple[int, bool]] = OrderedDict()  # of scopes given up
+        self.pins = Pins()
         self._empty: dict[Scope, float] = {}  # scopes without workers, since when
 
     def streams_of(self, worker: Worker) -> list[EventStream]:
@@ -133,7 +129,7 @@ class Membership:
         index = self.registry.index(scope)
         if index is not None:
             return (index.block_size, index.is_eagle), scope in self.partitions
-        pin = self._pins.get(scope)
+        pin = self.pins.get(scope)
         return pin, pin is not None
 
     def close_empty(self, now: float) -> None:
@@ -154,9 +150,7 @@ class Membership:
     def _close_partition(self, scope: Scope, partition: Partition) -> None:
         del self.partitions[scope], self._empty[scope]
         partition.lookout = None  # which knows its partition: the two would wait for the collector
-        self._pins[scope] = partition.index.block_size, partition.index.is_eagle
-        while len(self._pins) > PINS_MAX:
-            self._pins.popitem(last=False)
+        self.pins.put(scope, partition.index.block_size, is_eagle=partition.index.is_eagle)
         self.registry.drop_index(scope)
         self.scopes_closed += 1
 
@@ -270,7 +264,7 @@ class Membership:
         partition.holds_to_cache = self.cache_hit_threshold > 0.0
         partition.is_watched = self.is_watched
         self.partitions[worker.scope] = partition
-        self._pins.pop(worker.scope, None)
+        self.pins.discard(worker.scope)
         return partition
 
     def check(self) -> None:

@@ -65,12 +65,13 @@ class Fill:
 class Pricer:
     """Reads the first rows of the columns."""
 
-    __slots__ = ("_churn", "_decode", "_matched", "_prefill")
+    __slots__ = ("_churn", "_context", "_decode", "_matched", "_prefill")
 
-    def __init__(self, prefill: Floats, decode: Floats, churn: Floats) -> None:
-        if not len(prefill) == len(decode) == len(churn):
+    def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None:
+        if not len(prefill) == len(decode) == len(churn) == len(context):
             raise ValueError("columns of one length")
         self._churn = churn
+        self._context = context
         self._prefill = prefill
         self._decode = decode
         self._matched: list[int] = []
@@ -88,7 +89,7 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
         trust: Floats | None = None,
-        ours: tuple[float, float, float, bool] | None = None,
+        ours: tuple[float, float, float, bool, float] | None = None,
     ) -> tuple[int, float, int]:
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
@@ -112,8 +113,9 @@ class Pricer:
             raise ValueError("rows beyond the columns")
         if not isinstance(rows, int):
             self._check(rows)
-        common = None if shared is None else self._by_row(shared)
-        self._matched = [] if matched is None else self._by_row(matched)
+        common = None if shared is None else self._by_row(_listed(shared))
+        groups = [] if matched is None else _listed(matched)
+        self._matched = [] if matched is None else self._by_row(groups)
         among = slice(0, rows) if isinstance(rows, int) else rows
         if ours is not None:
             return self._cheapest_of_ours(
@@ -122,7 +124,7 @@ class Pricer:
             )
         if common is None and trust is None and isinstance(rows, int) and self._is_level(rows):
             found = self._cheapest_of_equals(
-                *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, draw)
+                *(rows, isl_tokens, block_size, blocks, scale, credit, track, groups, draw)
             )
             if found is not None:
                 return found
@@ -187,9 +189,9 @@ class Pricer:
         common: list[int] | None,
         draw: Callable[[], float],
         trust: Floats | None,
-        ours: tuple[float, float, float, bool],
+        ours: tuple[float, float, float, bool, float],
     ) -> tuple[int, float, int]:
-        decode_scale, delay, eviction, expects = ours
+        decode_scale, delay, eviction, expects, context_scale = ours
         among = slice(0, rows) if isinstance(rows, int) else rows
         bare, prefill = self._decode[among] + blocks, self._prefill[among]
         device, tokens = np.zeros(len(bare)), np.full(len(bare), float(isl_tokens))
@@ -212,6 +214,7 @@ class Pricer:
         raw, own = np.maximum(raw, 0.0), np.maximum(own, 0.0)
         prices = scale * (raw + (delay + eviction * self._churn[among]) * own)
         prices += decode_scale * bare
+        prices += context_scale * (self._context[among] + blocks)
         at = cheapest(prices, draw)
         return self._row(rows, at), float(prices[at]), int(bare[at])
 
@@ -229,20 +232,24 @@ class Pricer:
         scale: float,
         credit: float,
         track: bool,  # noqa: FBT001
-        matched: list[tuple[int, Slots]] | None,
+        matched: list[tuple[int, list[int]]],
         draw: Callable[[], float],
     ) -> tuple[int, float, int] | None:
         """Do it with one price for each group of rows that carry the same; None: not that plain."""
         booked, bare = float(self._prefill[0]), float(self._decode[0]) + blocks
         best: list[int] | None = None
         low, others = 0.0, rows
-        for number, slots in matched or ():
-            group = slots.tolist()
+        for number, group in matched:
             if not group or max(group) >= rows:  # among them is one that nobody may be sent to
                 return None
             others -= len(group)
-            raw = (booked + max(number * block_size, isl_tokens)) / block_size if track else 0.0
-            price = scale * max(0.0, raw - credit * number) + bare
+            raw = -credit * number
+            if track:
+                cached = number * block_size
+                if cached < isl_tokens:  # noqa: PLR1730 - max() is slow
+                    cached = isl_tokens
+                raw += (booked + cached) / block_size
+            price = bare if raw < 0.0 else scale * raw + bare
             if best is not None and price == low:
                 return None
             if best is None or price < low:
@@ -296,16 +303,21 @@ class Pricer:
     def packed(self, prefilling: float, churned: float) -> bytes:
         """Return the columns as they are now, one behind the other, and these totals."""
         totals = TOTALS.pack(prefilling, churned)
-        return b"".join((self._prefill.data, self._decode.data, self._churn.data, totals))
+        columns = self._prefill, self._decode, self._churn, self._context
+        return b"".join((*(column.data for column in columns), totals))
 
-    def _by_row(self, groups: list[tuple[int, Slots]]) -> list[int]:
+    def _by_row(self, groups: list[tuple[int, list[int]]]) -> list[int]:
         column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too
         for blocks, slots in groups:
-            for slot in slots.tolist():
+            for slot in slots:
                 if slot < 0:
                     raise IndexError(slot)
                 column[slot] = blocks
         return column
+
+
+def _listed(groups: list[tuple[int, Slots]]) -> list[tuple[int, list[int]]]:
+    return [(blocks, slots.tolist()) for blocks, slots in groups]
 
 
 def _of(column: list[int], rows: int | Slots) -> list[int]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from select_service.core.eligibility import check_wishes
 from select_service.core.prompt import read_prompt
 from select_service.core.scoring import weights_in_force
@@ -94,9 +96,14 @@ class Reader:
         """
         if not self.schedulable:
             raise NoSchedulableWorker.anywhere()
-        scope = request.scope
-        partition = self._partitions.get(scope)
+        tenant = request.tenant_id
+        if tenant is UNSET:
+            tenant = request.routing_group
+        key = request.model_name, "default" if tenant is UNSET else tenant
+        partition: Partition | None
+        partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
         if partition is None or not partition.workers:
+            scope = request.scope
             if partition is None or not partition.seated:  # else it was the operator's wish
                 self.strayed += 1
                 self.strayed_to = scope

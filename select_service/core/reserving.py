@@ -248,7 +248,8 @@ class Reserving:
         """
         most = self._limits.batch_operations_max
         if len(request.operations) > most:
-            raise InvalidField(f"operations must be at most {most}", field="operations")
+            why = f"operations must be at most {most}"
+            raise InvalidField(why, field="operations", limit="batch_operations_max")
 
     def operate(self, operation: Operation, now: float) -> tuple[OperationResult, Effects]:
         """Carry out one lifecycle call of a batch; a refusal is a result like any other."""

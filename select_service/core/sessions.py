@@ -76,7 +76,7 @@ class Sessions:
         """
         most = self._limits.id_length_max
         if len(session_id) > most or not session_id.isprintable():
-            raise NameRefused("session_id", most)
+            raise NameRefused.of("session_id", session_id, most, "id_length_max")
         counters, key = self.counters, (partition, session_id)
         seat = self._seats.get(key)
         if seat is None or seat.until <= now:  # the latter is swept later

@@ -100,7 +100,8 @@ class Waves:
         most = self._limits.wave_samples_max
         samples = sum(1 if isinstance(one, ServiceError) else one[0].n for one in items)
         if samples > most:
-            raise InvalidField(f"requests must be at most {most} samples", field="requests")
+            why = f"requests must be at most {most} samples"
+            raise InvalidField(why, field="requests", limit="wave_samples_max")
         if request.atomic and not request.reserve:
             raise InvalidField("atomic needs reserve: nothing is booked without", field="atomic")
         self.counters.waves += 1

@@ -71,9 +71,12 @@ class AdmissionMetrics(Collector):
         heard = self._counter("worker_reports_heard", "Reports on workers' event endpoints.")
         heard.add_metric((), topic.heard)
         yield heard
-        bad = self._counter("worker_reports_bad", "Those of them that nobody understands.")
+        bad = self._counter("worker_reports_bad", "Those of them that make no sense, or too long.")
         bad.add_metric((), topic.bad)
         yield bad
+        left_out = self._counter("worker_reports_left_out", "Ranks that found no room in a while.")
+        left_out.add_metric((), topic.left_out)
+        yield left_out
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
         return CounterMetricFamily(self._prefix + name, text, labels=labels)

@@ -25,6 +25,7 @@ from select_service.config import Durability, Layers
 from select_service.core.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
 from select_service.edge.asgi import Door
+from select_service.edge.bulk import BodyGuard
 from select_service.edge.codec import show_hashes
 from select_service.edge.console.routes import Booth
 from select_service.edge.descriptors import raise_limit
@@ -41,7 +42,7 @@ from select_service.edge.listening import (
     Entrances,
 )
 from select_service.edge.openness import open_doors, side_address
-from select_service.edge.protocol import ConnectionLimits
+from select_service.edge.protocol import ConnectionLimits, cut_unread
 from select_service.edge.reloading import Reloading
 from select_service.edge.traffic import Traffic
 from select_service.errors import (
@@ -113,6 +114,7 @@ def create_driver(settings: Settings) -> Driver:
         policies=_policies(router.policy, router.config.queue_threshold),
         replica_sync_port=settings.replica_sync_port,
         replica_limits=settings.replica_limits,
+        dump_limits=settings.dump_limits,
         keeper=_keeper(settings),
         snapshot_limits=settings.snapshot_limits,
         indexer_peers=settings.indexer_peers,
@@ -241,13 +243,16 @@ def create_door(
 
         return Metrics(service, traffic, settings, reloading)
 
+    guard = BodyGuard(settings.body_limits)
+    reloading.followers.append(lambda settings: guard.follow(settings.body_limits))
     api = Api(
         service,
         settings.field_validation,
         metrics=lambda: metrics().render(),
         openapi=_describe,
         reloading=reloading,
-        json_depth_max=settings.json_depth_max,
+        guard=guard,
+        refused=traffic.refused,
     )
     booth: Booth | None = None
     if not settings.no_console:
@@ -423,8 +428,10 @@ class Server(uvicorn.Server):
             body_timeout_s=settings.body_timeout_s,
             connections_max=settings.connections_max,
             head_bytes_max=settings.head_bytes_max,
+            header_lines_max=settings.header_lines_max,
             connections_per_address_max=settings.connections_per_address_max,
             tls_handshakes_max=settings.tls_handshakes_max,
+            unread_bytes_max=settings.unread_bytes_max,
         )
         overload = settings.overload_status_code  # may be one that uvicorn has no line for
         STATUS_LINE.setdefault(overload, status_line(overload))
@@ -528,11 +535,12 @@ class Server(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
-        connections = self.server_state.connections
+        connections = cast("list[GuardedProtocol]", list(self.server_state.connections))
         self._counts.open = len(connections)
         now = asyncio.get_running_loop().time()
-        for connection in cast("list[GuardedProtocol]", list(connections)):
+        for connection in connections:
             connection.sweep(now)
+        self._counts.unread_bytes = cut_unread(connections, self._limits.unread_bytes_max)
         if self._security is not None:
             self._security.tick(now)
         return await super().on_tick(counter)

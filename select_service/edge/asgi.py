@@ -20,9 +20,16 @@ from msgspec import Struct
 
 from indexer.errors import IndexerError
 from select_service.edge.access_log import log_access, short
-from select_service.edge.answers import JSON_WRITER, Feed, Response, Settling, msgpack_writer
+from select_service.edge.answers import (
+    JSON_WRITER,
+    Feed,
+    Response,
+    Settling,
+    msgpack_writer,
+)
 from select_service.edge.forms import Form, answer_type, form_of
 from select_service.edge.http import ROUTES, Api, Handler, Request
+from select_service.edge.places import StreamCut
 from select_service.edge.routing import Route, Router
 from select_service.edge.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.errors import (
@@ -454,16 +461,11 @@ class Door:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a stream piece by piece; HTTP/1.0, which has no pieces, gets it whole."""
+        """Send a stream piece by piece; to HTTP/1.0 it ends with the connection."""
         assert response.stream is not None
-        if scope.get("http_version") == "1.0":
-            if isinstance(response, Feed):
-                why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
-                await self._respond(JSON_WRITER.refusal(why), scope, receive, send)
-                return
-            response.body = b"".join([piece async for piece in response.stream])
-            response.stream = None
-            await self._respond(response, scope, receive, send)
+        if scope.get("http_version") == "1.0" and isinstance(response, Feed):
+            why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
+            await self._respond(JSON_WRITER.refusal(why), scope, receive, send)
             return
         await send(
             {
@@ -476,7 +478,7 @@ class Door:
             gone = group.create_task(_until_gone(receive))
             complete = await self._pass_on(response.stream, gone, send)
             gone.cancel()
-        if isinstance(response, Feed) and isinstance(response.stream, AsyncGenerator):
+        if isinstance(response.stream, AsyncGenerator):
             await response.stream.aclose()  # who reads no more is counted no more, at once
         if complete:  # otherwise the missing last piece tells the client that it has not all
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -500,6 +502,8 @@ class Door:
                 if self._leaving.is_set() or gone.done():
                     return False
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except StreamCut:
+            return False
         except Exception:  # noqa: BLE001 - logged and counted; the client sees a cut stream
             self._traffic.crashes += 1
             _log.exception("stream failed")
@@ -509,6 +513,7 @@ class Door:
     def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         """Make an answer of what a handler raised."""
         if isinstance(error, ServiceError | IndexerError):
+            self._traffic.refused(error)
             response = api.writer.refusal(error)
             if isinstance(error, MethodNotAllowed):
                 response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
@@ -597,4 +602,4 @@ def _refuse_length(route: Route[Handler], limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is longer than {limit} bytes")
+    return BodyTooLarge(f"the body is longer than {limit} bytes", limit="max_body_bytes")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from select_service.edge.routing import OPEN
-from select_service.edge.tokens import TokenBook, read_token_file
+from select_service.edge.tokens import BYTES_MAX, TokenBook, read_token_file
 from select_service.errors import (
     MissingScope,
     ServiceError,
@@ -81,15 +81,18 @@ class Authority:
         last_error: Why the file was not taken over the last time; empty when it was.
     """
 
-    def __init__(self, path: str, wall: Callable[[], float] = _wall_clock) -> None:
-        """Read the file.
+    def __init__(
+        self, path: str, wall: Callable[[], float] = _wall_clock, *, bytes_max: int = BYTES_MAX
+    ) -> None:
+        """Read the file, of no more than so many bytes.
 
         Raises:
             TokenFileUnusable: it cannot be used.
         """
         self._path = path
+        self._bytes_max = bytes_max
         self._wall = wall
-        self.book = read_token_file(path)
+        self.book = read_token_file(path, bytes_max)
         self._reckoned_at = wall()
         self._next_expiry = self.book.next_expiry(self._reckoned_at)
         self._forgetful: list[Callable[[], None]] = []
@@ -114,7 +117,7 @@ class Authority:
         Raises:
             TokenFileUnusable: it cannot be used.
         """
-        return read_token_file(self._path)
+        return read_token_file(self._path, self._bytes_max)
 
     def adopt(self, book: TokenBook) -> None:
         """Put what a file says in force, for requests from now on."""

@@ -13,92 +13,117 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from select_service.errors import BodyTooLarge, InvalidField
+from select_service.errors import BodyTooLarge, TooMuchInBody
+from select_service.types import BodyLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "NUMBERS_MAX",
-    "PARTS_MAX",
-    "SHORT_BODY_BYTES_MAX",
-    "may_hold_many",
-    "refuse_bulk",
-    "refuse_long",
-    "refuse_many_numbers",
-    "refuse_parts",
-]
+__all__ = ["BodyGuard"]
 
-PARTS_MAX: Final = 16_384
-"""Strings, objects and arrays in a body that is not just a few names and numbers: each is looked at
-for a microsecond or two, all of them in one go. Of items that are read one by one each has as many.
-"""
-
-NUMBERS_MAX: Final = 1 << 20
-"""Numbers of one body that are written as such: a million tokens. All are read in one go, 40 ms of
-JSON where they are no array of a prompt. Packed ones of MessagePack are not counted."""
-
-SHORT_BODY_BYTES_MAX: Final = 1 << 21
-"""Bytes of a body that has no place for a prompt: the longest worker record has eight thousand
-endpoints. `--max-body-bytes` may be less."""
-
-_SMALL_BYTES: Final = 2 * PARTS_MAX  # of a body that cannot hold more parts than that
+_SHORT_BYTES: Final = 1 << 15  # of a text that is counted quickly by Python itself
 _PIECE_BYTES: Final = 1 << 16
 
 
-def may_hold_many(text: bytes) -> bool:
-    """Tell whether a body is long enough to be counted."""
-    return len(text) > _SMALL_BYTES
+class BodyGuard:
+    """Refuses bodies that hold too much. All decoders of a service share one.
 
-
-def refuse_bulk(kind: type[msgspec.Struct], body: bytes) -> None:
-    """Refuse a body of JSON that is longer than anything of its type could sensibly be.
-
-    Raises:
-        BodyTooLarge: the type has no place for long runs of numbers.
-        InvalidField: it has, and there are too many.
+    Attributes:
+        limits: those in force.
+        small_bytes: a body that is no longer than that can cross none of them but the depth.
     """
-    refuse_long(kind, body)
-    if len(body) > 2 * NUMBERS_MAX:
-        refuse_many_numbers(_count(body, ","))
 
+    __slots__ = ("limits", "small_bytes")
 
-def refuse_long(kind: type[msgspec.Struct], body: bytes) -> None:
-    """Refuse a body of a type without a place for a prompt.
+    def __init__(self, limits: BodyLimits | None = None) -> None:
+        """Hold bodies to these limits, or the default ones."""
+        self.follow(limits or BodyLimits())
 
-    Raises:
-        BodyTooLarge: it is longer than any of those needs to be.
-    """
-    if len(body) > SHORT_BODY_BYTES_MAX and not _is_long(kind):
-        raise BodyTooLarge(
-            f"the body is longer than {SHORT_BODY_BYTES_MAX} bytes, and has no prompt"
-        )
+    def follow(self, limits: BodyLimits) -> None:
+        """Hold those to come to other limits."""
+        self.limits = limits
+        things = 2 * min(limits.parts_max, limits.numbers_max)  # two bytes each at the least
+        lengths = limits.short_bytes_max, limits.unknown_bytes_max, limits.media_bytes_max
+        self.small_bytes = min(things, *lengths)
 
+    def refuse_bulk(self, kind: type[msgspec.Struct], body: bytes) -> None:
+        """Refuse a body of JSON that is longer than anything of its type could sensibly be.
 
-def refuse_parts(text: bytes) -> None:
-    """Refuse JSON of too many small things; what is counted is about their number, never fewer.
+        Raises:
+            BodyTooLarge: the type has no place for long runs of numbers.
+            TooMuchInBody: it has, and there are too many.
+        """
+        self.refuse_long(kind, body)
+        if len(body) > 2 * self.limits.numbers_max:
+            self.refuse_many_numbers(_count(body, ","))
 
-    Raises:
-        InvalidField: there are too many.
-    """
-    if _count(text, '"') // 2 + _count(text, "{") + _count(text, "[") > PARTS_MAX:
-        raise InvalidField(f"more than {PARTS_MAX} strings, objects and arrays")
+    def refuse_long(self, kind: type[msgspec.Struct], body: bytes) -> None:
+        """Refuse a body of a type without a place for a prompt.
 
+        Raises:
+            BodyTooLarge: it is longer than any of those needs to be.
+        """
+        most = self.limits.short_bytes_max
+        if len(body) > most and not _is_long(kind):
+            raise BodyTooLarge(
+                f"the body is longer than {most} bytes, and has no prompt",
+                limit="body_short_bytes_max",
+            )
 
-def refuse_many_numbers(numbers: int, field: str | None = None) -> None:
-    """Refuse more numbers than are read in one go.
+    def refuse_parts(self, text: bytes) -> None:
+        """Refuse JSON of too many small things; what is counted is about their number, never fewer.
 
-    Raises:
-        InvalidField: there are too many.
-    """
-    if numbers > NUMBERS_MAX:
-        where = f"{field}: " if field else ""
-        raise InvalidField(f"{where}more than {NUMBERS_MAX} numbers", field=field)
+        Raises:
+            TooMuchInBody: there are too many.
+        """
+        most = self.limits.parts_max
+        if _count(text, '"') // 2 + _count(text, "{") + _count(text, "[") > most:
+            raise TooMuchInBody(f"more than {most} strings, objects and arrays", "body_parts_max")
+
+    def refuse_many_parts(self, parts: int, what: str, field: str | None) -> None:
+        """Refuse more of something than are looked at in one go.
+
+        Raises:
+            TooMuchInBody: there are too many.
+        """
+        most = self.limits.parts_max
+        if parts > most:
+            raise TooMuchInBody(f"more than {most} {what}", "body_parts_max", field)
+
+    def refuse_many_numbers(self, numbers: int, field: str | None = None) -> None:
+        """Refuse more numbers than are read in one go.
+
+        Raises:
+            TooMuchInBody: there are too many.
+        """
+        most = self.limits.numbers_max
+        if numbers > most:
+            raise TooMuchInBody(f"more than {most} numbers", "body_numbers_max", field)
+
+    def refuse_media(self, size: int, field: str) -> None:
+        """Refuse an array of objects that is too long to be split before it is counted.
+
+        Raises:
+            TooMuchInBody: it is.
+        """
+        most = self.limits.media_bytes_max
+        if size > most:
+            raise TooMuchInBody(f"more than {most} bytes", "body_media_bytes_max", field)
+
+    def refuse_unknown(self, size: int, field: str | None) -> None:
+        """Refuse what no type describes if making objects of it may take long.
+
+        Raises:
+            TooMuchInBody: it may.
+        """
+        most = self.limits.unknown_bytes_max
+        if size > most:
+            raise TooMuchInBody(f"more than {most} bytes", "body_unknown_bytes_max", field)
 
 
 def _count(text: bytes, character: str) -> int:
     """`text.count(character)`, which is five times as slow where there are many."""
-    if len(text) <= _SMALL_BYTES:
+    if len(text) <= _SHORT_BYTES:
         return text.count(character.encode())
     view, code = np.frombuffer(text, dtype=np.uint8), ord(character)
     # piece by piece: what is compared then stays in the processor's cache

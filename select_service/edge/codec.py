@@ -18,7 +18,7 @@ from indexer.compiled import usable
 from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
 from indexer.types import U64_MASK
 from select_service.config import FieldValidation
-from select_service.edge.bulk import may_hold_many, refuse_bulk, refuse_parts
+from select_service.edge.bulk import BodyGuard
 from select_service.edge.forms import Form
 from select_service.edge.members import (
     DuplicateMemberError,
@@ -100,14 +100,6 @@ def _packed_in(shown: object) -> PackedHashes:
 encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
 encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
-LOOSE_BYTES_MAX: Final = 1 << 18
-"""Of a member nobody knows: making Python's objects of it takes half a second a megabyte in the
-worst case, all in one go. In MessagePack it is refused unless it is one text or binary, in JSON it
-is taken as it is written."""
-
-DEPTH_MAX: Final = 128
-"""How deep a body may be unless told otherwise; the reference's parser stops there as well."""
-
 _DEPTH_BYTES: Final = 1 << 16  # of a body that is refused: where it is looked at for its depth
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -115,6 +107,9 @@ _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 _U32_MAX: Final = (1 << 32) - 1
 HASHES: Final = ("block_hashes", "sequence_hashes")
 TOKENS: Final = "token_ids"
+_BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
+    *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
+)
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -131,13 +126,13 @@ class RequestDecoder(Generic[T]):
 
     nothing: Final = b"{}"
 
-    __slots__ = ("_decode", "_depth_max", "_known", "_known_bytes", "_scan", "_type", "_validation")
+    __slots__ = ("_decode", "_guard", "_known", "_known_bytes", "_scan", "_type", "_validation")
 
     def __init__(
-        self, kind: type[T], validation: FieldValidation, depth_max: int = DEPTH_MAX
+        self, kind: type[T], validation: FieldValidation, guard: BodyGuard | None = None
     ) -> None:
         self._type = kind
-        self._depth_max = depth_max
+        self._guard = guard or BodyGuard()
         self._validation = validation
         self._decode = msgspec.json.Decoder(kind).decode
         names = kind.__struct_encode_fields__
@@ -154,8 +149,9 @@ class RequestDecoder(Generic[T]):
             UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
             BodyTooLarge: it is longer than anything of this type needs to be.
         """
-        if may_hold_many(body):
-            refuse_bulk(self._type, body)
+        is_long = len(body) > self._guard.small_bytes
+        if is_long:
+            self._guard.refuse_bulk(self._type, body)
         if self._scan is not None:
             scanned = self._scan(body)
             if scanned is not None:
@@ -163,19 +159,24 @@ class RequestDecoder(Generic[T]):
                     return self._fill_in(scanned)
                 except (ServiceError, ValueError, RecursionError):
                     pass  # what exactly is wrong has to be said of the body as it came
-        self._weigh(body)
+        if is_long:
+            self._weigh(body)
         try:
             request = self._decode(body)
         except (ValueError, RecursionError) as error:
             raise refusal_of(error) from None
-        _check(request, body)
+        if not body.isascii():
+            _check_utf8(body)
+        check_values(request)
         names = flat_names(body)
-        plain = (
+        if (
             names is not None
             and self._known_bytes.issuperset(names)
             and len(frozenset(names)) == len(names)
-        )
-        decoded = Decoded(request, None, b"") if plain else self._look_closer(body, request)
+        ):
+            decoded = Decoded(request, None, b"")
+        else:
+            decoded = self._look_closer(body, request)
         if isinstance(request, PromptFields):
             pack(request)
         return decoded
@@ -191,22 +192,25 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _weigh(self, text: bytes) -> None:
-        if not may_hold_many(text) or _read_later(self._type):
+        if len(text) <= self._guard.small_bytes or _read_later(self._type):
             return
         try:
-            refuse_parts(text)
+            self._guard.refuse_parts(text)
         except InvalidField:
             self._refuse_depth(text[:_DEPTH_BYTES])  # many brackets are mostly deep: no JSON then
             raise
 
     def _refuse_depth(self, text: bytes) -> None:
-        if is_deeper(text, self._depth_max):  # only what no type describes can be
-            raise InvalidJson(f"not JSON that can be read: more than {self._depth_max} deep")
+        most = self._guard.limits.depth_max
+        if is_deeper(text, most):  # only what no type describes can be
+            raise InvalidJson(
+                f"not JSON that can be read: more than {most} deep", limit="json_depth_max"
+            )
 
     def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
         for name in _read_later(self._type):
             body = without_items(body, getattr(request, name))
-        refuse_parts(body)
+        self._guard.refuse_parts(body)
         self._refuse_depth(body)
         try:
             names = top_level_names(body, _names_of_objects(self._type))
@@ -216,7 +220,8 @@ class RequestDecoder(Generic[T]):
         if not unknown:
             return Decoded(request, None, b"")
         warning = judge_unknown(unknown, self._validation)
-        return Decoded(request, warning, _canonical(body, unknown))
+        as_written = self._guard.limits.unknown_bytes_max
+        return Decoded(request, warning, _canonical(body, unknown, as_written))
 
 
 def judge_unknown(unknown: list[str], validation: FieldValidation) -> str | None:
@@ -265,24 +270,38 @@ def pack(request: PromptFields) -> None:
     Raises:
         InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
     """
-    if type(request.block_hashes) is list:
-        request.block_hashes = _packed("block_hashes", request.block_hashes)
-    if type(request.sequence_hashes) is list:
-        request.sequence_hashes = _packed("sequence_hashes", request.sequence_hashes)
-    if type(request.token_ids) is list:
-        request.token_ids = pack_tokens(request.token_ids)
-
-
-def _packed(name: str, hashes: list[int]) -> PackedHashes:
     try:
-        return pack_u64(hashes)
+        if type(request.block_hashes) is list:
+            request.block_hashes = pack_u64(request.block_hashes)
+        if type(request.sequence_hashes) is list:
+            request.sequence_hashes = pack_u64(request.sequence_hashes)
+        if type(request.token_ids) is list:
+            request.token_ids = pack_tokens(request.token_ids)
     except ValueError:
-        _check_u64(name, hashes)
+        _check_lists(request)
         raise
 
 
+def _check_lists(request: PromptFields) -> None:
+    """Refuse the first number that is out of bounds, as msgspec would."""
+    for name, least, most in _BOUNDS:
+        values = getattr(request, name)
+        if type(values) is not list:
+            continue
+        for position, value in enumerate(values):
+            path = f"{name}[{position}]"
+            if value < least:
+                raise InvalidField(f"{path}: Expected `int` >= {least}", field=path)
+            if most is not None and value > most:
+                raise InvalidField(f"{path}: Expected `int` <= {most}", field=path)
+    for name in HASHES:
+        values = getattr(request, name)
+        if type(values) is list:
+            _check_u64(name, values)
+
+
 def _check_u64(name: str, values: Sequence[int]) -> None:
-    if max(values) > U64_MASK:
+    if values and max(values) > U64_MASK:
         position = next(at for at, value in enumerate(values) if value > U64_MASK)
         path = f"{name}[{position}]"
         raise InvalidField(f"{path}: must be at most 2^64-1", field=path)
@@ -348,12 +367,15 @@ def _printable(names: list[str]) -> str:
     return safe
 
 
-def _canonical(body: bytes, unknown: list[str]) -> bytes:
-    """Return the unknown members so that equal JSON values give equal bytes."""
+def _canonical(body: bytes, unknown: list[str], most: int) -> bytes:
+    """Return the unknown members so that equal JSON values give equal bytes.
+
+    Longer ones than `most` bytes are taken as they are written: to make objects of them takes long.
+    """
     raw = _RAW_MEMBERS.decode(body)
     members: dict[str, object] = {}
     for name in unknown:
-        if len(memoryview(raw[name])) > LOOSE_BYTES_MAX:
+        if len(memoryview(raw[name])) > most:
             members[name] = raw[name]  # as it is written: nobody sends the same in two spellings
             continue
         try:

@@ -23,6 +23,7 @@ from indexer.edge.addresses import Addresses
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
+from select_service.admission_types import AdmissionSettings
 from select_service.core.discovery import API
 from select_service.core.effects import NOTHING
 from select_service.core.queue import Ticket
@@ -31,6 +32,7 @@ from select_service.core.shadow_telling import ShadowTelling
 from select_service.doctor_types import DoctorLimits
 from select_service.edge.batches import Batches
 from select_service.edge.clocks import forwards_only
+from select_service.edge.dumping import Dumps
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import (
     INDEX_RECOVERY,
@@ -43,7 +45,14 @@ from select_service.edge.readiness import (
 from select_service.edge.telling import Teller
 from select_service.edge.waves import WaveRunner
 from select_service.errors import ReplicaSyncDisabled, ServiceError, ShuttingDown, WorkerNotFound
-from select_service.types import PairSelection, Ready, ReplicaLimits, RouterConfig, Selection
+from select_service.types import (
+    DumpLimits,
+    PairSelection,
+    Ready,
+    ReplicaLimits,
+    RouterConfig,
+    Selection,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -60,7 +69,6 @@ if TYPE_CHECKING:
     )
     from select_service.admission_types import (
         AdmissionChange,
-        AdmissionSettings,
         AdmissionStatus,
         BusyThreshold,
         BusyThresholdChange,
@@ -119,7 +127,6 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="SelectRequest")
 
 _log = logging.getLogger("select_service")
-_encode = msgspec.json.Encoder().encode
 
 READY_TIMEOUT_S = 120.0
 """How long /ready waits for recoveries unless told otherwise."""
@@ -130,19 +137,12 @@ HOUSEKEEPING_S = 1.0
 EXAMINED_AFTER_S = 5.0
 """From the start to the first examination: what it needs is loaded then, and some is there."""
 
-DUMP_SLICE_S = 0.0003
-"""How long /dump may hold the loop before it lets requests through."""
+CANDIDATES_SLICE_S = 0.0003
+"""How long the look for workers that are cheap to lose may hold the loop."""
 
 SHADOW_SCOPES_LISTED = 100
 SHADOW_SLICE = 32
 """Scopes of GET /shadow looked at in one go: some 10 µs each."""
-
-DUMP_PAUSE_S = 0.001
-"""How long it then rests while others ask for workers: a process that always has something to do
-waits for a processor like everybody else, and they with it."""
-
-DUMP_COMPANY_S = 0.1
-"""So long after a selection others are taken to be asking."""
 
 
 class Driver:
@@ -158,6 +158,7 @@ class Driver:
         policies: PolicyBook | PolicyError | None = None,
         replica_sync_port: int | None = None,
         replica_limits: ReplicaLimits | None = None,
+        dump_limits: DumpLimits | None = None,
         keeper: Keeper | None = None,
         snapshot_limits: SnapshotLimits | None = None,
         indexer_peers: Sequence[str] = (),
@@ -184,6 +185,7 @@ class Driver:
             policies: parsed policy file, or why it cannot be used.
             replica_sync_port: where bookings are published; None: nowhere.
             replica_limits: bounds of the replica plane.
+            dump_limits: bounds of GET /dump.
             keeper: keeps the state on disk; None: it ends with the process. `close` closes it.
             snapshot_limits: budgets of the index snapshot beside that; None: there is none.
             indexer_peers: base URLs of those who may have an index to start with.
@@ -240,6 +242,8 @@ class Driver:
         self.replicas: Replicas | None = None
         self._replica_sync_port = replica_sync_port
         self._replica_limits = replica_limits or ReplicaLimits()
+        self._dump_limits = dump_limits or DumpLimits()
+        self.dumps = Dumps(self.core, self._dump_limits, clock)
         self._clock = clock
         self.readiness = Readiness(ready_timeout_s, clock)
         self.recovery: Recovery | None = None
@@ -267,7 +271,11 @@ class Driver:
         if replica_sync_port is not None:
             self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._recovering: asyncio.Task[None] | None = None
-        self.load_topic = LoadTopic(self._hear_load)
+        self.load_topic = LoadTopic(
+            self._hear_load,
+            bytes_max=(admission or AdmissionSettings()).load_report_bytes_max,
+            ranks_max=self.core.limits.data_parallel_size_max,
+        )
         self._held: list[Listen] = []  # event sources that wait until recovery is over
         self._stream_limits = stream_limits
         self._listeners: Listeners | None = None
@@ -490,6 +498,7 @@ class Driver:
         for limits, before, after in (
             (self.core.registry.limits, old.stream_limits, new.stream_limits),
             (self._replica_limits, old.replica_limits, new.replica_limits),
+            (self._dump_limits, old.dump_limits, new.dump_limits),
         ):
             for name, value in _differing(before, after).items():
                 setattr(limits, name, value)
@@ -554,7 +563,7 @@ class Driver:
     ) -> list[ScaleDownCandidate]:
         """GET /scale_down_candidates; the loop is let go every few hundred microseconds."""
         asked = self.core.scale_down_candidates(count, model_name, tenant_id)
-        until = self._clock() + DUMP_SLICE_S
+        until = self._clock() + CANDIDATES_SLICE_S
         while True:
             try:
                 next(asked)
@@ -563,7 +572,7 @@ class Driver:
                 return found
             if self._clock() >= until:
                 await asyncio.sleep(0)
-                until = self._clock() + DUMP_SLICE_S
+                until = self._clock() + CANDIDATES_SLICE_S
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
@@ -626,7 +635,7 @@ class Driver:
 
     # -- selection -----------------------------------------------------------------------------
 
-    def select_now(self, request: SelectRequest) -> Answer | Ticket:
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:  # noqa: ARG002 - called as the others are
         """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self.core.select(request, self._clock())
         self._carry_out(effects)
@@ -932,36 +941,16 @@ class Driver:
                 await asyncio.sleep(0)
         return telling.status(self._clock(), with_cost=tenants is None)
 
-    async def dump(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
-        """GET /dump as JSON in pieces; the loop is let go every few hundred microseconds.
+    def dump(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
+        """GET /dump as JSON in pieces.
 
         Args:
             tenants: whose indexes; None: all.
+
+        Raises:
+            TooManyDumps: as many as `--dumps-max` are under way.
         """
-        opening, counters = b"{", self.core.counters
-        for scope, index in list(self.core.registry.indexes()):  # some may open meanwhile
-            if tenants is not None and scope.tenant_id not in tenants:
-                continue
-            name = _encode(f"{scope.model_name}:{scope.tenant_id}")
-            yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
-            opening = b","
-            piece: list[bytes] = []
-            first = True
-            now = self._clock()
-            until, selections, alone_at = now + DUMP_SLICE_S, counters.selections, now
-            for event in index.dump():
-                piece.append(_encode(event))
-                now = self._clock()
-                if now < until:
-                    continue
-                yield (b"" if first else b",") + b",".join(piece)
-                first, piece = False, []
-                if counters.selections != selections:
-                    selections, alone_at = counters.selections, now + DUMP_COMPANY_S
-                await asyncio.sleep(DUMP_PAUSE_S if now < alone_at else 0)
-                until = self._clock() + DUMP_SLICE_S
-            yield (b"" if first or not piece else b",") + b",".join(piece) + b"]}"
-        yield b"{}" if opening == b"{" else b"}"
+        return self.dumps.begin(tenants)
 
     # -- replicas ------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from indexer.compiled import usable
 from select_service.edge.answers import ONLY_JSON, Response, Settling
 from select_service.edge.asgi import CERTIFICATE, HANDED_OVER
+from select_service.edge.framing import is_host
 from select_service.edge.protocol import GuardedProtocol, Phase
 from select_service.edge.varying import VARYING, VARYING_LINES
 
@@ -476,7 +477,7 @@ class FastLane(GuardedProtocol):
         if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
             self.transport.close()
 
-    def _plain_call(self) -> Call | None:  # noqa: C901, PLR0912 - one pass over the headers
+    def _plain_call(self) -> Call | None:  # noqa: C901, PLR0911, PLR0912 - one pass over the headers
         """Return what to call if this request can be answered as soon as its body is there."""
         if (
             self._turn_used
@@ -490,6 +491,7 @@ class FastLane(GuardedProtocol):
             return None
         self._turn_used = True
         content_type, accept, length, credentials, varying = None, None, 0, None, 0
+        host: bytes | None = None
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -501,10 +503,16 @@ class FastLane(GuardedProtocol):
                 length = int(value)
             elif name == b"authorization":
                 credentials = value if credentials is None else credentials + b"," + value
+            elif name == b"host":
+                if host is not None:
+                    return None
+                host = value
             elif name in VARYING:
                 varying += 1
             elif name in _UNUSUAL:
                 return None
+        if host is None or not is_host(host):
+            return None  # where it is refused
         head = self.door.head_of(content_type, accept, length, credentials, self._certificate)
         self._head = head
         call = self.door.call_for(self.parser.get_method(), self.url, head)

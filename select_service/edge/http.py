@@ -34,7 +34,8 @@ from select_service.edge.answers import (
     Writer,
     retry_after_line,
 )
-from select_service.edge.codec import DEPTH_MAX, Decoded, RequestDecoder
+from select_service.edge.bulk import BodyGuard
+from select_service.edge.codec import Decoded, RequestDecoder
 from select_service.edge.driver import SHADOW_SCOPES_LISTED
 from select_service.edge.forms import Form
 from select_service.edge.reloading import ConfigChange, ConfigStatus
@@ -151,7 +152,8 @@ class Api:
         metrics: Callable[[], tuple[bytes, str]],
         openapi: Callable[[], bytes],
         reloading: Reloading | None = None,
-        json_depth_max: int = DEPTH_MAX,
+        guard: BodyGuard | None = None,
+        refused: Callable[[Exception], None] = lambda _: None,
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
@@ -164,7 +166,8 @@ class Api:
             metrics: renders /metrics as (body, content type).
             openapi: renders /openapi.json.
             reloading: changes settings.
-            json_depth_max: how deep a body may be.
+            guard: what bodies are held to.
+            refused: counts refusals that handlers answer with.
             reads: what bodies are written in.
             writer: writes the answers.
             brief: /ready says no more than whether; why it does not, for who asks for more.
@@ -175,15 +178,16 @@ class Api:
         self._openapi = openapi
         self._validation = validation
         self._reloading = reloading
-        self._json_depth_max = json_depth_max
+        self._guard = guard = guard or BodyGuard()
+        self._refused = refused
         self.writer = writer
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if reads is Form.JSON:
-                return RequestDecoder(kind, validation, json_depth_max)
+                return RequestDecoder(kind, validation, guard)
             from select_service.edge.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
 
-            return MsgpackDecoder(kind, validation)
+            return MsgpackDecoder(kind, validation, guard)
 
         self._worker_spec = read(WorkerSpec)
         self._worker_patch = read(WorkerPatch)
@@ -228,7 +232,8 @@ class Api:
             metrics=self._metrics,
             openapi=self._openapi,
             reloading=self._reloading,
-            json_depth_max=self._json_depth_max,
+            guard=self._guard,
+            refused=self._refused,
             reads=reads,
             writer=writer,
             brief=brief,
@@ -342,7 +347,7 @@ class Api:
     def select(self, request: Request) -> Answer:
         """Choose the worker for a prompt; waits while every eligible rank is busy."""
         decoded = self._select.decode(request.body)
-        return self._selection(decoded, lambda ask, _: self._service.select_now(ask))
+        return self._selection(decoded, self._service.select_now)
 
     def select_and_reserve(self, request: Request) -> Answer:
         """Choose a worker and book it in one step; waits likewise."""
@@ -362,7 +367,7 @@ class Api:
         except ServiceError as error:
             if error.decision is not None:
                 return self._refuse(error, decoded.warning)
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         if isinstance(answer, Ticket):
             return self._wait(answer, decoded.request, decoded.warning)
         if decoded.request.explain:
@@ -384,7 +389,7 @@ class Api:
 
     async def _refuse(self, error: ServiceError, warning: str | None) -> Response:
         await self._service.teller.finish_refusal(error)
-        return self.writer.refusal(error, warning)
+        return self._refusal(error, warning)
 
     def select_batch(self, request: Request) -> Answer:
         """Choose workers for a wave of prompts together, and book them if that is wanted."""
@@ -408,7 +413,7 @@ class Api:
             answer = await self._service.select_batch(wants, items)
             answer = await explained(answer, self._service.teller)
         except ServiceError as refusal:
-            return self.writer.refusal(refusal, warning)
+            return self._refusal(refusal, warning)
         return self.writer.reply(answer, 200, warning)
 
     # -- reservations --------------------------------------------------------------------------
@@ -453,7 +458,7 @@ class Api:
         try:
             answer = self._service.batch_now(decoded.request)
         except ServiceError as error:
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         if isinstance(answer, BatchAnswer):
             return self.writer.reply(answer, 200, decoded.warning)
         return self._finish_batch(answer, decoded.warning)
@@ -613,7 +618,7 @@ class Api:
         try:
             is_new = self._service.register_peer(decoded.request.endpoint)
         except (ServiceError, IndexerError) as error:
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         return self.writer.reply(Status(), 201 if is_new else 200, decoded.warning)
 
     def deregister_peer(self, request: Request) -> Answer:
@@ -635,8 +640,12 @@ class Api:
         try:
             answer = verb(decoded.request, decoded.unknown)
         except (ServiceError, IndexerError) as error:
-            return self.writer.refusal(error, decoded.warning)
+            return self._refusal(error, decoded.warning)
         return self.writer.reply(answer, status, decoded.warning)
+
+    def _refusal(self, error: ServiceError | IndexerError, warning: str | None) -> Response:
+        self._refused(error)
+        return self.writer.refusal(error, warning)
 
 
 def _settling(answer: Response, keeper: Keeper) -> Response | Settling:
@@ -842,7 +851,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/decisions/{id}", Api.decision, Decision, 404, scope=_READ),
     _get("/trust", Api.trust, TrustTable, scope=_READ, query=SCOPE_QUERY),
     _get("/shadow", Api.shadow, ShadowStatus, scope=_READ, query=SHADOW_QUERY),
-    _get("/dump", Api.dump, dict[str, dict[str, Any]], scope=_READ),
+    _get("/dump", Api.dump, dict[str, dict[str, Any]], 503, scope=_READ),
     # replicas
     _get("/replica_sync/peers", Api.peers, list[str], scope=_READ, of_process=True),
     _get(

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TURN_BUDGETS", "limit_hits", "limit_values"]
 
-_BODY_TOO_LARGE: Final = 413
-
 TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
     "let_in_per_turn_max": "waiting requests placed, or told why not, when load has gone",
@@ -52,7 +50,6 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
     """Return how often a limit was reached, for those that have a count of their own."""
     core, cut, plane = service.core, traffic.connections, service.replicas
     doctor = service.diagnosed
-    routes = (*traffic.routes.values(), traffic.unmatched)
     return {
         "reservation_ttl_s": core.counters.reservations_expired,
         "reservations_max": core.counters.reservations_refused,
@@ -67,11 +64,15 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "freed_ids_max": core.desk.bookings.freed_ids_lost,
         "data_parallel_size_max": core.catalog.too_parallel,
         "kv_orphan_blocks_max": orphans_dropped,
-        "max_body_bytes": sum(route.statuses.get(_BODY_TOO_LARGE, 0) for route in routes),
+        **traffic.limit_hits,
+        "header_lines_max": cut.head_lines,
         "header_timeout_s": cut.header_timeouts,
         "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
         "connections_max": cut.refused,
         "connections_per_address_max": cut.refused_by_address,
+        "unread_bytes_max": cut.unread,
+        "dumps_max": service.dumps.outcomes["refused"],
+        "dump_timeout_s": service.dumps.outcomes["timeout"],
         "tls_handshakes_max": cut.refused_handshakes,
         "console_clients_max": traffic.console.refused,
         "replica_send_messages_max": plane.publisher.dropped if plane else 0,

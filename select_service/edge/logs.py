@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import UTC, datetime
+from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
@@ -26,8 +27,13 @@ __all__ = ["JsonLines", "TextLines", "configure", "tame"]
 VALUE_CHARS_MAX: Final = 256
 """Longer strings are cut: an id may be as long as a body."""
 
+TRACE_LINES_MAX: Final = 200
+"""Of a traceback, half of them its first and half its last: what an exception says may have as many
+lines as whoever caused it likes."""
+
 _LEVEL_WIDTH: Final = 9
 _EVENT_WIDTH: Final = 30
+_INDENT: Final = "    "
 _QUOTED: Final = frozenset(" \t=\"'")  # around these a reader must see where a value ends
 _LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx", "httpcore")
 _OF_EVERY_RECORD: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
@@ -78,7 +84,10 @@ class _Identified(logging.Filter):
 
 
 class TextLines(logging.Formatter):
-    """`time [level] event [logger] key=value …`, and a traceback on lines of its own."""
+    """`time [level] event [logger] key=value …`, and a traceback on lines of its own.
+
+    Those are indented, so that none of them can be taken for a record.
+    """
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -87,7 +96,8 @@ class TextLines(logging.Formatter):
             f"{_time(record)} [{record.levelname.lower():{_LEVEL_WIDTH}}] "
             f"{tame(record.getMessage()):{_EVENT_WIDTH}} [{record.name}] {said}"
         ).rstrip()
-        return "\n".join((line, *_traces(self, record).values()))
+        traces = "\n".join(_traces(self, record).values())
+        return f"{line}\n{indent(traces, _INDENT)}" if traces else line
 
 
 class JsonLines(logging.Formatter):
@@ -118,10 +128,18 @@ def tame(text: str) -> str:
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
     return {
-        key: tame(value) if isinstance(value, str) else value
-        for key, value in vars(record).items()
-        if key not in _OF_EVERY_RECORD
+        key: _tamed(value) for key, value in vars(record).items() if key not in _OF_EVERY_RECORD
     }
+
+
+def _tamed(value: object) -> object:
+    if isinstance(value, str):
+        return tame(value)
+    if isinstance(value, dict):
+        return {_tamed(key): _tamed(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_tamed(one) for one in value]
+    return value
 
 
 def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, str]:
@@ -131,7 +149,15 @@ def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str
         traces["exception"] = formatter.formatException(record.exc_info)
     if record.stack_info:
         traces["stack"] = formatter.formatStack(record.stack_info)
-    return traces
+    return {name: _tamed_lines(text) for name, text in traces.items()}
+
+
+def _tamed_lines(text: str) -> str:
+    lines = text.split("\n")
+    if len(lines) > TRACE_LINES_MAX:
+        half = TRACE_LINES_MAX // 2
+        lines[half:-half] = [f"… {len(lines) - 2 * half} lines"]
+    return "\n".join(map(tame, lines))
 
 
 def _time(record: logging.LogRecord) -> str:

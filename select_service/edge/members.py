@@ -58,12 +58,12 @@ def flat_names(body: bytes) -> list[bytes] | None:
     names: list[bytes] = []
     opening = find(b'"')
     while opening >= 0:
-        if len(names) > _FLAT_MAX:  # no regular request
-            return None
         closing = find(b'"', opening + 1)
         after = body[closing + 1]
         if after == _COLON:
             names.append(body[opening + 1 : closing])
+            if len(names) > _FLAT_MAX:  # no regular request
+                return None
         elif after <= _SPACE:  # a colon may follow behind the blank
             return None
         opening = find(b'"', closing + 1)

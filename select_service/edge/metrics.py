@@ -167,6 +167,9 @@ class _Http(Collector):
         connections = _gauge("http_connections", "Open connections.")
         connections.add_metric((), counts.open)
         yield connections
+        unread = _gauge("http_unread_bytes", "Bytes of answers that clients have yet to read.")
+        unread.add_metric((), counts.unread_bytes)
+        yield unread
         shaking = _gauge("tls_handshakes", "TLS handshakes under way.")
         shaking.add_metric((), counts.handshakes)
         yield shaking
@@ -180,6 +183,7 @@ class _Http(Collector):
             "header_timeouts",
             "body_timeouts",
             "write_timeouts",
+            "unread",
             "malformed",
         ):
             cut.add_metric([reason.removesuffix("s")], getattr(counts, reason))
@@ -230,6 +234,7 @@ class _Service(Collector):
         faults = _counter("housekeeping_faults", "Turns of housekeeping that failed by our error.")
         faults.add_metric((), self._service.housekeeping_faults)
         yield faults
+        yield from self._dumps()
         yield from self._catalog()
         groups = groups_of(self._service.core, self._scope_series_max)
         yield from self._scopes()
@@ -240,6 +245,15 @@ class _Service(Collector):
         yield from self._indexes(groups)
         yield from self._streams()
         yield from self._events(groups)
+
+    def _dumps(self) -> Iterator[Metric]:
+        running = _gauge("dumps_running", "GET /dump under way.")
+        running.add_metric((), self._service.dumps.running)
+        yield running
+        dumps = _counter("dumps", "GET /dump that ended, or were refused.", ("outcome",))
+        for outcome, count in self._service.dumps.outcomes.items():
+            dumps.add_metric([outcome], count)
+        yield dumps
 
     def _catalog(self) -> Iterator[Metric]:
         workers = _gauge("workers", "Registered workers.", ("lifecycle",))
@@ -345,7 +359,8 @@ class _Service(Collector):
         yield freed
         remembered = _gauge("remembered_bytes", "Memory of what has ended and is remembered.")
         bookings, claims = core.desk.bookings, core.desk.announcer.claims
-        remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes)
+        pins = core.membership.pins
+        remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes + pins.nbytes)
         yield remembered
         counters = core.counters
         ends = _counter("reservation_events", "What happened to reservations.", ("event",))

@@ -18,15 +18,9 @@ from msgspec import Raw, inspect
 
 from indexer.core.hashing import TOKEN_BYTES
 from indexer.types import HASH_BYTES
-from select_service.edge.bulk import (
-    PARTS_MAX,
-    may_hold_many,
-    refuse_long,
-    refuse_many_numbers,
-)
+from select_service.edge.bulk import BodyGuard
 from select_service.edge.codec import (
     HASHES,
-    LOOSE_BYTES_MAX,
     TOKENS,
     Decoded,
     check_values,
@@ -37,7 +31,7 @@ from select_service.edge.codec import (
 from select_service.edge.forms import Form
 from select_service.edge.members import DuplicateMemberError
 from select_service.errors import InvalidField, InvalidMsgpack
-from select_service.types import U32, AnyHash, PromptFields
+from select_service.types import AnyHash, PromptFields, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,16 +46,12 @@ __all__ = ["MsgpackDecoder"]
 T = TypeVar("T", bound=msgspec.Struct)
 
 _WIDTHS: Final = {TOKENS: (TOKEN_BYTES, "token")} | dict.fromkeys(HASHES, (HASH_BYTES, "hash"))
-_PACKED_TYPES: Final = {TOKENS: bytes | list[U32] | None} | dict.fromkeys(
+_PACKED_TYPES: Final = {TOKENS: bytes | list[Token] | None} | dict.fromkeys(
     HASHES, bytes | list[AnyHash] | None
 )
 _members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _items_of: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _decode_any: Final = msgspec.msgpack.Decoder().decode
-STRUCTURED_BYTES_MAX: Final = 1 << 20
-"""Of an array whose items are looked at, at most as many as there may be parts: what they hold in
-turn is counted only once it was read."""
-
 _FIXMAP: Final = 0x80  # and up to 15 members; other heads give more than any type has
 _NIL: Final = 0xC0
 _MAP_16: Final = 0xDE
@@ -76,10 +66,13 @@ class MsgpackDecoder(Generic[T]):
 
     nothing: Final = b"\x80"
 
-    __slots__ = ("_kind", "_tools", "_validation")
+    __slots__ = ("_guard", "_kind", "_tools", "_validation")
 
-    def __init__(self, kind: type[T], validation: FieldValidation) -> None:
+    def __init__(
+        self, kind: type[T], validation: FieldValidation, guard: BodyGuard | None = None
+    ) -> None:
         self._kind = kind
+        self._guard = guard or BodyGuard()
         self._validation = validation
         self._tools: _Tools[T] | None = None  # made with the first request: half a millisecond
 
@@ -95,14 +88,19 @@ class MsgpackDecoder(Generic[T]):
         if tools is None:
             tools = self._tools = _tools_for(self._kind)
         try:
-            if may_hold_many(body):
-                _refuse_bulk(self._kind, body, tools.shape)
+            guard = self._guard
+            if len(body) > guard.small_bytes:
+                _refuse_bulk(self._kind, body, tools.shape, guard)
             request = tools.decode(body)
             check_values(request)
-            _check_head(body)
+            _check_head(body, guard)
             members = _members_of(body)
             plain = len(members) == body[0] ^ _FIXMAP and tools.flat.issuperset(members)
-            unknown = [] if plain else _look_into(_unique_members(body, ""), tools.shape, "")
+            unknown = (
+                []
+                if plain
+                else _look_into(_unique_members(body, "", guard), tools.shape, "", guard)
+            )
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
         except TypeError as error:  # of keys that cannot be hashed, from msgspec 0.21.0
@@ -115,21 +113,22 @@ class MsgpackDecoder(Generic[T]):
         return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
 
 
-def _refuse_bulk(kind: type[msgspec.Struct], body: bytes, shape: _MapOf) -> None:
+def _refuse_bulk(kind: type[msgspec.Struct], body: bytes, shape: _MapOf, guard: BodyGuard) -> None:
     """Refuse what is announced to be too much, before objects are made of it."""
-    refuse_long(kind, body)
-    _check_head(body)
+    guard.refuse_long(kind, body)
+    _check_head(body, guard)
     for name, value in _members_of(body).items():
         view = memoryview(value)
         inner = shape.members.get(name, shape.others)
         if isinstance(inner, _Unknown):
-            _refuse_loose(view, name)
+            _refuse_loose(view, name, guard)
         elif bytes(view[:1]) in _ARRAY_HEADS:
-            refuse_many_numbers(int.from_bytes(view[1 : _ARRAY_HEADS[bytes(view[:1])]]), name)
-            if inner is not None and len(view) > STRUCTURED_BYTES_MAX:
-                raise InvalidField(f"{name}: more than {STRUCTURED_BYTES_MAX} bytes", field=name)
-        elif view[0] in {_MAP_16, _MAP_32} and _map_head(view)[0] > PARTS_MAX:
-            raise InvalidField(f"{name}: more than {PARTS_MAX} members", field=name)
+            items = int.from_bytes(view[1 : _ARRAY_HEADS[bytes(view[:1])]])
+            guard.refuse_many_numbers(items, name)
+            if inner is not None:
+                guard.refuse_media(len(view), name)
+        elif view[0] in {_MAP_16, _MAP_32}:
+            guard.refuse_many_parts(_map_head(view)[0], "members", name)
 
 
 @cache
@@ -225,7 +224,7 @@ _LOOSE: Final = _Loose.LOOSE
 _UNKNOWN: Final = _Unknown.UNKNOWN
 
 
-def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str) -> list[str]:
+def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str, guard: BodyGuard) -> list[str]:
     """Refuse what comes twice at any depth that is read; return the names nobody knows.
 
     Follows the types, so it is no deeper than they are. Values of names nobody knows must be
@@ -235,37 +234,36 @@ def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str) -> list[str
     for name, value in members.items():
         inner = shape.members.get(name, shape.others)
         if isinstance(inner, _Unknown):
-            _loose(value, f"{path}.{name}".removeprefix("."))
+            _loose(value, f"{path}.{name}".removeprefix("."), guard)
             unknown.append(name)
         elif inner is not None:
-            _look_at(value, inner, f"{path}.{name}".removeprefix("."))
+            _look_at(value, inner, f"{path}.{name}".removeprefix("."), guard)
     return unknown
 
 
-def _look_at(value: Raw, shape: Shape, path: str) -> None:
+def _look_at(value: Raw, shape: Shape, path: str, guard: BodyGuard) -> None:
     if memoryview(value)[0] == _NIL:
         return
     if isinstance(shape, _MapOf):
-        _look_into(_unique_members(value, path), shape, path)
+        _look_into(_unique_members(value, path, guard), shape, path, guard)
     elif isinstance(shape, _ListOf):
         items = _items_of(value)
-        if len(items) > PARTS_MAX:
-            raise InvalidField(f"{path}: more than {PARTS_MAX} items", field=path)
+        guard.refuse_many_parts(len(items), "items", path)
         for index, item in enumerate(items):
-            _look_at(item, shape.items, f"{path}[{index}]")
-    elif shape is _LOOSE and not _is_in_json(_loose(value, path)):
+            _look_at(item, shape.items, f"{path}[{index}]", guard)
+    elif shape is _LOOSE and not _is_in_json(_loose(value, path, guard)):
         raise InvalidField(f"{path}: not a value that JSON has", field=path)
 
 
-def _loose(value: Raw, path: str) -> object:
+def _loose(value: Raw, path: str, guard: BodyGuard) -> object:
     """Return what no type describes, if there is not too much of it."""
-    _refuse_loose(memoryview(value), path)
+    _refuse_loose(memoryview(value), path, guard)
     return _decode_any(value)
 
 
-def _refuse_loose(view: memoryview, path: str) -> None:
-    if len(view) > LOOSE_BYTES_MAX and view[0] not in _ONE_PIECE:
-        raise InvalidField(f"{path}: more than {LOOSE_BYTES_MAX} bytes", field=path or None)
+def _refuse_loose(view: memoryview, path: str, guard: BodyGuard) -> None:
+    if view[0] not in _ONE_PIECE:
+        guard.refuse_unknown(len(view), path or None)
 
 
 def _is_in_json(value: object) -> bool:
@@ -278,8 +276,8 @@ def _is_in_json(value: object) -> bool:
     return value is None or isinstance(value, str | int)
 
 
-def _unique_members(text: bytes | Raw, path: str) -> dict[str, Raw]:
-    announced, head_bytes = _check_head(text)
+def _unique_members(text: bytes | Raw, path: str, guard: BodyGuard) -> dict[str, Raw]:
+    announced, head_bytes = _check_head(text, guard)
     members = _members_of(text)
     view = memoryview(text)
     if len(members) == announced:
@@ -295,11 +293,10 @@ def _unique_members(text: bytes | Raw, path: str) -> dict[str, Raw]:
     raise AssertionError("fewer members than announced, and none of them twice")
 
 
-def _check_head(text: bytes | Raw) -> tuple[int, int]:
+def _check_head(text: bytes | Raw, guard: BodyGuard) -> tuple[int, int]:
     """Return the head of a map that has not too many members."""
     head = _map_head(memoryview(text))
-    if head[0] > PARTS_MAX:
-        raise InvalidField(f"more than {PARTS_MAX} members in one object")
+    guard.refuse_many_parts(head[0], "members in one object", None)
     return head
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Passport"]
 
 TOKEN_BYTES_MAX: Final = 4096
+"""Of the file: eight times the longest token there is."""
 
 
 class Passport:
@@ -85,11 +86,12 @@ class Passport:
             return {}
         try:
             with open_plain(self._token_file) as file:
-                token = file.read(TOKEN_BYTES_MAX).strip().decode("ascii")
+                text = file.read(TOKEN_BYTES_MAX + 1)
+            token = text.strip().decode("ascii")
         except (OSError, ValueError):
             self.failures += 1
             return {}
-        if not token or not token.isprintable() or " " in token:
+        if len(text) > TOKEN_BYTES_MAX or not token or not token.isprintable() or " " in token:
             self.failures += 1
             return {}
         return {"authorization": f"Bearer {token}"}

@@ -9,6 +9,7 @@ its phase, and the server's tick (`app.py`) sweeps over all connections a few ti
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from select_service.edge.codec import encode
+from select_service.edge.framing import UNTIL_CLOSED, is_host
 from select_service.edge.pieces import Flow, pieces_of
 from select_service.errors import (
     HeadTooLarge,
@@ -35,11 +37,11 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from select_service.edge.traffic import Connections
 
-__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase"]
+__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "cut_unread"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
@@ -55,9 +57,6 @@ RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
 
 PIPELINED_MAX: Final = 16
 """Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
-
-HEADERS_MAX: Final = 128
-"""Header lines of a request; each costs forty times its bytes in memory. Proxies allow some 100."""
 
 _VERSIONS: Final = frozenset({"1.0", "1.1"})
 _REFUSAL_HEAD: Final = (
@@ -82,8 +81,10 @@ class ConnectionLimits(Struct):
     body_timeout_s: float
     connections_max: int
     head_bytes_max: int
+    header_lines_max: int
     connections_per_address_max: int
     tls_handshakes_max: int
+    unread_bytes_max: int
 
 
 class _TurnedAway(Exception):
@@ -112,6 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _since = 0.0  # loop time
     _head_bytes = 0  # of the head that is incomplete
     _stalled_since: float | None = None  # the client does not read
+    _closing_since: float | None = None  # loop time at which a sweep found it so
     _refused = False
     _address = ""  # where it comes from; "" of a Unix socket
     _discarded: int | None = None  # bytes; None: not about to close
@@ -230,10 +232,12 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _TurnedAway):
+            ours = error.__context__  # what a callback has raised
+            if isinstance(ours, _TurnedAway):
                 return
             self.counts.malformed += 1
-            self._turn_away(MalformedHttp(f"invalid HTTP request: {error}"))
+            why = ours if isinstance(ours, httptools.HttpParserError) else error
+            self._turn_away(MalformedHttp(f"invalid HTTP request: {why}"))
             return
         if self._phase is not self._stamped:
             self._stamp()
@@ -276,9 +280,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase is Phase.BODY:
             return  # a trailer: nobody has judged it when the request was let in
-        if len(self.headers) >= HEADERS_MAX:
+        most = self.limits.header_lines_max
+        if len(self.headers) >= most:
             self.counts.malformed += 1
-            self._turn_away(HeadTooLarge(f"more than {HEADERS_MAX} header lines"))
+            self.counts.head_lines += 1
+            self._turn_away(HeadTooLarge(f"more than {most} header lines (--header-lines-max)"))
             raise _TurnedAway
         super().on_header(name, value)
 
@@ -298,6 +304,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()  # may raise: then the head is still what is wrong
         if self._is_reserved:
             self.cycle.keep_alive = False
+        if self.parser.get_http_version() == "1.0":  # has no chunks: the end is the connection's
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = UNTIL_CLOSED
         if not self.pipeline:
             self._at_work = self.cycle
         elif len(self.pipeline) < PIPELINED_MAX:
@@ -317,13 +326,22 @@ class GuardedProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             raise httptools.HttpParserError(f"HTTP/{version} is not understood")
+        hosts = 0
         for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+                if not is_host(value):
+                    raise httptools.HttpParserError("no valid Host")
             if name != b"transfer-encoding":
                 continue
             if value.strip().lower() != b"chunked":
                 raise httptools.HttpParserError("a transfer-encoding other than chunked")
             if version != "1.1":
                 raise httptools.HttpParserError("chunks are not for HTTP/1.0")
+        if hosts > 1:  # RFC 9112, 3.2
+            raise httptools.HttpParserError("more than one Host")
+        if not hosts and version == "1.1":
+            raise httptools.HttpParserError("no Host")
 
     @override
     def on_response_complete(self) -> None:
@@ -369,7 +387,14 @@ class GuardedProtocol(HttpToolsProtocol):
         Args:
             now: loop time.
         """
-        if self._discarded is not None or self.transport.is_closing():
+        if self.transport.is_closing():  # once its last answer is read, or not at all
+            if self._closing_since is None:
+                self._closing_since = now
+            elif now - self._closing_since > self.limits.body_timeout_s:
+                self.counts.write_timeouts += 1
+                self.transport.abort()
+            return
+        if self._discarded is not None:
             return
         if self._stalled_since is not None:
             if now - self._stalled_since > self.limits.body_timeout_s:
@@ -382,6 +407,22 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._phase is Phase.BODY and now - self._since > self.limits.body_timeout_s:
             self.counts.body_timeouts += 1
             self._turn_away(RequestTimeout("the request body did not arrive in time"))
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that lie here because the client does not read."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def stalled_since(self) -> float:
+        """Loop time since which the client should read and does not; infinity: it does."""
+        since = self._closing_since if self._stalled_since is None else self._stalled_since
+        return math.inf if since is None else since
+
+    def cut_off(self) -> None:
+        """End the connection, whatever it still has to say: there is too much of that."""
+        self.counts.unread += 1
+        self.transport.abort()
 
     def _sweep_head(self, now: float) -> None:
         if self._unanswered() is not None:
@@ -491,6 +532,26 @@ class _Answering(asyncio.Transport):
     @override
     def close(self) -> None:
         self._protocol.close_after_answer()
+
+
+def cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
+    """Cut off who has read nothing for longest until no more than `most` bytes lie unread.
+
+    Returns:
+        How many bytes that are. O(connections).
+    """
+    unread = [(one.unread_bytes, one) for one in connections]
+    total = sum(size for size, _ in unread)
+    if total <= most:
+        return total
+    unread.sort(key=lambda row: (row[1].stalled_since, -row[0]))
+    for size, one in unread:
+        if size:
+            one.cut_off()
+            total -= size
+            if total <= most:
+                break
+    return total
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:

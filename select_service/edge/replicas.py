@@ -22,6 +22,7 @@ from select_service.core.replica_wire import (
     encode_message,
     encode_part,
 )
+from select_service.edge.places import Places, StreamCut
 from select_service.edge.replica_pull import LENGTH_BYTES, SLICE_S, PullReader, Pulls
 from select_service.edge.replica_sync import ReplicaPublisher, Subscriptions
 from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.replica_messages import Heartbeat, ReplicaMessage, SnapshotPart
     from select_service.edge.passport import Passport
+    from select_service.edge.places import Place
     from select_service.types import ReplicaLimits
 
 _log = logging.getLogger("select_service")
@@ -42,9 +44,10 @@ TICK_S: Final = 0.1
 """How late the core may look whether something is due."""
 
 LAST_TURNS_MAX: Final = 1000
+"""How much is still said before the end; who misses it notices the silence."""
+
 LAST_WORD_S: Final = 0.1
-"""How much is still said before the end, and the time it has to leave this machine; who misses it
-notices the silence."""
+"""And the time it has to leave this machine."""
 
 PIECE_BYTES: Final = 64 * 1024
 """Bytes of a snapshot handed on at once."""
@@ -124,13 +127,13 @@ class Replicas:
         )
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self._is_leaving = False
-        self._snapshots_running = 0
+        self._giving = Places()  # snapshots
         self.peers_refused = 0
         self.heard = 0
         self.malformed = 0
         self.foreign_refused = 0
         self.faults = 0
-        self.snapshots = {"complete": 0, "cut_off": 0, "refused": 0}
+        self.snapshots = {"complete": 0, "cut_off": 0, "timeout": 0, "refused": 0}
 
     async def close(self) -> None:
         """Stop timers, close sockets."""
@@ -242,15 +245,17 @@ class Replicas:
         Raises:
             TooManySnapshots: more at one time than `--replica-snapshots-max`.
         """
-        if self._snapshots_running >= self._limits.snapshots_max:
+        if self._giving.taken >= self._limits.snapshots_max:
             self.snapshots["refused"] += 1
             raise TooManySnapshots
-        return self._pieces()
+        return self._pieces(self._giving.take())
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        """Yield frames in pieces; the loop is let go every few hundred microseconds."""
-        self._snapshots_running += 1
-        outcome = "cut_off"
+    async def _pieces(self, place: Place) -> AsyncIterator[bytes]:
+        """Yield frames in pieces; the loop is let go every few hundred microseconds.
+
+        For as long as one of ours would go on fetching, and no longer.
+        """
+        outcome, ends_at = "cut_off", self._clock() + self._limits.pull_timeout_s
         try:
             piece = bytearray()
             until = self._clock() + SLICE_S
@@ -258,6 +263,9 @@ class Replicas:
                 frame = encode_part(part)
                 piece += len(frame).to_bytes(LENGTH_BYTES, "big") + frame
                 if len(piece) >= PIECE_BYTES:
+                    if self._clock() >= ends_at:
+                        outcome = "timeout"
+                        raise StreamCut
                     yield bytes(piece)
                     piece.clear()
                 if self._clock() >= until:
@@ -266,7 +274,7 @@ class Replicas:
             yield bytes(piece)
             outcome = "complete"
         finally:
-            self._snapshots_running -= 1
+            place.leave()
             self.snapshots[outcome] += 1
 
 

@@ -38,7 +38,10 @@ class Security:
         Raises:
             SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
         """
-        self.authority = None if settings.token_file is None else Authority(settings.token_file)
+        self.authority: Authority | None = None
+        if settings.token_file is not None:
+            bytes_max = settings.token_file_bytes_max
+            self.authority = Authority(settings.token_file, bytes_max=bytes_max)
         self.certificates: Certificates | None = None
         if settings.tls_cert is not None:
             self.certificates = Certificates(

@@ -32,6 +32,8 @@ SLICE: Final = 128
 
 LISTED: Final = 50
 LISTED_MAX: Final = 1000
+"""Decisions in one answer, unless `limit` says otherwise, and at the most; sent as a stream."""
+
 _LOOKED_AT: Final = 512
 """Records looked at in one go for those that are wanted: a tenth of a ms."""
 

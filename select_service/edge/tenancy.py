@@ -236,11 +236,11 @@ class TenantView:
             self._note_foreign()
             raise NoSchedulableWorker.in_scope(request.scope)
 
-    def select_now(self, request: SelectRequest) -> Answer | Ticket:
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select."""
         self._check_scope(request)
         try:
-            return self._service.select_now(request)
+            return self._service.select_now(request, unknown)
         except NoSchedulableWorker:  # "anywhere" would tell of others
             raise NoSchedulableWorker.in_scope(request.scope) from None
 
@@ -526,7 +526,8 @@ class TenantView:
 
     def _in_words_of_client(self, error: ServiceError) -> ServiceError:
         if isinstance(error, NameRefused) and error.field in _IDS:
-            return NameRefused(error.field, max(error.most - max(map(len, self._prefixes)), 0))
+            most = max(error.most - max(map(len, self._prefixes)), 0)
+            return NameRefused(error.field, most, error.limit)
         error.args = (self._without_prefix(str(error)),)
         return error
 

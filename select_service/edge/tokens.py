@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from indexer.edge.plain_file import open_plain
+from select_service.config import Settings
 from select_service.errors import TokenFileUnusable
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ TOKEN_CHARS_MIN: Final = 22
 """Of a token: 128 bits in base64. Fewer can be guessed from their hash."""
 
 TOKEN_CHARS_MAX: Final = 512
-FILE_BYTES_MAX: Final = 4 << 20
-RECORDS_MAX: Final = 10_000
+"""Of a token that is hashed at all: whoever asks must not have us hash a head of 64 KiB."""
+
+BYTES_MAX: Final = Settings().token_file_bytes_max
+"""Of the file, unless told otherwise."""
 
 _HEX: Final = "^[0-9a-f]{64}$"
 _NOBODYS: Final = bytes(32)
@@ -146,20 +149,21 @@ def _entry(record: Record) -> Entry:
     return Entry(record.name, digest, scopes, tenants, expires_at)
 
 
-def read_token_file(path: str) -> TokenBook:
-    """Read a whole file.
+def read_token_file(path: str, bytes_max: int = BYTES_MAX) -> TokenBook:
+    """Read a whole file of no more than so many bytes.
 
     Raises:
         TokenFileUnusable: it cannot be read, or one line of it makes no sense.
     """
     try:
         with open_plain(path) as file:
-            text = file.read(FILE_BYTES_MAX + 1)
+            text = file.read(bytes_max + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a path"
         raise TokenFileUnusable(f"cannot read {path}: {why}") from None
-    if len(text) > FILE_BYTES_MAX:
-        raise TokenFileUnusable(f"{path} is longer than {FILE_BYTES_MAX} bytes")
+    if len(text) > bytes_max:
+        most = f"{bytes_max} bytes (--token-file-bytes-max)"
+        raise TokenFileUnusable(f"{path} is longer than {most}")
     records = []
     decode = msgspec.json.Decoder(Record).decode
     for number, line in enumerate(map(bytes.strip, text.splitlines()), 1):
@@ -169,8 +173,6 @@ def read_token_file(path: str) -> TokenBook:
             records.append(decode(line))
         except (msgspec.DecodeError, RecursionError) as error:
             raise TokenFileUnusable(f"{path} line {number}: {_why(error)}") from None
-        if len(records) > RECORDS_MAX:
-            raise TokenFileUnusable(f"{path} has more than {RECORDS_MAX} records")
     try:
         return TokenBook(records)
     except TokenFileUnusable as error:

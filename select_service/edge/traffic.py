@@ -29,6 +29,15 @@ CLIENT_GONE: Final = 499
 """Counted in place of a status when the client left before it got one."""
 
 
+COUNTED_LIMITS: Final = (
+    *("max_body_bytes", "json_depth_max", "body_parts_max", "body_numbers_max"),
+    *("body_short_bytes_max", "body_unknown_bytes_max", "body_media_bytes_max"),
+    *("id_length_max", "name_length_max", "lease_name_length_max"),
+    *("batch_operations_max", "wave_samples_max"),
+)
+"""Limits whose refusals are counted as they are answered: of bodies, names and numbers in them."""
+
+
 class RouteTraffic:
     """What one route has answered."""
 
@@ -54,6 +63,7 @@ class Connections:
         "body_timeouts",
         "by_address",
         "handshakes",
+        "head_lines",
         "header_timeouts",
         "malformed",
         "open",
@@ -61,6 +71,8 @@ class Connections:
         "refused_by_address",
         "refused_handshakes",
         "reserve",
+        "unread",
+        "unread_bytes",
         "write_timeouts",
     )
 
@@ -77,6 +89,9 @@ class Connections:
         self.header_timeouts = 0
         self.body_timeouts = 0
         self.write_timeouts = 0  # the client did not read its answer
+        self.unread = 0  # cut off for --unread-bytes-max
+        self.unread_bytes = 0  # of answers that clients had yet to read, when last looked
+        self.head_lines = 0  # of the malformed, heads of more than --header-lines-max
         self.malformed = 0  # not HTTP, or a head beyond the limit
 
     @property
@@ -101,7 +116,9 @@ class ConsoleTraffic:
 class Traffic:
     """Everything counted at the HTTP door of one app."""
 
-    __slots__ = ("connections", "console", "crashes", "in_flight", "routes", "unmatched")
+    __slots__ = (
+        *("connections", "console", "crashes", "in_flight", "limit_hits", "routes", "unmatched"),
+    )
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], RouteTraffic] = {}  # by (method, pattern)
@@ -109,7 +126,14 @@ class Traffic:
         self.connections = Connections()
         self.console = ConsoleTraffic()
         self.in_flight = 0
+        self.limit_hits = dict.fromkeys(COUNTED_LIMITS, 0)
         self.crashes = 0  # answers 500, and streams cut by an error of ours
+
+    def refused(self, error: Exception) -> None:
+        """Count what a refusal was for, where nobody else does."""
+        limit = getattr(error, "limit", None)
+        if limit is not None:
+            self.limit_hits[limit] += 1
 
     @property
     def answered(self) -> int:

@@ -155,7 +155,7 @@ def dumps(data: bytes) -> None:
 def loads(data: bytes) -> None:
     """What workers tell of their load: finite numbers, or refused."""
     try:
-        told = load_topic.read([b"kv_metrics", data])
+        told = load_topic.read([b"kv_metrics", data], 1 << 17, 1024)
         for one in told.ranks or [told]:
             metrics = load_topic.rank_metrics(one, 0)
             assert msgspec.json.decode(msgspec.json.encode(metrics), type=type(metrics)) == metrics

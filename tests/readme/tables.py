@@ -23,14 +23,8 @@ CHAPTER = 2  # the level of its headings
 FIXED = (
     ("select_service.edge.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
     ("select_service.edge.protocol", "RESERVED_MAX", "connections for /config, /health, /metrics"),
-    ("select_service.edge.protocol", "HEADERS_MAX", "header lines of one request"),
     ("select_service.edge.pieces", "LINES_PER_TURN", "lines of requests parsed in one turn"),
     ("select_service.edge.protocol", "PIPELINED_MAX", "requests read behind the one answered"),
-    ("select_service.edge.bulk", "PARTS_MAX", "strings, objects and arrays in one JSON body"),
-    ("select_service.edge.bulk", "NUMBERS_MAX", "numbers in one body that are not packed"),
-    ("select_service.edge.bulk", "SHORT_BODY_BYTES_MAX", "bytes of a body without a prompt"),
-    ("select_service.edge.codec", "LOOSE_BYTES_MAX", "bytes of an unknown member"),
-    ("select_service.edge.msgpack_codec", "STRUCTURED_BYTES_MAX", "bytes of media items"),
     ("select_service.edge.waves", "ITEMS_MAX", "requests in one body of /select_batch"),
     ("select_service.edge.protocol", "LINGER_S", "seconds a refused client may go on sending"),
     ("select_service.edge.store", "LOG_BYTES", "bytes of the state's log, from the start"),
@@ -52,7 +46,7 @@ FIXED = (
     ("select_service.edge.console.console", "LISTED_MAX", "rows of a list of the console"),
     ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     ("select_service.edge.late", "PAUSE_S", "seconds before each module loaded after the start"),
-    ("select_service.edge.driver", "DUMP_SLICE_S", "seconds of /dump between other requests"),
+    ("select_service.edge.dumping", "SLICE_S", "seconds of /dump between other requests"),
     ("select_service.core.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
     ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),
     ("indexer.edge.sockets", "REPLAY_MESSAGES_MAX", "replies libzmq queues within one replay"),
@@ -67,7 +61,7 @@ FIXED = (
     ),
     ("indexer.edge.addresses", "THREADS", "names looked up at one time"),
     ("indexer.core.budget", "TOLERATED", "of --index-bytes-max, before the largest is forgotten"),
-    ("select_service.core.membership", "PINS_MAX", "scopes given up whose block size is pinned"),
+    ("select_service.core.pins", "PINS_MAX", "scopes given up whose block size is pinned"),
     ("select_service.core.service", "SCOPES_EVERY_S", "seconds between looks for empty scopes"),
     ("select_service.config.layers", "FILE_BYTES_MAX", "bytes of the file of --config"),
     ("select_service.edge.load_topic", "APPLY_AFTER_S", "seconds workers' reports are gathered"),
@@ -89,8 +83,6 @@ FIXED = (
     ("select_service.edge.replica_sync", "TURN_S", "seconds for all replicas' messages together"),
     ("select_service.edge.replica_sync", "MESSAGES_PER_TURN", "messages of one replica in a row"),
     ("select_service.edge.replica_pull", "SLICE_S", "seconds of a snapshot between other requests"),
-    ("select_service.edge.tokens", "FILE_BYTES_MAX", "bytes of a token file"),
-    ("select_service.edge.tokens", "RECORDS_MAX", "records of a token file"),
     ("select_service.edge.tokens", "TOKEN_CHARS_MIN", "shortest token that is looked at"),
     ("select_service.edge.tokens", "TOKEN_CHARS_MAX", "longest token that is looked at"),
     ("select_service.edge.tls", "LOOK_EVERY_S", "seconds between looks at the certificates"),
@@ -102,13 +94,37 @@ FIXED = (
     ("select_service.edge.replica_pull", "ADDRESSES_REMEMBERED", "addresses left alone a while"),
     ("indexer.core.dump_reader", "EVENT_BYTES_MAX", "bytes of one event in a peer's dump"),
     ("indexer.core.dump_reader", "SKELETON_BYTES_MAX", "bytes of a peer's dump without its events"),
-    ("select_service.edge.discovery.workers_file", "FILE_BYTES_MAX", "bytes of a workers file"),
-    ("select_service.edge.discovery.kubernetes", "OBJECTS_MAX", "objects one selector may select"),
     ("select_service.edge.discovery.kubernetes", "LINE_BYTES_MAX", "bytes of an event of a watch"),
     ("select_service.edge.discovery.source", "BACKOFF_MAX_S", "longest pause after a failed look"),
     ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
     ("indexer.core.progress", "NAMES_REMEMBERED", "rank names remembered of a stream"),
     ("indexer.core.writer", "GROUPS_REMEMBERED", "KV-cache groups remembered of a stream"),
+    ("indexer.core.plain_walk", "NESTING_MAX", "values within each other in a KV-event message"),
+    ("indexer.core.dump_reader", "DEPTH_MAX", "arrays and objects within each other in a dump"),
+    (
+        "select_service.core.replica_events",
+        "TEXT_CHARS_MAX",
+        "characters of an id or a name that a replica sends; beyond, its message says nothing",
+    ),
+    ("select_service.core.leases", "LISTED_MAX", "leases in one answer of GET /leases"),
+    ("select_service.edge.telling", "LISTED_MAX", "decisions in one answer of GET /decisions"),
+    ("select_service.edge.http", "SHADOW_SCOPES_MAX", "scopes in one answer of GET /shadow"),
+    ("select_service.edge.http", "CANDIDATES_MAX", "workers one GET /scale_down_candidates names"),
+    (
+        "select_service.core.decisions",
+        "EXPLAINED_MAX",
+        "explained bookings, for who repeats one",
+    ),
+    ("select_service.core.decisions", "EXPLAINED_BYTES_MAX", "bytes of them together"),
+    ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),
+    ("select_service.core.admission.classes", "NAME_CHARS_MAX", "characters of their names"),
+    ("select_service.core.admission.returns", "LINES_MAX", "pools and tenants with promises"),
+    ("select_service.core.admission.returns", "SAME_MAX", "promises to who cannot be told apart"),
+    ("select_service.edge.tls", "FILE_BYTES_MAX", "bytes of a file of certificates, or of a key"),
+    ("select_service.edge.passport", "TOKEN_BYTES_MAX", "bytes of --peer-token-file"),
+    ("select_service.edge.logs", "TRACE_LINES_MAX", "lines of a traceback in the log"),
+    ("select_service.core.tape.packing", "TEXT_MAX", "characters of an id in a recording"),
+    ("select_service.edge.discovery.kubernetes", "PAGE_BYTES_MAX", "bytes of a page of a list"),
     ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
     ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),
     ("select_service.edge.doctor", "LOGGED_MAX", "findings logged one by one of an examination"),
@@ -155,7 +171,8 @@ def fixed_bounds() -> Iterable[str]:
     yield "|---|---|---|"
     for room, name, text in FIXED:
         value = getattr(importlib.import_module(room), name)
-        yield f"| `{room}.{name}` | {value:g} | {_cell(text)} |"
+        said = f"{value:g}" if isinstance(value, float) else str(value)
+        yield f"| `{room}.{name}` | {said} | {_cell(text)} |"
 
 
 def findings() -> Iterable[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +32,37 @@ def test_pictures_exist() -> None:
     assert pictures
     for picture in pictures:
         assert (README.parent / picture).is_file(), picture
+
+
+SOURCE = README.parent
+OTHERS = {"client", "demo", "planner", "simulator"}  # their own processes
+
+
+def _bounds() -> Iterator[tuple[str, str, bool]]:
+    """Every constant that is called a maximum: its module, its name, whether it says why."""
+    for path in sorted([*SOURCE.glob("indexer/**/*.py"), *SOURCE.glob("select_service/**/*.py")]):
+        place = path.relative_to(SOURCE)
+        if OTHERS.intersection(place.parts):
+            continue
+        body = ast.parse(path.read_text("utf-8")).body
+        for node, behind in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+                if name.endswith("_MAX") and not name.startswith("_"):
+                    yield _module(place), name, _is_text(behind)
+
+
+def _module(place: Path) -> str:
+    return ".".join(place.with_suffix("").parts)
+
+
+def _is_text(node: ast.stmt | None) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def test_a_fixed_bound_is_in_the_table_or_says_why_nobody_meets_it() -> None:
+    listed = {(room, name) for room, name, _ in tables.FIXED}
+    found = list(_bounds())
+    assert len(found) > len(listed) / 2
+    silent = [f"{room}.{name}" for room, name, says in found if not says]
+    assert not [one for one in silent if tuple(one.rsplit(".", 1)) not in listed]

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 PRIORITY_MIN: Final = -100
 PRIORITY_MAX: Final = 100
+"""Of a class, either way: five have names and places far within."""
+
 CLASSES_MAX: Final = 64
 """Names one may configure: each is a label of metrics."""
 NAME_CHARS_MAX: Final = 64
+"""Of each, for the same reason."""
+
 
 STANDARD: Final = "standard"
 DEFAULT_PRIORITIES: Final[Mapping[str, int]] = MappingProxyType(

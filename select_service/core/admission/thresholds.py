@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 UNKNOWN_BATCH_TOKENS: Final = 10_000_000
 """What an unknown max_num_batched_tokens counts as."""
-ENTRIES_MAX: Final = 4096
-"""Entries of one book; each names a model that exists, or a tenant of one."""
 
 
 class Thresholds(NamedTuple):
@@ -121,6 +119,8 @@ class ThresholdBook:
         tenant_id: str | None,
         given: Thresholds,
         clear: Iterable[str] = (),
+        *,
+        entries_max: int,
     ) -> Thresholds:
         """Set the thresholds given, switch off those to clear, keep the rest.
 
@@ -142,8 +142,9 @@ class ThresholdBook:
             if value is not None or field in cleared:
                 entry[field] = value
         if entry:
-            if key not in self._entries and len(self._entries) >= ENTRIES_MAX:
-                raise ValueError(f"at most {ENTRIES_MAX} busy-threshold entries")
+            if key not in self._entries and len(self._entries) >= entries_max:
+                most = f"{entries_max}, as there may be scopes (--scopes-max)"
+                raise ValueError(f"more models and tenants have thresholds than {most}")
             self._entries[key] = entry
         return self.of(model_name, tenant_id)
 

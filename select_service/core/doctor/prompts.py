@@ -51,6 +51,8 @@ CHAINS_MAX: Final = 64
 """Newest sequences in the index whose salts and adapters are tried."""
 
 NAMESPACES_MAX: Final = 8
+"""Of those, salts and adapters that are tried."""
+
 
 Owner = Scope | tuple[Scope, WorkerRank]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 import msgspec
 from typing_extensions import override
 
+from select_service.config import Settings
 from select_service.edge.discovery.source import BACKOFF_S, Source, SourceFailed, insist
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ __all__ = ["KubernetesApi", "Watched"]
 O = TypeVar("O", bound="HasMeta")  # noqa: E741 - an object of the API
 T = TypeVar("T")
 
+_SETTINGS: Final = Settings()
 PAGE_OBJECTS: Final = 200
 PAGE_BYTES_MAX: Final = 64 << 20
 LINE_BYTES_MAX: Final = 4 << 20
 """Longest page of a list and longest event of a watch; etcd takes 1.5 MiB for an object."""
 
-OBJECTS_MAX: Final = 100_000
 CONNECT_TIMEOUT_S: Final = 10.0
 WATCH_S: Final = 240
 """How long the server may keep a watch open; it is made anew then, without a list."""
@@ -75,14 +76,23 @@ _decode_status: Final = msgspec.json.Decoder(_Status).decode
 class KubernetesApi:
     """Where the API server is and who we are."""
 
-    def __init__(self, url: str | None, credentials: str, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        credentials: str,
+        namespace: str | None = None,
+        *,
+        objects_max: int = _SETTINGS.discovery_objects_max,
+    ) -> None:
         """Read nothing yet.
 
         Args:
             url: of the API server; None: as the environment says.
             credentials: the folder with token, ca.crt and namespace, as mounted into pods.
             namespace: None: the one of the service account.
+            objects_max: how many a selector may select.
         """
+        self.objects_max = objects_max
         self._url = url
         self._folder = Path(credentials)
         self._namespace = namespace
@@ -221,8 +231,7 @@ class Watched(Source[T], Generic[O, T]):
         while more is not None:
             page = self._decode_page(await self._page(client, more))
             found.update((_key(one), one) for one in cast("list[O]", page.items))
-            if len(found) > OBJECTS_MAX:
-                raise SourceFailed("too_large", f"more than {OBJECTS_MAX} objects")
+            self._count(found)
             version = page.metadata.resourceVersion
             more = page.metadata.continue_ or None
         self._objects, self._version = found, version
@@ -235,6 +244,12 @@ class Watched(Source[T], Generic[O, T]):
             if len(body) > PAGE_BYTES_MAX:
                 raise SourceFailed("too_large", f"a list of more than {PAGE_BYTES_MAX} bytes")
         return bytes(body)
+
+    def _count(self, found: Mapping[str, O]) -> None:
+        most = self._api.objects_max
+        if len(found) > most:
+            self._version = ""
+            raise SourceFailed("too_large", f"more than {most} objects (--discovery-objects-max)")
 
     # -- watch ---------------------------------------------------------------------------------
 
@@ -272,6 +287,7 @@ class Watched(Source[T], Generic[O, T]):
         self._version = one.metadata.resourceVersion or self._version
         if event.type in ("ADDED", "MODIFIED"):
             self._objects[_key(one)] = one
+            self._count(self._objects)
         elif event.type == "DELETED":
             self._objects.pop(_key(one), None)
         else:

@@ -50,7 +50,9 @@ def create_discovery(
     """Build what the settings ask for; nothing is asked before `start`."""
     followers: list[Follower] = []
     api = KubernetesApi(
-        settings.kubernetes_api, settings.kubernetes_credentials, settings.kubernetes_namespace
+        *(settings.kubernetes_api, settings.kubernetes_credentials),
+        settings.kubernetes_namespace,
+        objects_max=settings.discovery_objects_max,
     )
 
     def follow_workers(source: Source[Workers], grace_s: float) -> None:
@@ -59,7 +61,11 @@ def create_discovery(
 
     if settings.workers_file is not None:
         # a file is written on purpose: what it does not name any more goes at once
-        follow_workers(WorkersFile(settings.workers_file, settings.workers_file_poll_s), 0.0)
+        file = WorkersFile(
+            *(settings.workers_file, settings.workers_file_poll_s),
+            bytes_max=settings.workers_file_bytes_max,
+        )
+        follow_workers(file, 0.0)
     if settings.kubernetes_workers is not None:
         found = watched_workers(
             api, settings.kubernetes_workers, slices=settings.kubernetes_workers_from != "pods"

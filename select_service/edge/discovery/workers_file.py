@@ -15,11 +15,12 @@ import msgspec
 from typing_extensions import override
 
 from indexer.edge.plain_file import open_plain
+from select_service.config import Settings
 from select_service.edge.discovery.source import Source, SourceFailed
 from select_service.types import WorkerSpec
 
-FILE_BYTES_MAX: Final = 16 << 20
-"""Longest file: some 40,000 workers."""
+BYTES_MAX: Final = Settings().workers_file_bytes_max
+"""Of the file, unless told otherwise."""
 
 
 class _Document(msgspec.Struct):
@@ -33,8 +34,9 @@ _Signature = tuple[int, int, int]
 class WorkersFile(Source[dict[int, WorkerSpec]]):
     """One file: a list of bodies of POST /workers, or `{"workers": [...]}`."""
 
-    def __init__(self, path: str, poll_s: float) -> None:
+    def __init__(self, path: str, poll_s: float, *, bytes_max: int = BYTES_MAX) -> None:
         super().__init__("file")
+        self._bytes_max = bytes_max
         self._path = Path(path)
         self._poll_s = poll_s
         self._seen: _Signature | None = None
@@ -66,22 +68,23 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
                 signature = (about.st_mtime_ns, about.st_size, about.st_ino)
                 if signature == self._seen:
                     return signature, None
-                text = file.read(FILE_BYTES_MAX + 1)
+                text = file.read(self._bytes_max + 1)
         except OSError as error:
             self._seen = None
             raise SourceFailed("unreadable", f"{self._path}: {error.strerror}") from None
         self._seen = signature
-        return signature, parse_workers(text)
+        return signature, parse_workers(text, self._bytes_max)
 
 
-def parse_workers(text: bytes) -> dict[int, WorkerSpec]:
+def parse_workers(text: bytes, bytes_max: int = BYTES_MAX) -> dict[int, WorkerSpec]:
     """Return what a file says.
 
     Raises:
         SourceFailed: it is no list of workers, or names one twice.
     """
-    if len(text) > FILE_BYTES_MAX:
-        raise SourceFailed("too_large", f"longer than {FILE_BYTES_MAX} bytes")
+    if len(text) > bytes_max:
+        why = f"longer than {bytes_max} bytes (--workers-file-bytes-max)"
+        raise SourceFailed("too_large", why)
     try:
         document = _decode(text)
     except (msgspec.DecodeError, ValueError) as error:

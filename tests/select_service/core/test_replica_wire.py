@@ -328,3 +328,37 @@ def test_an_admission_tells_its_terms_in_the_stamp_only() -> None:
 def test_a_broken_part_is_refused() -> None:
     with pytest.raises(MalformedReplicaMessage):
         decode_part(encode_part(CLAIM)[:-1])
+
+
+MANY = (1 << 20).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xdd" + MANY + b"\x90" * 1000,
+        b"\xdf" + MANY + b"\xa1a\x90" * 1000,
+        b"\x81\xa5event\xdd" + MANY + b"\x90" * 1000,
+        b"\xdd\x00\x00\x00\x41" + b"\x01" * 65,
+    ],
+)
+def test_what_announces_too_much_is_refused_before_it_is_read(payload: bytes) -> None:
+    """A megabyte of empty arrays took a second to make, and was no message all the same."""
+    with pytest.raises(MalformedReplicaMessage):
+        decode_message(TOPIC, payload)
+
+
+def test_what_nobody_knows_is_not_made() -> None:
+    """A member that is skipped may hold what it likes: its keys need not even be texts."""
+    event = ["r", [1, 0], "Free", 7]
+    message = {"model_name": "m", "tenant_id": "t", "block_size": 16, "event": event}
+    plain = decode_message(TOPIC, msgspec.msgpack.encode(message))
+    odd: dict[int, Any] = {1: {2: [[], {}]}}
+    assert decode_message(TOPIC, msgspec.msgpack.encode(message | {"odd": odd})) == plain
+
+
+def test_names_of_members_are_texts() -> None:
+    event = ["r", [1, 0], {"AddRequest": {1: 2}}, 7]
+    message = {"model_name": "m", "tenant_id": "t", "block_size": 16, "event": event}
+    with pytest.raises(MalformedReplicaMessage):
+        decode_message(TOPIC, msgspec.msgpack.encode(message))

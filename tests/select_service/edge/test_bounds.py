@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -211,6 +212,116 @@ def test_length_of_a_body() -> None:
     size = len(httpx.Request("POST", "http://s", json={"token_ids": [1]}).content)
     made = [{"token_ids": value} for value in ([1], [11], [111])]
     statuses("POST", "/select", made, 413, max_body_bytes=size + 1)
+
+
+def packed(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+JSON, MSGPACK = "application/json", "application/msgpack"
+MEDIA = {"mm_objects": [{"mm_hash": 1, "offsets": [[0, 1]]}]}
+
+
+def parts(count: int) -> bytes:
+    """A body of so many strings and objects."""
+    return msgspec.json.encode({"token_ids": [1], "odd": ["x"] * (count - 5)})
+
+
+def with_media(size: int) -> bytes:
+    """An array of objects of at least so many bytes, packed."""
+    return packed({"token_ids": [1] * 16, "block_mm_infos": [None] * (size - 3)})
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "path", "form", "made", "status"),
+    [
+        ("body_parts_max", 100, "/select", JSON, parts, 422),
+        (
+            *("body_parts_max", 100, "/select", MSGPACK),
+            *(lambda n: packed({str(at): 1 for at in range(n - 1)} | {"token_ids": [1]}), 422),
+        ),
+        (
+            *("body_numbers_max", 100, "/select", JSON),
+            *(lambda n: msgspec.json.encode({"token_ids": [11] * (n + 1)}), 422),  # by commas
+        ),
+        (
+            *("body_numbers_max", 100, "/select", MSGPACK),
+            *(lambda n: packed({"token_ids": [70_000] * n}), 422),
+        ),
+        (
+            *("body_short_bytes_max", 200, "/reservations/batch", JSON),
+            *(lambda n: b'{"operations":[]' + b" " * (n - 17) + b"}", 413),
+        ),
+        (
+            *("body_unknown_bytes_max", 200, "/select", MSGPACK),
+            *(lambda n: packed({"token_ids": [1], "odd": [1] * (n - 3)}), 422),
+        ),
+        ("body_media_bytes_max", 200, "/select", MSGPACK, with_media, 422),
+        (
+            *("json_depth_max", 8, "/select", JSON),
+            *(lambda n: b'{"token_ids":[1],"odd":%b1%b}' % (b"[" * (n - 1), b"]" * (n - 1)), 400),
+        ),
+        (
+            *("max_body_bytes", 200, "/select", JSON),
+            *(lambda n: b'{"token_ids":[1]' + b" " * (n - 17) + b"}", 413),
+        ),
+    ],
+)
+def test_what_a_body_may_hold(
+    limit: str, most: int, path: str, form: str, made: Callable[[int], bytes], status: int
+) -> None:
+    """Refused with the limit in the text where it can be, counted, and changed under way."""
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+
+        async def ask(size: int) -> httpx.Response:
+            return await client.post(path, content=made(size), headers={"content-type": form})
+
+        async def hits() -> float:
+            text = (await client.get("/metrics")).text
+            name = f'select_service_limit_hits_total{{name="{limit}"}} '
+            return float(text.partition(name)[2].partition("\n")[0])
+
+        for size in (most - 1, most):
+            assert (await ask(size)).status_code == 200, (await ask(size)).text
+        assert await hits() == 0
+        refused = await ask(most + 1)
+        assert refused.status_code == status
+        assert str(most) in refused.json()["error"]
+        assert await hits() == 1
+        raised = await client.put("/config", json={"settings": {limit: most + 1}})
+        assert raised.status_code == 200, raised.text
+        assert (await ask(most + 1)).status_code == 200
+        assert (await ask(most + 2)).status_code == status
+
+    in_process(use, **{limit: most})
+
+
+def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        one = {"op": "free", "reservation_id": "x"}
+        for path, body in (
+            ("/reservations", booking("n" * 9)),
+            ("/select", {**hashes(1), "session_id": "n" * 9}),
+            ("/workers", worker(2, model_name="n" * 9)),
+            ("/leases", {"owner": "n" * 9, "ttl_s": 5}),
+            ("/reservations/batch", {"operations": [one] * 9}),
+            ("/select_batch", {"requests": [hashes(1)] * 9}),
+            ("/reservations", booking("\n")),  # not for its length
+            ("/leases", {"owner": "", "ttl_s": 5}),
+        ):
+            assert (await client.post(path, json=body)).status_code == 422, path
+        text = (await client.get("/metrics")).text
+        for name, count in (
+            *(("id_length_max", 2), ("name_length_max", 1), ("lease_name_length_max", 1)),
+            *(("batch_operations_max", 1), ("wave_samples_max", 1)),
+        ):
+            assert f'limit_hits_total{{name="{name}"}} {float(count)}' in text
+
+    names = dict.fromkeys(("id_length_max", "name_length_max", "lease_name_length_max"), 8)
+    in_process(use, **names, batch_operations_max=8, wave_samples_max=8, session_ttl_s=60.0)
 
 
 def test_connections_from_one_address() -> None:

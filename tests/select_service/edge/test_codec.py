@@ -75,6 +75,27 @@ def test_what_is_no_json_is_400(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"token_ids":[1,-1]}', "token_ids[1]: Expected `int` >= 0"),
+        (b'{"token_ids":[4294967296,-1]}', "token_ids[0]: Expected `int` <= 4294967295"),
+        (
+            b'{"block_hashes":[1,-9223372036854775809]}',
+            "block_hashes[1]: Expected `int` >= -9223372036854775808",
+        ),
+        (
+            b'{"sequence_hashes":[-1,18446744073709551616]}',
+            "sequence_hashes[1]: must be at most 2^64-1",
+        ),
+    ],
+)
+def test_the_first_number_out_of_bounds_is_named(body: bytes, text: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        select(body)
+    assert str(refused.value) == text
+
+
+@pytest.mark.parametrize(
     ("body", "field"),
     [
         (b"null", None),

@@ -8,14 +8,22 @@ import msgspec
 import pytest
 
 from select_service.config import FieldValidation
-from select_service.edge.bulk import NUMBERS_MAX, PARTS_MAX, SHORT_BODY_BYTES_MAX
-from select_service.edge.codec import LOOSE_BYTES_MAX, RequestDecoder
-from select_service.edge.msgpack_codec import STRUCTURED_BYTES_MAX, MsgpackDecoder
+from select_service.edge.codec import RequestDecoder
+from select_service.edge.msgpack_codec import MsgpackDecoder
 from select_service.edge.waves import ITEMS_MAX, WaveBody
 from select_service.errors import BodyTooLarge, InvalidField
-from select_service.types import BatchRequest, OutputBlockRequest, SelectRequest, WorkerSpec
+from select_service.types import (
+    BatchRequest,
+    BodyLimits,
+    OutputBlockRequest,
+    SelectRequest,
+    WorkerSpec,
+)
 
 IGNORE = FieldValidation.IGNORE
+LIMITS = BodyLimits()
+LOOSE = LIMITS.unknown_bytes_max
+PARTS_MAX, NUMBERS_MAX = LIMITS.parts_max, LIMITS.numbers_max
 MANY = PARTS_MAX + 1
 
 
@@ -62,19 +70,19 @@ def test_numbers_have_a_limit(name: str) -> None:
 
 def test_a_body_without_a_prompt_is_short() -> None:
     for kind in (BatchRequest, WorkerSpec, OutputBlockRequest):
-        body = b'{"a":"%s"}' % (b"x" * SHORT_BODY_BYTES_MAX)
-        with pytest.raises(BodyTooLarge, match=str(SHORT_BODY_BYTES_MAX)):
+        body = b'{"a":"%s"}' % (b"x" * LIMITS.short_bytes_max)
+        with pytest.raises(BodyTooLarge, match=str(LIMITS.short_bytes_max)):
             RequestDecoder(kind, IGNORE).decode(body)
-        packed = msgspec.msgpack.encode({"a": "x" * SHORT_BODY_BYTES_MAX})
-        with pytest.raises(BodyTooLarge, match=str(SHORT_BODY_BYTES_MAX)):
+        packed = msgspec.msgpack.encode({"a": "x" * LIMITS.short_bytes_max})
+        with pytest.raises(BodyTooLarge, match=str(LIMITS.short_bytes_max)):
             MsgpackDecoder(kind, IGNORE).decode(packed)
-    long = b'{"model_name":"%s"}' % (b"x" * SHORT_BODY_BYTES_MAX)
+    long = b'{"model_name":"%s"}' % (b"x" * LIMITS.short_bytes_max)
     assert RequestDecoder(SelectRequest, IGNORE).decode(long).request.model_name
 
 
 def test_a_long_member_that_nobody_knows_is_taken_as_it_is_written() -> None:
     decoder = RequestDecoder(SelectRequest, IGNORE)
-    short, long = [1, 2], [1] * LOOSE_BYTES_MAX
+    short, long = [1, 2], [1] * LOOSE
     unknown = decoder.decode(msgspec.json.encode({"b": long, "a": short})).unknown
     assert msgspec.json.decode(unknown) == {"a": short, "b": long}
 
@@ -84,8 +92,11 @@ def test_a_long_member_that_nobody_knows_is_taken_as_it_is_written() -> None:
     [
         ({"token_ids": [1] * (NUMBERS_MAX + 1)}, f"token_ids: more than {NUMBERS_MAX} numbers"),
         ({"block_hashes": [1] * (NUMBERS_MAX + 1)}, f"more than {NUMBERS_MAX} numbers"),
-        ({"a": [1] * (LOOSE_BYTES_MAX + 1)}, f"a: more than {LOOSE_BYTES_MAX} bytes"),
-        ({"block_mm_infos": [None] * (STRUCTURED_BYTES_MAX)}, f"{STRUCTURED_BYTES_MAX} bytes"),
+        (
+            {"a": [1] * (LOOSE + 1)},
+            f"a: more than {LOOSE} bytes",
+        ),
+        ({"block_mm_infos": [None] * (LIMITS.media_bytes_max)}, f"{LIMITS.media_bytes_max} bytes"),
         ({"router_config_override": {str(n): 1 for n in range(MANY)}}, f"{PARTS_MAX} members"),
     ],
 )
@@ -131,7 +142,7 @@ def test_a_wave_of_too_many(item: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "members"),
     [
-        (SelectRequest, {"a": [[]] * (LOOSE_BYTES_MAX + 1)}),
+        (SelectRequest, {"a": [[]] * (LOOSE + 1)}),
         (SelectRequest, {str(number): 1 for number in range(MANY)}),
         (BatchRequest, {"operations": [{"op": "free", "reservation_id": "a"}] * MANY}),
     ],
@@ -143,5 +154,5 @@ def test_too_much_in_msgpack(kind: Any, members: dict[str, object]) -> None:
 
 
 def test_a_long_text_in_msgpack() -> None:
-    body = msgspec.msgpack.encode({"a": "x" * (LOOSE_BYTES_MAX + 1), "b": b"x" * LOOSE_BYTES_MAX})
+    body = msgspec.msgpack.encode({"a": "x" * (LOOSE + 1), "b": b"x" * LOOSE})
     assert MsgpackDecoder(SelectRequest, IGNORE).decode(body).unknown

@@ -274,7 +274,7 @@ def test_who_pipelines_is_answered_in_order_and_one_at_a_time(taken: list[bytes]
 def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, ...]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
         wire = await Wire.to(port)
-        wire.say("\r\n".join(["GET /health HTTP/1.1", *headers, "", ""]).encode())
+        wire.say("\r\n".join(["GET /health HTTP/1.1", "host: s", *headers, "", ""]).encode())
         assert (await wire.answer())[0] == 200
         assert taken == []
 

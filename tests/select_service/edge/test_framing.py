@@ -11,7 +11,7 @@ import pytest
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.pieces import LINES_PER_TURN
-from select_service.edge.protocol import HEADERS_MAX, GuardedProtocol
+from select_service.edge.protocol import GuardedProtocol
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -62,6 +62,15 @@ REFUSED = {
     "blank in a name": b"GET /health HTTP/1.1\r\nx y: 1\r\n\r\n",
     "no name": b"GET /health HTTP/1.1\r\n: 1\r\n\r\n",
     "tabs": b"GET\t/health\tHTTP/1.1\r\nhost: s\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\nx: y\r\n\r\n",
+    "no host, with a body": HEAD.replace(b"host: s\r\n", b"") + SIZED + b"\r\n" + BODY,
+    "no host, with a whole URL": b"GET http://s/health HTTP/1.1\r\n\r\n",
+    "two hosts": HEAD + b"host: t\r\n" + SIZED + b"\r\n" + BODY,
+    "the same host twice": HEAD + b"host: s\r\n" + SIZED + b"\r\n" + BODY,
+    "two hosts of 1.0": b"GET /health HTTP/1.0\r\nhost: s\r\nhost: s\r\n\r\n",
+} | {
+    f"host {value!r}": b"GET /health HTTP/1.1\r\nhost: %b\r\n\r\n" % value
+    for value in (b"a b", b"a, b", b"a/b", b"u@h", b"s:80a", b"[::1", b"s:1:2", b"\xc3\xa4", b"%zz")
 }
 
 
@@ -78,17 +87,31 @@ def test_what_can_be_read_in_two_ways_is_refused(data: bytes) -> None:
     on_a_port(use)
 
 
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [(b"", "no Host"), (b"host: a b\r\n", "no valid Host"), (b"host:\r\n" * 2, "more than one")],
+)
+def test_a_refusal_says_what_is_wrong(lines: bytes, why: str) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\n%b\r\n" % lines)
+        assert why in (await wire.rest()).decode()
+        assert server._counts.malformed == 1
+
+    on_a_port(use)
+
+
 READ = {
     "chunks": (HEAD + CHUNKED + b"\r\n" + CHUNK + LAST, [200]),
     "extensions": (HEAD + CHUNKED + b"\r\n2;a=b\r\n{}\r\n0;c\r\n\r\n", [400]),  # an empty object
     "trailers": (HEAD + CHUNKED + b"\r\n" + CHUNK + b"0\r\nx-more: y\r\n\r\n", [200]),
     "a body where none is asked for": (
-        b"GET /health HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN,
+        b"GET /health HTTP/1.1\r\nhost: s\r\ncontent-length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN,
         [200],
     ),
-    "HEAD": (b"HEAD /health HTTP/1.1\r\n\r\n", [200]),
-    "OPTIONS": (b"OPTIONS /select HTTP/1.1\r\n\r\n", [405]),
-    "TRACE": (b"TRACE /health HTTP/1.1\r\nx: secret\r\n\r\n", [405]),
+    "HEAD": (b"HEAD /health HTTP/1.1\r\nhost: s\r\n\r\n", [200]),
+    "OPTIONS": (b"OPTIONS /select HTTP/1.1\r\nhost: s\r\n\r\n", [405]),
+    "TRACE": (b"TRACE /health HTTP/1.1\r\nhost: s\r\nx: secret\r\n\r\n", [405]),
     "blank lines before": (b"\r\n\r\n" + HEAD + SIZED + b"\r\n" + BODY, [200]),
     "expected": (HEAD + b"expect: 100-continue\r\n" + SIZED + b"\r\n" + BODY, [100, 200]),
     "gzip": (HEAD + b"content-encoding: gzip\r\n" + SIZED + b"\r\n" + BODY, [415]),
@@ -97,6 +120,9 @@ READ = {
         [415],
     ),
     "identity": (HEAD + b"content-encoding: identity\r\n" + SIZED + b"\r\n" + BODY, [200]),
+} | {
+    f"host {value!r}": (b"GET /health HTTP/1.1\r\nhost:%b\r\n\r\n" % value, [200])
+    for value in (b"", b" S.a_b-c~1:8092\t", b" [::1]:1", b" [fe80::1%25eth0]", b"%2Frun%2Fs.sock:")
 }
 
 
@@ -117,7 +143,7 @@ def test_head_has_no_body() -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
         for path in (b"/health", b"/metrics", b"/nothing"):
             wire = await Wire.to(port)
-            wire.say(b"HEAD %s HTTP/1.1\r\nconnection: close\r\n\r\n" % path)
+            wire.say(b"HEAD %s HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n" % path)
             assert (await wire.rest()).partition(b"\r\n\r\n")[2] == b""
 
     on_a_port(use)
@@ -151,20 +177,26 @@ def test_a_trailer_is_no_header() -> None:
     on_a_port(use)
 
 
-@pytest.mark.parametrize("lines", [HEADERS_MAX, HEADERS_MAX + 1])
+@pytest.mark.parametrize("lines", [31, 32, 33])
 def test_header_lines_have_a_limit(lines: int) -> None:
     """Each costs forty times its bytes: sixty kilobytes of them were two megabytes and 10 ms."""
 
     async def use(port: int, service: Driver, server: Server) -> None:
         wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\n" + b"a:\r\n" * lines + b"\r\n" + HIDDEN)
-        assert await statuses(wire) == ([200, 200] if lines == HEADERS_MAX else [431])
+        wire.say(
+            b"GET /health HTTP/1.1\r\nhost: s\r\n" + b"a:\r\n" * (lines - 1) + b"\r\n" + HIDDEN
+        )
+        assert await statuses(wire) == ([200, 200] if lines <= 32 else [431])
+        other = await Wire.to(port)
+        other.ask("GET", "/metrics")
+        text = (await other.answer())[2].decode()
+        assert f'limit_hits_total{{name="header_lines_max"}} {float(lines > 32)}' in text
 
-    on_a_port(use)
+    on_a_port(use, header_lines_max=32)
 
 
 FLOODS = {
-    "requests": (b"GET /health HTTP/1.1\r\n\r\n" * 3_000, 3_000),
+    "requests": (b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3_000, 3_000),
     "chunks": (HEAD + CHUNKED + b"\r\n" + b"1\r\n \r\n" * 20_000 + CHUNK + LAST, 1),
     "trailers": (HEAD + CHUNKED + b"\r\n" + CHUNK + b"0\r\n" + b"a:\r\n" * 20_000 + b"\r\n", 1),
 }
@@ -202,7 +234,7 @@ def test_half_closed_connections_are_given_back() -> None:
     """Clients that stop talking: with half a head, half a body, or all said."""
 
     async def use(port: int, service: Driver, server: Server) -> None:
-        wires, whole = [], b"GET /health HTTP/1.1\r\n\r\n"
+        wires, whole = [], b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
         for said in (b"", b"GET /hea", HEAD + SIZED + b"\r\n{", whole) * 50:
             wires.append(await Wire.to(port))
             wires[-1].say(said)

@@ -15,6 +15,7 @@ from select_service.config import FLAGS
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.limits import TURN_BUDGETS, limit_hits, limit_values
+from select_service.edge.metrics import PREFIX, Metrics
 from select_service.edge.traffic import Traffic
 from select_service.errors import InvalidRequest
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
@@ -59,7 +60,7 @@ def test_hits_are_counted() -> None:
         driver.reserve(request)
         driver.free(name)
     traffic.connections.refused = 5
-    traffic.unmatched.observe(413, 0.0)
+    traffic.limit_hits["max_body_bytes"] += 1
     hits = limit_hits(driver, traffic, 0)
     assert hits["freed_ids_max"] == 2
     assert hits["data_parallel_size_max"] == 1
@@ -77,3 +78,17 @@ def test_metrics_show_limits() -> None:
         assert set(hits.values()) == {0.0}
 
     in_process(use)
+
+
+def test_every_limit_says_what_to_watch() -> None:
+    """A family there is; a series of it may only come with what it is about."""
+    metrics = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)
+    families = {family.name.removeprefix(PREFIX): family for family in metrics.families()}
+    hits = limit_hits(create_driver(SETTINGS), Traffic(), 0)
+    for flag in (one for one in FLAGS if one.is_limit):
+        name, _, rest = flag.watch.partition("{")
+        family = families[name.removesuffix("_total")]
+        assert (family.type == "counter") is name.endswith("_total"), flag.name
+        if name == "limit_hits_total":
+            assert rest.split('"')[1] == flag.field
+            assert flag.field in hits

@@ -13,6 +13,7 @@ import zmq
 
 from indexer.types import WorkerRank
 from select_service.admission_types import WorkerMetrics
+from select_service.edge import load_topic
 from select_service.edge.load_topic import LoadTopic
 from tests.select_service.edge.serving import in_process, seat, until
 
@@ -22,9 +23,11 @@ PACK = msgspec.msgpack.encode
 class Heard:
     """A topic and what it handed on."""
 
-    def __init__(self) -> None:
+    def __init__(self, **bounds: int) -> None:
         self.taken: list[tuple[int, WorkerMetrics]] = []
-        self.topic = LoadTopic(lambda worker_id, told: self.taken.append((worker_id, told)))
+        self.topic = LoadTopic(
+            lambda worker_id, told: self.taken.append((worker_id, told)), **bounds
+        )
 
     def hear(self, *frames: bytes, rank: int = 0) -> None:
         stream: Any = SimpleNamespace(rank=WorkerRank(7, rank))
@@ -121,3 +124,69 @@ def test_over_a_real_socket_and_events_go_on() -> None:
             assert stream.lost_batches == 0, "reports have no part in the sequence"
 
     in_process(use)
+
+
+@pytest.mark.parametrize("form", ["msgpack", "json"])
+def test_a_message_of_endless_ranks_is_not_read(form: str) -> None:
+    """Eight megabytes of empty ranks were as many objects, and seconds in which nobody else ran."""
+
+    async def scene() -> None:
+        heard = Heard(bytes_max=600, ranks_max=64)
+        one, encode = {"dp_rank": 1}, (PACK if form == "msgpack" else msgspec.json.encode)
+
+        def of(count: int, **more: str) -> bytes:
+            return encode({"ranks": [{}] * (count - 1) + [one], **more})
+
+        heard.hear(b"kv_metrics", of(64))
+        heard.hear(b"kv_metrics", of(65))  # more than a worker may have
+        assert (heard.topic.heard, heard.topic.bad) == (2, 1)
+        size = len(of(1, surprise=""))
+        heard.hear(b"kv_metrics", of(1, surprise="x" * (500 - size)))
+        assert heard.topic.bad == 1
+        heard.hear(b"kv_metrics", of(1, surprise="x" * 601))
+        assert heard.topic.bad == 2
+        assert await heard.settled() == [(7, {0: None, 1: None})]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x81\xa5ranks\xdd\x7f\xff\xff\xff" + b"\x80" * 1000,
+        b"\xdf\x7f\xff\xff\xff" + b"\xa1a\x01" * 1000,
+        b"\xde\x00\x41" + b"".join(b"\xa2%02d\x01" % number for number in range(65)),
+        b'{"ranks": [' + b",".join([b"{}"] * 1000) + b"]}",
+    ],
+)
+def test_what_announces_too_much_is_refused_before_it_is_read(
+    payload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_topic, "_from_msgpack", None)  # whoever reads on would fail
+    monkeypatch.setattr(load_topic, "_from_json", None)
+    heard = Heard(ranks_max=64)
+    heard.hear(b"kv_metrics", payload)
+    assert heard.topic.bad == 1
+
+
+def test_ranks_inside_ranks_are_not_read() -> None:
+    async def scene() -> None:
+        heard = Heard()
+        inner = {"ranks": [{"dp_rank": number} for number in range(3)], "kv_used_blocks": 2}
+        heard.hear(b"kv_metrics", PACK({"ranks": [inner]}))
+        assert await heard.settled() == [(7, {0: 2.0})]
+
+    asyncio.run(scene())
+
+
+def test_ranks_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_topic, "RANKS_MAX", 2)
+
+    async def scene() -> None:
+        heard = Heard()
+        for rank in (0, 1, 1, 2):
+            heard.hear(b"kv_metrics", PACK({"dp_rank": rank}))
+        assert heard.topic.left_out == 1
+        assert await heard.settled() == [(7, {1: None, 2: None})]
+
+    asyncio.run(scene())

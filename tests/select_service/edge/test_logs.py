@@ -87,3 +87,14 @@ def test_tracebacks_are_kept(form: LogFormat) -> None:
         logging.getLogger("a").exception("failed")
     assert "ZeroDivisionError: division by zero" in stream.getvalue()
     assert "test_tracebacks_are_kept" in stream.getvalue()
+
+
+def test_tracebacks_have_an_end() -> None:
+    stream = io.StringIO()
+    logs.configure("text", "error", access_log=False, stream=stream)
+    error = ValueError("x\n" * 10_000 + "y" * 10_000)
+    logging.getLogger("a").error("failed", exc_info=error)
+    *_, last = lines = stream.getvalue().splitlines()
+    assert len(lines) == 2 + logs.TRACE_LINES_MAX
+    assert len(last) < 300
+    assert lines[1].startswith("    ValueError: x")

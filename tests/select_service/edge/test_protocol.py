@@ -358,8 +358,10 @@ def _alone(transport: _Transport) -> GuardedProtocol:
         body_timeout_s=1,
         connections_max=1,
         head_bytes_max=1 << 16,
+        header_lines_max=128,
         connections_per_address_max=1,
         tls_handshakes_max=1,
+        unread_bytes_max=1 << 20,
     )
 
     class Alone(GuardedProtocol):

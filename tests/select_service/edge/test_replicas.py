@@ -15,7 +15,9 @@ from select_service.core.replica_events import TOPIC
 from select_service.core.replica_messages import OWN_TOPIC, SnapshotEnd, SnapshotHead
 from select_service.core.replica_wire import decode_part
 from select_service.edge.driver import Driver
+from select_service.edge.places import StreamCut
 from select_service.edge.replica_pull import Frames
+from select_service.errors import TooManySnapshots
 from select_service.types import ReservationRequest
 from tests.effort import examples
 from tests.live.ports import free_port
@@ -72,9 +74,40 @@ def test_no_more_snapshots_at_one_time_than_allowed() -> None:
         assert (refused.status_code, refused.json()["code"]) == (503, "too_many_snapshots")
         assert [piece async for piece in half] == []
         assert (await client.get(SNAPSHOT)).status_code == 200
-        assert plane.snapshots == {"complete": 2, "cut_off": 0, "refused": 1}
+        assert plane.snapshots == {"complete": 2, "cut_off": 0, "timeout": 0, "refused": 1}
+        asked = [plane.snapshot()]  # many may ask in one turn, and begin to read later
+        with pytest.raises(TooManySnapshots):
+            plane.snapshot()
+        asked.clear()  # nobody has read it
+        plane.snapshot()
 
     in_process(use, replica_sync_port=free_port(), replica_snapshots_max=1)
+
+
+def test_a_snapshot_ends_when_nobody_of_ours_would_listen_any_more() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        plane = service.replica_plane()
+        blocks = list(range(4_000))
+        for number in range(10):
+            service.reserve(
+                ReservationRequest(
+                    reservation_id=str(number),
+                    worker_id=1,
+                    block_hashes=blocks,
+                    sequence_hashes=blocks,
+                    isl_tokens=64_000,
+                )
+            )
+        pieces = plane.snapshot()
+        assert await anext(aiter(pieces))
+        plane._clock = lambda: 1e12
+        with pytest.raises(StreamCut):
+            assert [piece async for piece in pieces]
+        assert plane.snapshots["timeout"] == 1
+        assert (await client.get("/health")).status_code == 200
+
+    in_process(use, replica_sync_port=free_port())
 
 
 EVENT = {

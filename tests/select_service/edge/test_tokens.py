@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from select_service.edge import tokens
-from select_service.edge.tokens import Record, TokenBook, new_token, read_token_file
+from select_service.edge.authority import Authority
+from select_service.edge.tokens import SCOPES, Record, TokenBook, new_token, read_token_file
 from select_service.errors import TokenFileUnusable
 
 TOKEN, DIGEST = new_token()
@@ -35,7 +35,7 @@ def test_a_new_token_is_long_random_and_known_by_its_hash() -> None:
 def test_admin_is_every_scope() -> None:
     entry = TokenBook([record(scopes=["admin"])]).by_token(TOKEN.encode())
     assert entry is not None
-    assert entry.scopes == set(tokens.SCOPES)
+    assert entry.scopes == set(SCOPES)
 
 
 @pytest.mark.parametrize(
@@ -121,25 +121,26 @@ def test_two_cannot_have_one_certificate() -> None:
         TokenBook([one, record(name="two", sha256=None, certificate="ops")])
 
 
-def test_no_file_and_one_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_and_one_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(TokenFileUnusable, match="cannot read"):
         read_token_file(str(tmp_path / "none"))
     with pytest.raises(TokenFileUnusable, match="cannot read"):
         read_token_file(str(tmp_path))
     path = tmp_path / "tokens"
     path.write_bytes(b"#" * 100)
-    monkeypatch.setattr(tokens, "FILE_BYTES_MAX", 99)
-    with pytest.raises(TokenFileUnusable, match="longer"):
-        read_token_file(str(path))
+    for most in (100, 101):
+        assert not len(read_token_file(str(path), most))
+    with pytest.raises(TokenFileUnusable, match="longer than 99 bytes"):
+        read_token_file(str(path), 99)
 
 
-def test_the_number_of_records_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "RECORDS_MAX", 2)
+def test_a_file_that_has_grown_too_long_is_not_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    lines = [{"name": str(n), "sha256": f"{n:064x}", "scopes": ["read"]} for n in range(3)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(TokenFileUnusable, match="more than 2"):
-        read_token_file(str(path))
+    path.write_bytes(b"#" * 100)
+    authority = Authority(str(path), bytes_max=100)
+    path.write_bytes(b"#" * 101)
+    with pytest.raises(TokenFileUnusable, match="longer"):
+        authority.prepare()
 
 
 def test_the_next_to_expire(tmp_path: Path) -> None:

@@ -144,15 +144,17 @@ def test_bits_follow_every_change(steps: list[tuple[Any, ...]]) -> None:
 
 def test_merge_keeps_what_is_not_mentioned() -> None:
     book = ThresholdBook()
-    book.merge("m", None, read({FIELD_DECODE: 0.5}))
-    assert book.merge("m", None, read({FIELD_TOKENS: 10})) == Thresholds(0.5, 10, None)
+    book.merge("m", None, read({FIELD_DECODE: 0.5}), entries_max=9)
+    assert book.merge("m", None, read({FIELD_TOKENS: 10}), entries_max=9) == Thresholds(
+        0.5, 10, None
+    )
     assert book.of("other", None) == NOTHING
 
 
 def test_clearing_switches_one_off_and_forgetting_falls_back() -> None:
     book = ThresholdBook(read({FIELD_DECODE: 0.9}))
-    book.merge("m", None, read({FIELD_TOKENS: 10, FIELD_FRAC: 2}))
-    got = book.merge("m", None, NOTHING, clear=[FIELD_TOKENS, FIELD_DECODE])
+    book.merge("m", None, read({FIELD_TOKENS: 10, FIELD_FRAC: 2}), entries_max=9)
+    got = book.merge("m", None, NOTHING, clear=[FIELD_TOKENS, FIELD_DECODE], entries_max=9)
     assert got == Thresholds(None, None, 2.0)
     assert book.forget("m", None)
     assert not book.forget("m", None)
@@ -161,8 +163,8 @@ def test_clearing_switches_one_off_and_forgetting_falls_back() -> None:
 
 def test_a_tenant_goes_before_its_model() -> None:
     book = ThresholdBook(read({FIELD_FRAC: 3}))
-    book.merge("m", None, read({FIELD_TOKENS: 10, FIELD_DECODE: 0.5}))
-    book.merge("m", "t", read({FIELD_TOKENS: 20}), clear=[FIELD_DECODE])
+    book.merge("m", None, read({FIELD_TOKENS: 10, FIELD_DECODE: 0.5}), entries_max=9)
+    book.merge("m", "t", read({FIELD_TOKENS: 20}), clear=[FIELD_DECODE], entries_max=9)
     assert book.of("m", "t") == Thresholds(None, 20, 3.0)
     assert book.of("m", "other") == Thresholds(0.5, 10, 3.0)
     copy = ThresholdBook(read({FIELD_FRAC: 3}))
@@ -196,7 +198,17 @@ def test_bad_thresholds_are_refused(values: dict[str, Any]) -> None:
 def test_bad_clears_are_refused() -> None:
     book = ThresholdBook()
     with pytest.raises(ValueError, match="cannot clear nonsense"):
-        book.merge("m", None, NOTHING, clear=["nonsense"])
+        book.merge("m", None, NOTHING, clear=["nonsense"], entries_max=9)
     with pytest.raises(ValueError, match="both set and cleared"):
-        book.merge("m", None, read({FIELD_TOKENS: 1}), clear=[FIELD_TOKENS])
+        book.merge("m", None, read({FIELD_TOKENS: 1}), clear=[FIELD_TOKENS], entries_max=9)
     assert book.entries() == []
+
+
+def test_a_book_has_an_end() -> None:
+    book = ThresholdBook()
+    for name in ("m", "n", "m"):
+        book.merge(name, None, read({FIELD_TOKENS: 1}), entries_max=2)
+    with pytest.raises(ValueError, match="2, as there may be scopes"):
+        book.merge("o", None, read({FIELD_TOKENS: 1}), entries_max=2)
+    assert book.forget("m", None)
+    book.merge("o", None, read({FIELD_TOKENS: 1}), entries_max=2)

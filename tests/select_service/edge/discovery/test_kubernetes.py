@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from select_service.edge.discovery import kubernetes
-from select_service.edge.discovery.kubernetes import KubernetesApi
+from select_service.edge.discovery.kubernetes import KubernetesApi, Watched
 from select_service.edge.discovery.setup import watched_replicas, watched_workers
 from select_service.edge.discovery.source import Source
 from select_service.types import WorkerSpec
@@ -164,6 +164,22 @@ def test_an_event_without_end(tmp_path: Path, monkeypatch: Any) -> None:
         await until(lambda: source.failures.get("too_large") == 1)
         await until(lambda: len(api.lists) == 4)
         assert endpoints(source) == THREE
+
+    watching(use, tmp_path)
+
+
+def test_no_more_objects_than_may_be(tmp_path: Path) -> None:
+    """Neither in a list nor by and by; the last good state stays."""
+
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: len(api.watches) == 1)
+        assert isinstance(source, Watched)
+        source._api.objects_max = len(THREE)
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: source.failures.get("too_large", 0) > 1)
+        assert endpoints(source) == THREE
+        source._api.objects_max += 1
+        await until(lambda: endpoints(source) != THREE)
 
     watching(use, tmp_path)
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge.discovery import workers_file
 from select_service.edge.discovery.source import SourceFailed
-from select_service.edge.discovery.workers_file import WorkersFile, parse_workers
+from select_service.edge.discovery.workers_file import WorkersFile
 
 
 def text_of(*ids: int) -> str:
@@ -84,8 +83,14 @@ def test_a_bad_file_keeps_the_last_good_state(text: str, tmp_path: Path) -> None
     assert look(source) == {1, 2}
 
 
-def test_a_file_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_file, "FILE_BYTES_MAX", 10)
-    with pytest.raises(SourceFailed) as failure:
-        parse_workers(b" " * 11)
+def test_a_file_that_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text(text_of(1))
+    size = path.stat().st_size
+    source = WorkersFile(str(path), 0.01, bytes_max=size)
+    assert set(look(source) or ()) == {1}
+    path.write_text(text_of(1) + " ")
+    with pytest.raises(SourceFailed, match="--workers-file-bytes-max") as failure:
+        look(source)
     assert failure.value.kind == "too_large"
+    assert set(source.latest or ()) == {1}, "what was known stays"

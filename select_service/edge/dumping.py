@@ -1,0 +1,120 @@
+"""GET /dump: the whole index as JSON in pieces, for so many readers at a time and for so long.
+
+A dump keeps the index from tidying up behind it, and whoever reads it slowly keeps it going: hence
+both bounds. `driver.py` has one `Dumps`, `http.py` and `tenancy.py` ask it, the carrier sends what
+it yields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from select_service.edge.places import Places, StreamCut
+from select_service.errors import TooManyDumps
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from indexer.core.index import KvIndex
+    from indexer.types import Scope
+    from select_service.core.service import SelectionCore
+    from select_service.edge.places import Place
+    from select_service.types import DumpLimits
+
+__all__ = ["COMPANY_S", "PAUSE_S", "SLICE_S", "Dumps"]
+
+SLICE_S: Final = 0.0003
+"""How long /dump may hold the loop before it lets requests through."""
+
+PAUSE_S: Final = 0.001
+"""How long it then rests while others ask for workers: a process that always has something to do
+waits for a processor like everybody else, and they with it."""
+
+COMPANY_S: Final = 0.1
+"""So long after a selection others are taken to be asking."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Dumps:
+    """Those under way.
+
+    Attributes:
+        outcomes: how those ended that did, or that they were refused.
+    """
+
+    def __init__(self, core: SelectionCore, limits: DumpLimits, clock: Callable[[], float]) -> None:
+        """Stand before the indexes of a service.
+
+        Args:
+            core: has them.
+            limits: how many, and how long; whoever changes them changes what holds.
+            clock: monotonic seconds.
+        """
+        self._core, self._limits, self._clock = core, limits, clock
+        self._places = Places()
+        self.outcomes = dict.fromkeys(("complete", "cut_off", "timeout", "refused"), 0)
+
+    @property
+    def running(self) -> int:
+        """How many are under way."""
+        return self._places.taken
+
+    def begin(self, tenants: frozenset[str] | None) -> AsyncIterator[bytes]:
+        """Begin a dump; its pieces let the loop go every few hundred microseconds.
+
+        Args:
+            tenants: whose indexes; None: all.
+
+        Raises:
+            TooManyDumps: as many as `--dumps-max` are under way.
+        """
+        if self._places.taken >= self._limits.at_once_max:
+            self.outcomes["refused"] += 1
+            raise TooManyDumps(self._limits.at_once_max)
+        return self._pieces(tenants, self._places.take())
+
+    async def _pieces(self, tenants: frozenset[str] | None, place: Place) -> AsyncIterator[bytes]:
+        outcome, ends_at = "cut_off", self._clock() + self._limits.timeout_s
+        try:
+            opening = b"{"
+            for scope, index in list(self._core.registry.indexes()):  # some may open meanwhile
+                if tenants is not None and scope.tenant_id not in tenants:
+                    continue
+                async with aclosing(self._scope(scope, index)) as pieces:
+                    async for piece in pieces:
+                        if self._clock() >= ends_at:
+                            outcome = "timeout"
+                            raise StreamCut
+                        yield opening + piece
+                        opening = b""
+                opening = b","
+            yield b"{}" if opening == b"{" else b"}"
+            outcome = "complete"
+        finally:
+            place.leave()
+            self.outcomes[outcome] += 1
+
+    async def _scope(self, scope: Scope, index: KvIndex) -> AsyncGenerator[bytes]:
+        name, counters = _encode(f"{scope.model_name}:{scope.tenant_id}"), self._core.counters
+        yield name + b':{"block_size":%d,"events":[' % index.block_size
+        piece: list[bytes] = []
+        first = True
+        now = self._clock()
+        until, selections, alone_at = now + SLICE_S, counters.selections, now
+        for event in index.dump():
+            piece.append(_encode(event))
+            now = self._clock()
+            if now < until:
+                continue
+            yield (b"" if first else b",") + b",".join(piece)
+            first, piece = False, []
+            if counters.selections != selections:
+                selections, alone_at = counters.selections, now + COMPANY_S
+            await asyncio.sleep(PAUSE_S if now < alone_at else 0)
+            until = self._clock() + SLICE_S
+        yield (b"" if first or not piece else b",") + b",".join(piece) + b"]}"
