@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 FLOORS := .venv-floors
 RELEASE := .venv-release
 RAY := .venv-ray
+FORECAST := .venv-forecast
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What the compiled kernels are built from; without a C compiler they are left out.
@@ -26,7 +27,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-heavy downloads test-faults test-ray soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -117,6 +118,12 @@ test-faults: $(VENV)/.installed-test iproute
 # A real Ray on this machine, in an environment of its own: two minutes. Its packages warn.
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/on_ray --timeout=150 -W ignore
+
+# Forecasts of statsforecast and prophet: the extras `arima` and `prophet`, 700 MB beside the
+# environment; half a minute to install and a quarter to run, on a core of one's own.
+test-forecast: $(FORECAST)/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(FORECAST) $(BIN)/python -m pytest -rs --timeout=300 \
+	  tests/select_service/planner/edge/test_predictors.py -m heavy
 
 # The table and the picture are in build/soak.*; more than ten minutes show more.
 MINUTES ?= 10
@@ -274,6 +281,15 @@ $(RAY)/.installed: $(VENV)/.installed-test
 	@echo "installing the service and Ray into $(RAY), some 150 MB"
 	@$(PYTHON) -m venv $(RAY)
 	@$(NOT_AGAIN) $(RAY)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pytest>=8.3' 'pytest-timeout>=2.3.1'
+	@touch $@
+
+$(FORECAST)/.installed: pyproject.toml .ci/listed.py | $(VENV)/.installed-test
+	@echo "installing statsforecast and prophet into $(FORECAST), some 700 MB"
+	@rm -rf $(FORECAST) && mkdir $(FORECAST)
+	@for extra in arima prophet; do \
+	  $(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.$$extra || exit 1; \
+	  done > $(FORECAST)/extras.in
+	@timeout 900 $(BIN)/python $(PIP_INSTALL) --target $(FORECAST) --requirement $(FORECAST)/extras.in
 	@touch $@
 
 $(FLOORS)/.installed: $(VENV)/.installed-test .ci/floors.py

@@ -70,6 +70,7 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
     delay_weight: float  # at that time: of its own prefill, for those who wait behind it
     eviction_weight: float  # at that time: of that, for each token its rank computed lately
     expects_booked: bool  # whether what others are booked with counts as cached
+    context_load_scale: float
 
 
 class DecisionAdmission(Struct, frozen=True, kw_only=True):
@@ -177,7 +178,7 @@ class Candidate(Struct, frozen=True):
     """One rank with every term of its cost (blocks); None: it was not looked at that far.
 
     cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost)
-            + decode_load_scale · decode_cost) · taint_factor
+            + decode_load_scale · decode_cost + context_load_scale · context_cost) · taint_factor
     """
 
     worker_id: int
@@ -202,6 +203,7 @@ class Candidate(Struct, frozen=True):
     churn_tokens: float | None = None  # computed lately, older ones for less
     delay_cost: float | None = None
     eviction_cost: float | None = None
+    context_cost: float | None = None  # blocks its requests attend to, with this prompt
     legs: DecisionLegs | UnsetType = UNSET  # of /select_pair
 
 

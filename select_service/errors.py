@@ -519,6 +519,18 @@ class ReservationConflict(ServiceError):
     code = "reservation_conflict"
 
 
+class ReservationUnderWay(ServiceError):
+    """A wave that is not done has booked the id: nobody is told of what may be taken back."""
+
+    status = 503
+    code = "reservation_under_way"
+
+    def __init__(self, reservation_id: str, prefix: str = "") -> None:
+        super().__init__(
+            f"{prefix}Request {reservation_id} is being booked by a batch", field="reservation_id"
+        )
+
+
 class LeaseNotFound(ServiceError):
     """No such lease, as far as anybody remembers."""
 

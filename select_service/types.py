@@ -789,6 +789,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     delay_scale: float | None = None
     eviction_scale: float | None = None
     expects_booked: bool | None = None
+    context_load_scale: float | None = None
+    overtaking_s: float | None = None  # of the queue, where no policy file orders it
 
 
 class CoreLimits(Struct, kw_only=True):

@@ -1,9 +1,9 @@
 """The planner's closed loop against its rivals: `python -m bench.planner`.
 
-Made-up traffic (a day in an hour, a ramp, bursts) through simulated engines that each policy
-scales; engines take a minute to start, and the oracle's, too. Then what bursts cost that nobody
-could foresee: the goal of `--attainment` against what was reached and paid. Last, the same bursts
-when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
+Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simulated engines that
+each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost
+that nobody could foresee: the goal of `--attainment` against what was reached and paid. Last, the
+same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
 """
 
 from __future__ import annotations
@@ -33,29 +33,38 @@ from select_service.planner.edge.rivals import POLICIES, make_policy
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
 HOUR_S: Final = 3600.0
 GPUS_MAX: Final = 64
+LEARNT: Final = (("recurring bursts", 2), ("odd bursts", 2), ("odd bursts", 3))
 GOALS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
 
 
-def _chance_bursts(now: float) -> float:
+Rate = Callable[[float], float]
+"""Requests a second at a time."""
+
+
+def _chance_bursts(seed: int) -> Rate:
     """Bursts of 36 requests/s on 10, 100 to 200 seconds long, when nobody expects them."""
-    return 36.0 if any(begin <= now < end for begin, end in _BURSTS) else 10.0
-
-
-def _drawn_bursts() -> tuple[tuple[float, float], ...]:
-    rng, now, found = random.Random(11), 600.0, []
+    rng, now = random.Random(f"{seed}/bursts"), -3 * HOUR_S
+    found: list[tuple[float, float]] = []
     while now < HOUR_S:
         found.append((now, now + rng.uniform(100.0, 200.0)))
         now += rng.uniform(400.0, 1100.0)
-    return tuple(found)
+    return lambda now: 36.0 if any(begin <= now < end for begin, end in found) else 10.0
 
 
-_BURSTS: Final = _drawn_bursts()
-SHAPES: Final[dict[str, Callable[[float], float]]] = {
-    "diurnal": lambda now: 22 - 16 * math.cos(2 * math.pi * now / HOUR_S),
-    "ramp": lambda now: 4 + 36 * min(1.0, now / HOUR_S),
+def _odd_bursts(_: int) -> Rate:
+    """80 seconds every 11 minutes and 20, to 30 requests/s and to 42 in turns: no whole minutes."""
+    return lambda now: (10.0, 30.0, 10.0, 42.0)[
+        2 * int(now % 1_360.0 >= 680.0) + int(230.0 <= now % 680.0 < 310.0)
+    ]
+
+
+SHAPES: Final[dict[str, Callable[[int], Rate]]] = {
+    "diurnal": lambda _: lambda now: 22 - 16 * math.cos(2 * math.pi * now / HOUR_S),
+    "ramp": lambda _: lambda now: 4 + 36 * min(1.0, now / HOUR_S),
     "bursts": _chance_bursts,
-    "recurring bursts": lambda now: 36.0 if now % 900.0 >= 750.0 else 10.0,
+    "recurring bursts": lambda _: lambda now: 36.0 if now % 900.0 >= 750.0 else 10.0,
+    "odd bursts": _odd_bursts,
 }
 
 
@@ -86,6 +95,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     goal: float
     learnt_hours: int
+    runs: int
     attainment: float
     attainment_least: float
     gpu_hours: float
@@ -95,11 +105,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     turns: float
 
 
-def traffic(shape: str, seconds: float, seed: int) -> list[TracedRequest]:
-    rng, now = random.Random(seed), 0.0
+def traffic(shape: str, seconds: float, seed: int, begin: float = 0.0) -> list[TracedRequest]:
+    """Draw the requests that come from `begin` on, at 0 the first of them."""
+    rng = random.Random(seed + 1000) if begin else random.Random(seed)
+    now, rate = 0.0, SHAPES[shape](seed)
     found: list[TracedRequest] = []
     while True:
-        now += rng.expovariate(SHAPES[shape](now))
+        now += rng.expovariate(rate(begin + now))
         if now >= seconds:
             return found
         isl = min(12_000.0, rng.lognormvariate(7.3, 0.6))
@@ -128,9 +140,9 @@ def run(task: Task) -> Done:
 def replace_settings(task: Task) -> ReplaySettings:
     past: tuple[Interval, ...] = ()
     if task.learnt_hours:
-        before = traffic(task.shape, task.learnt_hours * HOUR_S, task.seed + 1000)
-        # `whole_bins` leaves the last interval out, which may be a part: add one that is
         end = task.learnt_hours * HOUR_S
+        before = traffic(task.shape, end, task.seed, -end)
+        # `whole_bins` leaves the last interval out, which may be a part: add one that is
         past = tuple(intervals_of([*before, TracedRequest(end + 1.0, 1.0, 1.0)], 60.0))
     return ReplaySettings(
         ttft_ms=SETTINGS.ttft_ms,
@@ -156,6 +168,7 @@ def rows_of(done: list[Done]) -> list[Row]:
             policy=task.policy,
             goal=task.attainment,
             learnt_hours=task.learnt_hours,
+            runs=len(runs),
             attainment=statistics.mean(one.attainment for one in runs),
             attainment_least=min(one.attainment for one in runs),
             gpu_hours=statistics.mean(one.gpu_hours for one in runs),
@@ -185,7 +198,9 @@ def main() -> None:
         for seed in seeds
     ]
     tasks += [
-        Task(shape="recurring bursts", policy="slo", seed=seed, learnt_hours=2) for seed in seeds
+        Task(shape=shape, policy="slo", seed=seed, learnt_hours=hours)
+        for shape, hours in LEARNT
+        for seed in seeds
     ]
     # what headroom for bursts costs, when an hour of their like is known
     tasks += [

@@ -38,10 +38,14 @@ POLICIES: Final[dict[str, RouterConfig | None]] = {
     "prefix-affinity": None,
 }
 WITHOUT: Final = {
-    "- decode scale": replace(FIRST_TOKEN, decode_load_scale=1.0),
+    "distinct blocks": replace(FIRST_TOKEN, context_load_scale=0.0, decode_load_scale=0.125),
+    "- context": replace(FIRST_TOKEN, context_load_scale=0.0),
+    "context, half": replace(FIRST_TOKEN, context_load_scale=0.03125),
+    "context, twice": replace(FIRST_TOKEN, context_load_scale=0.125),
     "- delay of others": replace(FIRST_TOKEN, delay_scale=0.0),
     "- eviction": replace(FIRST_TOKEN, eviction_scale=0.0),
     "- expected blocks": replace(FIRST_TOKEN, expects_booked=False),
+    "- overtaking": replace(FIRST_TOKEN, overtaking_s=0.0),
 }
 FLEETS: Final = (8, 16, 64)
 LOADS: Final = (0.5, 0.8, 1.0, 1.2, 1.5)
@@ -59,6 +63,14 @@ def held_out() -> dict[str, RunSettings]:
     chat, agents = one(kind="chat", rate=8.0), one(kind="agents", rate=2.0)
     shared = one(kind="shared-prompts", rate=60.0)
     bursts = one(kind="shared-prompts", rate=40.0, arrivals="bursts")
+    tools = WorkloadSettings(  # one-shot calls of agents: who calls has a long prompt of its own
+        kind="shared-prompts",
+        rate=14.0,
+        requests=3_000,
+        prompts=200,
+        prompt_tokens=6_000,
+        turn_tokens=2_600,
+    )
     tenants = (
         one(kind="chat", rate=5.0, tenant="a", requests=1_500),
         one(kind="agents", rate=1.0, tenant="b", requests=1_500),
@@ -70,6 +82,10 @@ def held_out() -> dict[str, RunSettings]:
         "agents, half": on(replace(agents, rate=1.0)),
         "shared prompts": on(shared),
         "shared prompts, half": on(replace(shared, rate=30.0)),
+        "shared prompts, 1.3x": on(replace(shared, rate=78.0)),
+        "four shared prompts": on(replace(shared, prompts=4)),
+        "tool calls": replace(on(tools), block_size=512),
+        "tool calls, 1.6x": replace(on(replace(tools, rate=22.0)), block_size=512),
         "rl groups": on(one(kind="rl")),
         "bursts": on(bursts),
         "tenants": on(*tenants),

@@ -7,6 +7,7 @@ and whatever the endpoint does, live batches wait for a bounded time.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.backlog import Backlog
@@ -139,6 +140,25 @@ class Repair(Progress):
         elif self._may_ask(now):
             self._ask(Mode.VERIFY, now)
 
+    def due(self, now: float) -> float:
+        """When silence may mean something, if nothing is heard before; `inf`: never. O(1).
+
+        What is heard may put that off and never brings it nearer, but by a new `request`.
+        """
+        if self._replay is not None:
+            return now
+        due = self._proof_until if self.is_unproven else inf
+        if not self.has_replay:
+            return due
+        if self._doubted_after is not None and (
+            self._doubted_after == self.cursor.last or not self._is_past_gone
+        ):
+            due = min(due, self._ask_after)
+        if self._limits.poll_after_s:
+            quiet_since = now if self._quiet_since is None else self._quiet_since
+            due = min(due, max(quiet_since + self._limits.poll_after_s, self._ask_after))
+        return due
+
     def _watch_silence(self, now: float, *, may_poll: bool) -> None:
         """Give up a replay that is late, or look for lost last batches."""
         limits = self._limits
@@ -157,7 +177,8 @@ class Repair(Progress):
                 return
         if self._quiet_since is None:
             self._quiet_since = now
-        is_quiet = limits.poll_after_s and now - self._quiet_since >= limits.poll_after_s
+        # the very sum that `due` tells, or rounding might find nothing to do when it is due
+        is_quiet = limits.poll_after_s and now >= self._quiet_since + limits.poll_after_s
         if is_quiet and may_poll and not self.backlog and self._may_ask(now):
             can_rebuild = self.lost_batches and not self._is_past_gone
             self._ask(Mode.REBUILD if can_rebuild else Mode.POLL, now)

@@ -124,6 +124,18 @@ class EventStream(Repair):
             self._unread = frames, self.request
         self.resume(now)
 
+    def on_broken_replay(self, now: float) -> bool:
+        """The socket says that no more replies will come; False: nothing follows from that yet.
+
+        Blocks of an earlier life wait for their proof as long as there is time, so that is a matter
+        of silence: the engine may be about to start where something else still listens.
+        """
+        if self._replay is None or self.is_busy or self.is_unproven:
+            return False
+        self._ask_again_or_abandon("broken", now)
+        self.resume(now)
+        return True
+
     def on_timer(self, now: float, *, may_poll: bool = True) -> None:
         """Notice silence; call this a few times a second."""
         if not self.closed:

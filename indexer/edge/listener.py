@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.edge.addresses import Addresses
 from indexer.edge.guide import Guide
+from indexer.edge.rounds import Rounds
 from indexer.edge.sockets import Link, Receiver, Sockets, Subscriber
 from indexer.errors import EndpointRefused
 from indexer.types import LinkState, StreamLimits
@@ -147,7 +148,8 @@ class Listeners:
         self._turned_at = float("-inf")
         self._put_off: list[_Feed] = []  # until the pause is over
         self._pause_handle: asyncio.Handle | None = None
-        self._round: deque[_Feed] = deque()  # who has still to be looked at in this tick
+        self._rounds = Rounds()  # by identity of the stream
+        self._round: deque[int] = deque()  # who has still to be looked at in this tick
         self._tick_handle: asyncio.Handle | None = None
         self._tick_due = self._clock()
         self._late_s = 0.0  # by so much this tick is
@@ -226,6 +228,7 @@ class Listeners:
         loop = asyncio.get_running_loop()
         self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
+        self._rounds.always(id(stream))  # until a look says when it is due
         self._queue(feed)  # the descriptors tell of changes only, and one may be over already
         self._hear_news(feed)
         if self._tick_handle is None:
@@ -253,12 +256,24 @@ class Listeners:
                 self._sync(feed)
             self._watch_socket(feed)
             self._watch_replay(feed)
+            self._rounds.always(id(stream))
             self._queue(feed)
+
+    def look_at(self, stream: EventStream) -> None:
+        """Look at a stream with the next tick: somebody else than a message had it ask."""
+        if id(stream) in self._feeds:
+            self._rounds.always(id(stream))
+
+    def look_at_all(self) -> None:
+        """Look at every stream: the limits have changed, and who is due when with them."""
+        for number in self._feeds:
+            self._rounds.always(number)
 
     def stop(self, stream: EventStream) -> None:
         """Close a stream's sockets; unread messages are lost. Idempotent."""
         feed = self._feeds.pop(id(stream), None)
         if feed is not None:
+            self._rounds.forget(id(stream))
             self._close_dealer(feed)
             if feed.guide is not None:
                 feed.guide.close()
@@ -356,6 +371,7 @@ class Listeners:
                 self._report(error)
                 feed.is_queued = False
                 feed.is_faulty = True  # until the next tick, or the loop would not rest
+                self._rounds.always(id(feed.stream))
             else:
                 if not is_idle:
                     self._ready.append(feed)
@@ -404,6 +420,8 @@ class Listeners:
                 stream.take(feed.inbox, now)
                 stream.resume(now)
             return False
+        if reply is None and feed.dealer is not None and feed.dealer.is_given_up:
+            return not stream.on_broken_replay(now)
         return reply is None
 
     def _read(self, feed: _Feed) -> bool:
@@ -424,20 +442,25 @@ class Listeners:
         return True
 
     def _tick(self) -> None:
-        """Let every stream notice silence, as many per turn of the loop as there is time for."""
+        """Let streams notice silence, those it may mean something to, as many as there is time."""
         now = self._clock()
         end = now + self._limits.turn_s
         if not self._round:
             self._late_s = max(now - self._tick_due, 0.0)
-            self._round.extend(self._feeds.values())
+            self._round.extend(self._rounds.take(now))
         while self._round:
-            feed = self._round.popleft()
-            if self._feeds.get(id(feed.stream)) is feed:
+            number = self._round.popleft()
+            feed = self._feeds.get(number)
+            if feed is None:
+                self._rounds.forget(number)
+            else:
                 try:
                     self._watch(feed, now, end)
+                    self._file(number, feed, now)
                 except Exception as error:  # noqa: BLE001 - nor must one end the ticks
                     self._report(error)
                     feed.stream.on_fault()
+                    self._rounds.always(number)
                 now = self._clock()
                 if now >= end:
                     break
@@ -445,6 +468,8 @@ class Listeners:
         if self._round:
             self._tick_handle = loop.call_soon(self._tick)
         else:
+            # at its own pace, not when the next is due: the clock may be anybody's, and may jump;
+            # a tick without anybody due takes a microsecond
             self._tick_due = now + self._limits.tick_s
             self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
 
@@ -465,6 +490,17 @@ class Listeners:
             feed.is_faulty = False
             self._queue(feed)
 
+    def _file(self, number: int, feed: _Feed, now: float) -> None:
+        """Note when to look at a stream again: at the next tick, or when it is due."""
+        if feed.request is not None and not feed.is_held:
+            return  # as long as a replay runs it is looked at every time
+        self._rounds.rest(number)
+        if not feed.is_held:  # who is held is looked at again when it is released
+            due = feed.stream.due(now)
+            if feed.reconnect_at is not None:
+                due = min(due, feed.reconnect_at)
+            self._rounds.at(number, due)
+
     # -- connections -------------------------------------------------------------------------------
 
     def _hear_news(self, feed: _Feed) -> None:
@@ -480,6 +516,7 @@ class Listeners:
                 if now - feed.connected_at > RECONNECT_AFTER_MAX_S:
                     feed.reconnect_after_s = RECONNECT_AFTER_S
                 feed.reconnect_at = now + feed.reconnect_after_s
+                self._rounds.at(id(feed.stream), feed.reconnect_at)
                 continue
             feed.reconnect_at = None
             if link is Link.CONNECTED:
@@ -510,6 +547,7 @@ class Listeners:
     def _sync(self, feed: _Feed) -> None:
         """Open or close the dealer as the stream wishes; a new request gets a new socket."""
         self._close_dealer(feed)
+        self._rounds.always(id(feed.stream))  # until a look finds that no replay runs
         request = feed.request = feed.stream.request
         if request is None or feed.replay_endpoint is None:
             return

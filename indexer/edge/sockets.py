@@ -132,6 +132,15 @@ class Receiver:
             size += sum(map(len, message))
         return messages
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether libzmq has no connection any more and will make none; of a dealer.
+
+        That is so after a breach of protocol alone: a message beyond the limit, no ZMQ at all. One
+        that breaks otherwise is made again, and the socket says nothing.
+        """
+        return not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
+
     def close(self) -> None:
         """Close and drop what was not read."""
         self._socket.close(linger=0)

@@ -1291,6 +1291,21 @@ FLAGS: Final = (
         "whether blocks that others are booked with count as cached; off: as --policy has it",
     ),
     Flag(
+        "--context-load-scale",
+        _number(0.0, 1e6),
+        "X",
+        "what a block that a request attends to costs, shared ones for each, in blocks to compute; "
+        "off: as --policy has it",
+    ),
+    Flag(
+        "--overtaking-s",
+        _number(0.0, 1e6),
+        "S",
+        "who waits, where no policy file orders the queue, is overtaken by who comes up to so many "
+        "seconds later for each 1,000 tokens less to compute; off: as --policy has it",
+        watch="selections_queued_total",
+    ),
+    Flag(
         "--admission-policy",
         str,
         "NAME",

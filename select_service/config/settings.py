@@ -294,6 +294,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     delay_scale: float | None = None
     eviction_scale: float | None = None
     expects_booked: bool | None = None
+    context_load_scale: float | None = None
+    overtaking_s: float | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -316,6 +318,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             delay_scale=self.delay_scale,
             eviction_scale=self.eviction_scale,
             expects_booked=self.expects_booked,
+            context_load_scale=self.context_load_scale,
+            overtaking_s=self.overtaking_s,
             kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
         )
 

@@ -6,7 +6,7 @@ from select_service.core.decision_record import Noted, Record
 ABI: int
 
 class Pricer:
-    def __init__(self, prefill: Floats, decode: Floats, churn: Floats) -> None: ...
+    def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None: ...
     def cheapest(
         self,
         rows: int | Slots,
@@ -20,7 +20,7 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
         trust: Floats | None = None,
-        ours: tuple[float, float, float, bool] | None = None,
+        ours: tuple[float, float, float, bool, float] | None = None,
     ) -> tuple[int, float, int]: ...
     def matched_at(self, row: int) -> int: ...
     def packed(self, prefilling: float, churned: float) -> bytes: ...

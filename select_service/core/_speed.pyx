@@ -17,7 +17,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 10  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -34,6 +34,7 @@ cdef class Pricer:
     cdef double[::1] _prefill
     cdef double[::1] _decode
     cdef double[::1] _churn
+    cdef double[::1] _context
     cdef double *_scratch  # matched, shared and price, a run each
     cdef Py_ssize_t _rows
 
@@ -42,12 +43,18 @@ cdef class Pricer:
         double[::1] prefill not None,
         double[::1] decode not None,
         double[::1] churn not None,
+        double[::1] context not None,
     ):
         self._prefill = prefill
         self._decode = decode
         self._churn = churn
+        self._context = context
         self._rows = prefill.shape[0]
-        if decode.shape[0] != self._rows or churn.shape[0] != self._rows:
+        if (
+            decode.shape[0] != self._rows
+            or churn.shape[0] != self._rows
+            or context.shape[0] != self._rows
+        ):
             raise ValueError("columns of one length")
         self._scratch = <double *>calloc(3 * self._rows + 1, sizeof(double))
         if self._scratch == NULL:
@@ -78,10 +85,10 @@ cdef class Pricer:
         the cheapest; `trust` has a factor for the credit of every row of the columns, None: 1.0;
         `ours` has the weights that only `first-token` has, None: it is `kv-cost`.
         """
-        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0
+        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0
         cdef bint is_ours = ours is not None, expects = False
         if is_ours:
-            decode_scale, delay, eviction, expects = ours
+            decode_scale, delay, eviction, expects, context_scale = ours
         cdef Py_buffer view, believed
         cdef const int64_t *among = NULL
         cdef const double *factor = NULL
@@ -103,6 +110,7 @@ cdef class Pricer:
             return self._cheapest(
                 among, count, isl_tokens, block_size, blocks, scale, credit, track, matched,
                 shared, draw, factor, is_ours, decode_scale, delay, eviction, expects,
+                context_scale,
             )
         finally:
             if trust is not None:
@@ -129,6 +137,7 @@ cdef class Pricer:
         double delay,
         double eviction,
         bint expects,
+        double context_scale,
     ):
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
@@ -169,6 +178,7 @@ cdef class Pricer:
                 own = own if own > 0.0 else 0.0
                 price[at] = scale * (raw + (delay + eviction * self._churn[row]) * own)
                 price[at] += decode_scale * bare
+                price[at] += context_scale * (self._context[row] + blocks)
                 if ties == 0 or price[at] < low:
                     low, best, ties = price[at], at, 1
                 elif price[at] == low:
@@ -214,14 +224,15 @@ cdef class Pricer:
     def packed(self, double prefilling, double churned):
         """Return the columns as they are now, one behind the other, and these totals."""
         cdef Py_ssize_t size = self._rows * sizeof(double)
-        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 3 * size + 2 * sizeof(double))
+        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 4 * size + 2 * sizeof(double))
         cdef char *start = PyBytes_AS_STRING(copy)
         if size:
             memcpy(start, &self._prefill[0], size)
             memcpy(start + size, &self._decode[0], size)
             memcpy(start + 2 * size, &self._churn[0], size)
-        memcpy(start + 3 * size, &prefilling, sizeof(double))
-        memcpy(start + 3 * size + sizeof(double), &churned, sizeof(double))
+            memcpy(start + 3 * size, &self._context[0], size)
+        memcpy(start + 4 * size, &prefilling, sizeof(double))
+        memcpy(start + 4 * size + sizeof(double), &churned, sizeof(double))
         return copy
 
     cdef int _fill(self, double *column, list groups) except -1:

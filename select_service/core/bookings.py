@@ -17,12 +17,12 @@ from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
 from select_service.core.memory import Memory
-from select_service.errors import ReservationConflict, ReservationNotFound
+from select_service.errors import ReservationConflict, ReservationNotFound, ReservationUnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-    from select_service.core.changes import Changes
+    from select_service.core.changes import Changes, Hold
     from select_service.core.partition import Partition
     from select_service.core.queue import Ticket
     from select_service.core.reservation import Reservation
@@ -42,7 +42,7 @@ _KEY_CHARS: Final = len(_BY_DIGEST) + 32
 class Booking:
     """A live reservation, where it is booked, and the answer a repeat gets again."""
 
-    __slots__ = ("answer", "is_own", "older", "partition", "reservation", "younger")
+    __slots__ = ("answer", "hold", "is_own", "older", "partition", "reservation", "younger")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Booking:
         self.reservation = reservation
         self.answer = answer  # None: learnt from a replica, nothing to compare with
         self.is_own = reservation.origin == "local"  # when it was made: later it may change hands
+        self.hold: Hold | None = None  # of the wave it was made in
         self.older: Booking | None = None  # namesakes: made with the same selection_id
         self.younger: Booking | None = None
 
@@ -73,6 +74,7 @@ class Bookings:
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # of the bookings, those that are not live any more
         self.changes: Changes | None = None  # when the state is kept on disk
+        self.hold: Hold | None = None  # what is booked now belongs to it
 
     def __len__(self) -> int:
         return len(self._live) - self._dropped
@@ -143,6 +145,7 @@ class Bookings:
 
         Raises:
             ReservationConflict: the id is live with another body or route (D14, D16).
+            ReservationUnderWay: a wave has booked it that may yet take it back.
         """
         booking = self._find_live(reservation_id)
         if booking is None and self.pairs:
@@ -150,6 +153,9 @@ class Bookings:
         if booking is None:
             return None
         if booking.answer is not None and booking.reservation.fingerprint == fingerprint:
+            hold = booking.hold
+            if hold is not None and hold.is_open and hold is not self.hold:
+                raise ReservationUnderWay(reservation_id, prefix)
             return booking
         worker, dp_rank = booking.partition.rank_at(booking.reservation.slot)
         raise ReservationConflict(
@@ -164,6 +170,7 @@ class Bookings:
     def add(self, booking: Booking) -> None:
         """Remember a new live booking; its id must be unused."""
         reservation = booking.reservation
+        booking.hold = self.hold
         before = self._live.get(reservation.reservation_id)
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
@@ -174,7 +181,7 @@ class Bookings:
             if booking.answer is None:  # acknowledged long ago, and back again
                 self.changes.mark(RESERVATION, reservation.reservation_id)
             else:
-                self.changes.booked(reservation.reservation_id)
+                self.changes.booked(reservation.reservation_id, self.hold)
         if reservation.pair is not None:
             self.pairs.setdefault(reservation.pair, []).append(booking)
             self._recall(reservation.pair)
@@ -198,7 +205,7 @@ class Bookings:
         booking = self._live.pop(name)
         self.own -= booking.is_own
         if self.changes is not None:
-            self._changed(name)
+            self.changes.ended(name)
         if second is not None:
             self._part_from_namesakes(booking, second)
             self._remember_freed(second, now)

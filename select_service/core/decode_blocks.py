@@ -63,6 +63,11 @@ class DecodeBlocks:
         if not faded:
             return self.whole[slot]
         total = ((self.whole[slot] << _FRACTION_BITS) + faded) / _ONE
-        down = floor(total)
-        # not floor(total + 0.5): that sum would itself be rounded, 0.49999999999999994 to 1
-        return down + 1 if total - down >= _HALF else down
+        return rounded(total)
+
+
+def rounded(blocks: float) -> int:
+    """Round half up."""
+    down = floor(blocks)
+    # not floor(blocks + 0.5): that sum would itself be rounded, 0.49999999999999994 to 1
+    return down + 1 if blocks - down >= _HALF else down

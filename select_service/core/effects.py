@@ -51,6 +51,7 @@ class Effects(Struct):
 
     unlisten: list[EventStream] = []
     listen: list[Listen] = []
+    reread: list[EventStream] = []  # have a new request, and no message had them make it
     answered: list[Ticket] = []  # waited, and have their answer now
     published: list[ReplicaMessage] = []
     pulls: list[Pull] = []
@@ -65,6 +66,7 @@ class Effects(Struct):
             or self.listen
             or self.unlisten
             or self.decided
+            or self.reread
             or self.trusted
             or self.pulls
             or self.more

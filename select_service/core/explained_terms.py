@@ -35,6 +35,7 @@ class Terms:
         self.prefill: Floats = loads.prefill[slots]  # tokens
         self.decode: Floats = loads.decode[slots]
         self.churn: Floats = loads.churn[slots]  # tokens
+        self.context: Floats = loads.context[slots] + record.blocks
         self.is_priced = record.odds is None or record.odds.refusal is None
         self.considered = _considered(record, rows)[slots]
         self.overlap = _overlap(record, matched, rows)
@@ -99,6 +100,7 @@ class Terms:
         more = (weights.delay_weight + weights.eviction_weight * self.churn) * own
         whole: Floats = weights.prefill_load_scale * (left + more)
         whole += weights.decode_load_scale * self.bare
+        whole += weights.context_load_scale * self.context
         return whole
 
     def _decay(self, among: NDArray[np.bool_]) -> Floats:

@@ -171,10 +171,10 @@ class Told:
         columns.append([1.0] * count if terms.trust is None else terms.trust[some].tolist())
         if terms.is_priced:
             columns.append(list(map(int, terms.expected[some].tolist())))
-            ours = (terms.churn, terms.delay, terms.eviction)
+            ours = (terms.churn, terms.delay, terms.eviction, terms.context)
             columns += [column[some].tolist() for column in ours]
         else:
-            columns += [[None] * count] * 4
+            columns += [[None] * count] * 5
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))

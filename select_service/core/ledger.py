@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from indexer.types import HASH_BYTES
 from select_service.core.active_blocks import ActiveBlocks
 from select_service.core.columns import slots_of_mask
 from select_service.core.deadlines import Deadlines
-from select_service.core.decode_blocks import DecodeBlocks
+from select_service.core.decode_blocks import DecodeBlocks, rounded
 from select_service.core.loads import TOTALS
 from select_service.core.reservation import Lane, Reservation
 from select_service.core.work_done import WorkDone
@@ -61,6 +62,10 @@ class Ledger:
         """Live reservations."""
         self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Of them, those whose prefill is not complete."""
+        self.context: Floats = np.zeros(0)
+        """Blocks that live requests attend to: those several have in common count for each, as an
+        engine reads them for each, and a prompt without a whole block counts as one: a sequence is
+        decoded for it, too. Whole numbers."""
         self.tenures: list[int] = []
         """How many ranks had the slot before."""
         self.churn: Floats = np.zeros(0)
@@ -96,6 +101,7 @@ class Ledger:
         self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
         self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
         self.churn = np.concatenate([self.churn, np.zeros(missing)])
+        self.context = np.concatenate([self.context, np.zeros(missing)])
         self._view()
         self._prefill_tokens += [0] * missing
         self.tenures += [0] * missing
@@ -110,12 +116,13 @@ class Ledger:
         self._requests = self.requests.data
         self._computing = self.computing.data
         self._churn = self.churn.data
-        self._loads = self._prefill, self._decode, self._churn
+        self._context = self.context.data
+        self._loads = self._prefill, self._decode, self._churn, self._context
         self.packed = b""
         """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
     def columns(self) -> bytes:
-        """Return P, D and churn of every slot, and their `TOTALS`; see `loads.py`.
+        """Return P, D, churn and context of every slot, and their `TOTALS`; see `loads.py`.
 
         It is the same object while nothing changes.
         """
@@ -169,6 +176,9 @@ class Ledger:
         self.prefilling += 1
         requests = self._requests[slot] = len(lane.reservations)
         decode = self._decode[slot] = self._weights.count(lane.number)
+        blocks = len(sequence_hashes) // HASH_BYTES or 1  # a prompt shorter than one is no nothing
+        reservation.prompt_blocks = reservation.context_blocks = blocks
+        self._context[slot] += blocks
         self.packed = b""
         work = self.work
         if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
@@ -250,6 +260,7 @@ class Ledger:
             self._weights.add(number, outputs, decay_fraction)
             self.blocks.fade(reservation.chain, number, decay_fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self._attend(reservation)
         self.packed = b""
         self._changed(reservation.slot)
 
@@ -270,6 +281,7 @@ class Ledger:
         if fraction != 1.0:
             self.blocks.fade(reservation.chain, number, fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self._attend(reservation)
         self.packed = b""
         self._changed(reservation.slot)
 
@@ -292,6 +304,7 @@ class Ledger:
         if refade:
             self.blocks.fade(reservation.chain, number, fraction)
         self._decode[reservation.slot] = self._weights.count(number)
+        self._attend(reservation)
         self.packed = b""
         self._changed(reservation.slot)
 
@@ -303,6 +316,7 @@ class Ledger:
         self.live -= 1
         self._requests[slot] = len(lane.reservations)
         self._decode[slot] = self._weights.count(lane.number)
+        self._context[slot] -= reservation.context_blocks
         self.packed = b""
         if not reservation.prefill_done:
             self._computing[slot] -= 1
@@ -360,6 +374,7 @@ class Ledger:
         self.prefilling -= self._computing[slot]
         self._add_prefill(slot, -self._prefill_tokens[slot])
         self.requests[slot] = self.decode[slot] = self._computing[slot] = 0
+        self.context[slot] = 0.0
         self.packed = b""
         self._changed(slot)
         return dropped
@@ -485,6 +500,14 @@ class Ledger:
         elif not left:
             self.work.stops()
 
+    def _attend(self, reservation: Reservation) -> None:
+        """Follow its output; a fraction of its blocks is a fraction of its context."""
+        blocks = reservation.prompt_blocks + reservation.output_blocks
+        if reservation.output_fraction != 1.0:
+            blocks = rounded(reservation.output_fraction * blocks)
+        self._context[reservation.slot] += blocks - reservation.context_blocks
+        reservation.context_blocks = blocks
+
     def _drop_outputs(self, reservation: Reservation) -> None:
         number = reservation.lane.number
         self._weights.whole[number] -= reservation.whole_outputs
@@ -505,9 +528,11 @@ class Ledger:
             assert self.prefill_tokens(slot) == waiting, "P is the sum of what is not complete"
             assert self.prefill[slot] == float(waiting)
             assert self.decode[slot] == self._weights.count(lane.number)
+            assert self.context[slot] == sum(r.context_blocks for r in of_slot)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
-        loads = self.prefill.tobytes() + self.decode.tobytes() + self.churn.tobytes()
+        columns = self.prefill, self.decode, self.churn, self.context
+        loads = b"".join(column.tobytes() for column in columns)
         totals = TOTALS.pack(self.prefilling, self.churned)
         assert self.columns() == loads + totals, "a true copy"
         assert (self.churn >= 0.0).all()

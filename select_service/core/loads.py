@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "TOTALS", "Loads", "ranks_in", "unpacked"]
 
-COLUMNS: Final = 3
-"""By slot, doubles: P, D, and the churn."""
+COLUMNS: Final = 4
+"""By slot, doubles: P, D, the churn, and the context."""
 
 TOTALS: Final = Layout("=dd")
 """Behind them: prompts not computed yet, and the sum of the churn. The sum is kept up booking by
@@ -31,6 +31,7 @@ class Loads(NamedTuple):
     prefill: Floats  # tokens by slot
     decode: Floats  # blocks
     churn: Floats  # tokens computed lately
+    context: Floats  # blocks that requests attend to, once for each
     prefilling: float  # requests of all slots whose prefill is not complete
     churned: float  # tokens, of all slots
 

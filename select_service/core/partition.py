@@ -35,7 +35,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 9):
+if not TYPE_CHECKING and usable("select_service.core._speed", 10):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.plain_pricer import Pricer
@@ -110,7 +110,7 @@ class Partition:
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
-        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode, self.ledger.churn)
+        self._pricer = self._new_pricer()
         self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
         self.everyone: Rows = slice(0, 0)
         self._ranks = 0  # how many that is
@@ -150,11 +150,15 @@ class Partition:
                 self._rehouse(self.admission.unseat(worker.worker_id))
             self.admission.disregard(self._leaving)
 
+    def _new_pricer(self) -> Pricer:
+        ledger = self.ledger
+        return Pricer(ledger.prefill, ledger.decode, ledger.churn, ledger.context)
+
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self.trust.ensure(self.index.capacity)
-        self._pricer = Pricer(self.ledger.prefill, self.ledger.decode, self.ledger.churn)
+        self._pricer = self._new_pricer()
         self._reseat()
 
     def unseat(self, worker: Worker) -> None:
@@ -390,7 +394,7 @@ class Partition:
             shared,
             rng.random,
             trust,
-            None if weights.is_kv_cost else weights[-4:],
+            None if weights.is_kv_cost else weights.of_ours,
         )
         worker, dp_rank = self.rank_at(slot)
         device = 0
@@ -459,7 +463,7 @@ class Partition:
             shared,
             lambda: 0.0,
             self.trust.column,
-            None if weights.is_kv_cost else self.at_present(weights)[-4:],
+            None if weights.is_kv_cost else self.at_present(weights).of_ours,
         )
 
     def believed_tokens(self, slot: int) -> int:
@@ -577,7 +581,7 @@ class Partition:
                 full = _queue_full(one.name, kind, current, per_worker * len(self.workers))
                 full.retry_after_s = self.return_s(now)
                 raise full
-        ticket.key = order_key(one.queue_policy, ticket, now)
+        ticket.key = order_key(one.queue_policy, ticket, now, one.overtaking_s)
         queue.push(ticket)
 
     def return_s(self, now: float) -> float:

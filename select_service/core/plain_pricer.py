@@ -65,12 +65,13 @@ class Fill:
 class Pricer:
     """Reads the first rows of the columns."""
 
-    __slots__ = ("_churn", "_decode", "_matched", "_prefill")
+    __slots__ = ("_churn", "_context", "_decode", "_matched", "_prefill")
 
-    def __init__(self, prefill: Floats, decode: Floats, churn: Floats) -> None:
-        if not len(prefill) == len(decode) == len(churn):
+    def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None:
+        if not len(prefill) == len(decode) == len(churn) == len(context):
             raise ValueError("columns of one length")
         self._churn = churn
+        self._context = context
         self._prefill = prefill
         self._decode = decode
         self._matched: list[int] = []
@@ -88,7 +89,7 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
         trust: Floats | None = None,
-        ours: tuple[float, float, float, bool] | None = None,
+        ours: tuple[float, float, float, bool, float] | None = None,
     ) -> tuple[int, float, int]:
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
@@ -188,9 +189,9 @@ class Pricer:
         common: list[int] | None,
         draw: Callable[[], float],
         trust: Floats | None,
-        ours: tuple[float, float, float, bool],
+        ours: tuple[float, float, float, bool, float],
     ) -> tuple[int, float, int]:
-        decode_scale, delay, eviction, expects = ours
+        decode_scale, delay, eviction, expects, context_scale = ours
         among = slice(0, rows) if isinstance(rows, int) else rows
         bare, prefill = self._decode[among] + blocks, self._prefill[among]
         device, tokens = np.zeros(len(bare)), np.full(len(bare), float(isl_tokens))
@@ -213,6 +214,7 @@ class Pricer:
         raw, own = np.maximum(raw, 0.0), np.maximum(own, 0.0)
         prices = scale * (raw + (delay + eviction * self._churn[among]) * own)
         prices += decode_scale * bare
+        prices += context_scale * (self._context[among] + blocks)
         at = cheapest(prices, draw)
         return self._row(rows, at), float(prices[at]), int(bare[at])
 
@@ -301,7 +303,8 @@ class Pricer:
     def packed(self, prefilling: float, churned: float) -> bytes:
         """Return the columns as they are now, one behind the other, and these totals."""
         totals = TOTALS.pack(prefilling, churned)
-        return b"".join((self._prefill.data, self._decode.data, self._churn.data, totals))
+        columns = self._prefill, self._decode, self._churn, self._context
+        return b"".join((*(column.data for column in columns), totals))
 
     def _by_row(self, groups: list[tuple[int, list[int]]]) -> list[int]:
         column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too

@@ -26,6 +26,7 @@ class PolicyClass(Struct, frozen=True):
 
     name: str = "default"
     queue_policy: QueuePolicy = "fcfs"
+    overtaking_s: float = 0.0  # of fcfs; see `order_key`
     quantum: int = 1
     prefill_busy_threshold: float | None = None  # tokens; None: the fraction decides
     prefill_busy_threshold_frac: float | None = None  # of max_num_batched_tokens
@@ -94,9 +95,9 @@ class _File(_Profile, forbid_unknown_fields=True, kw_only=True):
 _FIELDS: Final = "default_policy_family, uncached_isl_buckets, and policy_classes"
 
 
-def default_policy(queue_threshold: float) -> PolicyBook:
+def default_policy(queue_threshold: float, overtaking_s: float = 0.0) -> PolicyBook:
     """Return one fcfs class with the process-wide busy fraction."""
-    only = PolicyClass(prefill_busy_threshold_frac=queue_threshold)
+    only = PolicyClass(prefill_busy_threshold_frac=queue_threshold, overtaking_s=overtaking_s)
     return PolicyBook(RoutingPolicy((only,)), {})
 
 
@@ -198,6 +199,7 @@ def _compile(one: _Class, where: str, queue_threshold: float) -> PolicyClass:
     return PolicyClass(
         one.name,
         order,
+        0.0,  # a file says in which order they wait
         one.quantum,
         one.prefill_busy_threshold,
         fraction,

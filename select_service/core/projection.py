@@ -46,6 +46,7 @@ class Projection(NamedTuple):
     shared: list[tuple[int, Slots]] | None = None  # blocks in active chains, slots, disjoint
     booked: Floats | None = None  # the same of the candidates; None: nowhere any
     churn: Floats | float = 0.0  # tokens lately computed
+    context: Floats | float = 0.0  # blocks that all requests there attend to, with the prompt
 
 
 def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
@@ -113,5 +114,5 @@ def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
     within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
     return Projection(
         *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, trust),
-        *(shared, booked, ledger.churn[rows]),
+        *(shared, booked, ledger.churn[rows], ledger.context[rows] + prompt.blocks),
     )

@@ -56,18 +56,27 @@ class Ticket(Struct, eq=False):
         return self.until if self.waiting is None else min(self.until, self.waiting.deadline)
 
 
-def order_key(policy: QueuePolicy, ticket: Ticket, now: float) -> tuple[int, float]:
+def order_key(
+    policy: QueuePolicy, ticket: Ticket, now: float, overtaking_s: float = 0.0
+) -> tuple[int, float]:
     """Return the ticket's rank in the queue, smallest first (contract 3.6).
 
     fcfs: max(priority_jump, 0) - arrival seconds. wspt: (1 + max(priority_jump, 0)) divided by the
     tokens still to prefill on the best eligible rank. strict_priority goes before either.
+
+    Not of the contract: with `overtaking_s` a place in line by arrival is later by so many seconds
+    for each 1,000 tokens still to prefill, so that who is short overtakes who came so much earlier,
+    and nobody else does.
     """
     request = ticket.request
     jump = max(request.priority_jump or 0.0, 0.0)
+    left = max(1, ticket.prompt.isl_tokens - ticket.cached_tokens)
     if policy == "fcfs":
         score = jump - now
+        if overtaking_s:
+            score -= overtaking_s * left / 1_000
     else:
-        score = (1.0 + jump) / max(1, ticket.prompt.isl_tokens - ticket.cached_tokens)
+        score = (1.0 + jump) / left
     return (-(request.strict_priority or 0), -score)
 
 

@@ -36,6 +36,7 @@ class Reservation:
     __slots__ = (
         "chain",
         "claim",
+        "context_blocks",
         "created",
         "deadline",
         "expected_output_tokens",
@@ -52,6 +53,7 @@ class Reservation:
         "pair",
         "prefill_done",
         "prefill_tokens",
+        "prompt_blocks",
         "reservation_id",
         "selection_id",
         "slot",
@@ -79,6 +81,8 @@ class Reservation:
         self.whole_outputs = 0  # output blocks of weight 1
         self.faded_outputs = 0  # output blocks of weight output_fraction
         self.output_fraction = 1.0
+        self.prompt_blocks = 0
+        self.context_blocks = 0  # of its slot's context, what is its own
         self.created = now
         self.first_token_at = 0.0  # when this process was told of it; 0: it was not
         self.touched = now  # last lifecycle call

@@ -24,8 +24,12 @@ _WEIGHT_MAX: Final = 1e100
 infinite cost would make different ranks equal."""
 
 
-DECODE_LOAD_SCALE: Final = 0.125
-"""`first-token`: a block held while decoding costs as much as an eighth of a block to compute."""
+DECODE_LOAD_SCALE: Final = 0.0
+"""`first-token`: what many answers have in common is read for each of them, so distinct blocks say
+nothing of how long a step takes; the context does."""
+
+CONTEXT_LOAD_SCALE: Final = 0.0625
+"""`first-token`: a block that a request attends to costs a sixteenth of a block to compute."""
 
 DELAY_SCALE: Final = 1.0
 """`first-token`: who is behind waits for what is computed now just as its own request does."""
@@ -34,11 +38,15 @@ EVICTION_SCALE: Final = 0.125
 """`first-token`: of what a prompt pushes out of a cache, an eighth would have been asked for again.
 """
 
+OVERTAKING_S: Final = 0.6
+"""`first-token`: who waits in line lets in before it, for each 1,000 tokens it has to compute more,
+who comes so many seconds later. It bounds what a long prompt can lose to short ones."""
+
 
 class Weights(NamedTuple):
     """The numbers of the formula in force for one request.
 
-    The last four are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
+    The last five are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
     prompt that a rank computes on average, and `eviction_weight` per multiple of the average churn
     of a cache; `at_present` makes of them what a decision multiplies with.
     """
@@ -54,11 +62,17 @@ class Weights(NamedTuple):
     delay_weight: float = 0.0
     eviction_weight: float = 0.0
     expects_booked: bool = False
+    context_load_scale: float = 0.0
 
     @property
     def is_kv_cost(self) -> bool:
         """Whether the contract's formula is all there is."""
         return self[_OF_CONTRACT:] == _NOTHING_MORE
+
+    @property
+    def of_ours(self) -> tuple[float, float, float, bool, float]:
+        """What `Pricer.cheapest` takes beyond the contract's formula."""
+        return self[_OF_CONTRACT:]
 
     def kv_cost(self) -> Weights:
         """Return them with nothing beyond the contract's formula."""
@@ -78,10 +92,11 @@ class Weights(NamedTuple):
             self.delay_weight * computing,
             eviction,
             self.expects_booked,
+            self.context_load_scale,
         )
 
 
-_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False)
+_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0)
 
 _OF_CONTRACT: Final = 7
 """How many of the weights the contract's formula has."""
@@ -115,18 +130,26 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
     )
 
 
-def _terms(config: RouterConfig) -> tuple[float, float, float, bool]:
+def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float]:
     """Return the weights that the contract's formula does not have."""
-    terms: tuple[float, float, float, bool] = _NOTHING_MORE
+    terms: tuple[float, float, float, bool, float] = _NOTHING_MORE
     if config.policy == "first-token":
-        terms = (DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE, True)
-    decode, delay, eviction, expects = terms
+        terms = (DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE, True, CONTEXT_LOAD_SCALE)
+    decode, delay, eviction, expects, context = terms
     return (
         _bounded(decode if config.decode_load_scale is None else config.decode_load_scale),
         _bounded(delay if config.delay_scale is None else config.delay_scale),
         _bounded(eviction if config.eviction_scale is None else config.eviction_scale),
         expects if config.expects_booked is None else config.expects_booked,
+        _bounded(context if config.context_load_scale is None else config.context_load_scale),
     )
+
+
+def overtaking_s(config: RouterConfig) -> float:
+    """Return the seconds per 1,000 tokens by which short prompts may overtake in the queue."""
+    if config.overtaking_s is not None:
+        return config.overtaking_s
+    return OVERTAKING_S if config.policy == "first-token" else 0.0
 
 
 def _bounded(weight: float) -> float:
@@ -141,11 +164,12 @@ def costs(projection: Projection, weights: Weights) -> Floats:
     adjusted = max(0, raw - trust·(credit·decay·device + host_weight·host + disk_weight·disk))
     cost     = prefill_load_scale · adjusted + decode blocks with this prompt
 
-    `first-token` counts blocks that somebody is booked with as cached, and adds two terms:
+    `first-token` counts blocks that somebody is booked with as cached, and adds three terms:
 
     own      = track ? max(0, max(isl, cached)/block_size - credited) : 0
     cost     = prefill_load_scale · (adjusted + (delay_weight + eviction_weight · churn) · own)
                + decode_load_scale · decode blocks with this prompt
+               + context_load_scale · context with this prompt
     """
     if not weights.is_kv_cost:
         return _costs_of_ours(projection, weights)
@@ -212,6 +236,7 @@ def _costs_of_ours(projection: Projection, weights: Weights) -> Floats:
     more = (weights.delay_weight + weights.eviction_weight * projection.churn) * own
     priced: Floats = weights.prefill_load_scale * (raw + more)
     priced += weights.decode_load_scale * projection.decode
+    priced += weights.context_load_scale * projection.context
     return priced
 
 

@@ -42,6 +42,7 @@ from select_service.core.registering import Registering
 from select_service.core.replicas import Replicas
 from select_service.core.replicating import Replicating
 from select_service.core.reserving import Reserving
+from select_service.core.scoring import overtaking_s
 from select_service.core.selecting import Selecting
 from select_service.core.sessions import Sessions
 from select_service.core.shadow import Shadowing
@@ -139,7 +140,7 @@ class SelectionCore:
         self.desk = desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
-            policies or default_policy(config.queue_threshold),
+            policies or default_policy(config.queue_threshold, overtaking_s(config)),
             limits=self.limits,
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
@@ -329,6 +330,7 @@ class SelectionCore:
         self._close_scopes(now)
         more |= self.trusting.keep(now)
         effects.trusted += self.trusting.take_news()
+        effects.reread += self.trusting.take_rereads()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.decisions.write()
         self.refuse_late(now, effects)

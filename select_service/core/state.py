@@ -206,6 +206,9 @@ class Reservations:
         booking = bookings.live(name)
         if booking is None:
             return self._freed_record(name) if bookings.is_remembered(name) else None
+        hold = booking.hold
+        if hold is not None and hold.is_whole and hold.is_open:
+            return self._freed_record(name)  # it was freed lately, and its wave is not all there
         if booking.reservation.origin != "local":
             return None
         return _encode(record_of(booking))

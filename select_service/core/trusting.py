@@ -46,6 +46,9 @@ PLAUSIBLE_S: Final = 86_400.0
 BASE_S: Final = 3600.0
 """For how long the fastest batch is what others are compared with: clocks drift and are set."""
 
+SET_BACK_S: Final = 1.0
+"""An engine makes its batches one after another; one made so much before the last was not."""
+
 DOUBTFUL_PER_TURN: Final = 32
 """Distrusted ranks looked at in one turn of housekeeping: to give up what one holds takes 5 µs."""
 
@@ -56,7 +59,7 @@ LOST_SHARE: Final = 0.05
 class _Watch:
     """What is remembered of a stream from one look to the next."""
 
-    __slots__ = ("base", "base_before", "base_until", "gap_since", "lag_s")
+    __slots__ = ("base", "base_before", "base_until", "gap_since", "lag_s", "made_at")
 
     def __init__(self) -> None:
         self.base: float | None = None  # the least delivery offset of this hour
@@ -64,6 +67,7 @@ class _Watch:
         self.base_until = 0.0
         self.gap_since: float | None = None
         self.lag_s: float | None = None
+        self.made_at: float | None = None  # the last live batch, by the engine's clock
 
     def look(self, stream: EventStream, now: float, wall_ahead: float | None) -> None:
         """Follow the stream."""
@@ -76,6 +80,9 @@ class _Watch:
         if offset is None or wall_ahead is None or abs(offset + wall_ahead) >= PLAUSIBLE_S:
             self.lag_s = None
             return
+        before_at, self.made_at = self.made_at, stream.last_batch_ts or 0.0
+        if before_at is not None and self.made_at < before_at - SET_BACK_S:
+            self.base, self.base_until = None, now  # its clock was set: nothing is late by that
         if now >= self.base_until:
             self.base_before, self.base, self.base_until = self.base, None, now + BASE_S
         self.base = offset if self.base is None else min(self.base, offset)
@@ -123,6 +130,7 @@ class Trusting:
         self._doubtful: deque[tuple[Partition, int]] = deque()  # still to be looked at
         self._next_look = 0.0
         self._rereading: list[EventStream] = []
+        self._asked: list[EventStream] = []  # since the last `take_rereads`
 
     # -- what engines found ----------------------------------------------------------------------
 
@@ -275,6 +283,7 @@ class Trusting:
             return  # something is on its way anyhow
         if stream is not None and outcome == "asked":
             self._rereading.append(stream)
+            self._asked.append(stream)
         if (
             stream is not None
             and outcome in {"no_replay", "past_gone"}
@@ -291,6 +300,11 @@ class Trusting:
         rank.reread_wait_s = doubled or settings.reread_s
         rank.reread_after = now + rank.reread_wait_s
         rank.reread_samples = rank.samples
+
+    def take_rereads(self) -> list[EventStream]:
+        """Return the streams that ask for their past since the last call."""
+        asked, self._asked = self._asked, []
+        return asked
 
     def take_news(self) -> list[TrustNews]:
         """Return the ranks whose reasons have changed since the last call."""

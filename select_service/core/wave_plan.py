@@ -157,6 +157,7 @@ class WavePlan:
         self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
         self._prefill = np.zeros(size)  # and the tokens to compute for them
         self._decode = np.zeros(size)  # and their distinct blocks
+        self._context = np.zeros(size)  # and all their blocks
         self._share = self._limit = 0  # requests: a rank's even share, and what it may get to
 
     def seats(self) -> Iterator[list[Seat]]:
@@ -227,6 +228,8 @@ class WavePlan:
     def _with_wave(self, base: Floats, rows: Rows, member: Member) -> Floats:
         weights = member.weights
         prices: Floats = base + weights.decode_load_scale * self._decode[rows]
+        if weights.context_load_scale:
+            prices += weights.context_load_scale * self._context[rows]
         if weights.track_prefill_tokens:
             size = self._partition.index.block_size
             prices += weights.prefill_load_scale / size * self._prefill[rows]
@@ -258,6 +261,7 @@ class WavePlan:
             known = max(float(shared * size), cached_tokens)
             self._prefill[slot] += max(0.0, prompt.isl_tokens - known)
             self._decode[slot] += prompt.blocks - shared
+            self._context[slot] += prompt.blocks
             seats.append(Seat(member, slot, mate, shared))
         self._placed[slot] += count
         return seats

@@ -7,11 +7,11 @@ prompt should go, `ushering.py` takes it there.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.core.changes import Hold
 from select_service.core.effects import NOTHING
 from select_service.core.wave_plan import Member, WavePlan
 from select_service.errors import BatchNotPlaced, InvalidField, ServiceError, retry_after
@@ -21,11 +21,9 @@ from select_service.wave_types import WaveAnswer, WaveItem, WaveRank, WaveResult
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Generator, Sequence
-    from contextlib import AbstractContextManager
     from typing import TypeAlias
 
     from indexer.types import Scope
-    from select_service.core.changes import Hold
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.desk import Desk
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from select_service.core.reading import Reader
     from select_service.core.scoring import Weights
     from select_service.core.ushering import Usher
-    from select_service.types import CoreLimits
+    from select_service.types import Answer, CoreLimits
     from select_service.wave_types import SelectBatchRequest
 
     Item: TypeAlias = tuple[WaveItem, bytes] | ServiceError
@@ -128,7 +126,7 @@ class Wave:
         self._groups = 0
         self._computed = 0
         self._ranks: dict[tuple[str, str, int, int], list[int]] = {}  # requests, prefill tokens
-        self._hold: Hold = {}  # all or none is one commit
+        self._hold = Hold(is_whole=wants.atomic)  # all or none is one commit
 
     def steps(self, now: float) -> Steps:
         """Place the wave, a step each time the generator is sent what time it is.
@@ -154,25 +152,31 @@ class Wave:
         except BatchNotPlaced:
             yield from self.undo(now)
             raise
-        self._release(stands=True)
+        self._release()
         return self._answer()
 
     def undo(self, now: float) -> Generator[Effects, float, None]:
-        """End what this wave has booked, one by one."""
+        """End what this wave has booked, one by one, unless somebody has ended it. Idempotent."""
+        bookings = self._waves.desk.bookings
         for sample in self._samples:
             if sample.booked is not None:
                 name, sample.booked = sample.booked, None
+                booking = bookings.live(name)
+                if booking is None or booking.hold is not self._hold:
+                    continue  # the id is somebody else's by now
                 try:
                     effects = self._waves.free(name, now)
                 except ServiceError:  # its worker went, and it with it
                     continue
                 now = yield effects
-        self._release(stands=False)
+        self._release()
 
-    def _release(self, *, stands: bool) -> None:
+    def _release(self) -> None:
+        """What is booked stands from now on: others may be told, and it is written."""
+        self._hold.is_open = False
         changes = self._waves.desk.bookings.changes
         if changes is not None:
-            changes.release(self._hold, stands=stands)
+            changes.release(self._hold)
 
     # -- who comes -------------------------------------------------------------------------------
 
@@ -253,10 +257,7 @@ class Wave:
         usher = self._waves.usher
         try:
             if self._wants.reserve:
-                with self._held():
-                    answer, effects = usher.book(
-                        *(sample.request, sample.unknown, sample.read, slot, shared_tokens), now
-                    )
+                answer, effects = self._book(sample, slot, shared_tokens, now)
             else:
                 answer, effects = usher.choose(
                     *(sample.request, sample.read, slot, shared_tokens), now
@@ -283,12 +284,18 @@ class Wave:
             sample.result = WaveResult(sample.item, 200, cache_threshold=answer)
         return effects
 
-    def _held(self) -> AbstractContextManager[None]:
-        """Keep what is booked from the disk until all of it is, where it is all or none."""
-        changes = self._waves.desk.bookings.changes
-        if changes is None or not self._wants.atomic:
-            return nullcontext()
-        return changes.holding(self._hold)
+    def _book(
+        self, sample: _Sample, slot: int, shared_tokens: int, now: float
+    ) -> tuple[Answer, Effects]:
+        """Book one sample, to be told of when the wave is done."""
+        bookings = self._waves.desk.bookings
+        bookings.hold = self._hold
+        try:
+            return self._waves.usher.book(
+                *(sample.request, sample.unknown, sample.read, slot, shared_tokens), now
+            )
+        finally:
+            bookings.hold = None
 
     def _count(self, scope: Scope, answer: Selection, shared_tokens: int) -> None:
         self._computed += not shared_tokens

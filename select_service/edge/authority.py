@@ -8,7 +8,7 @@ file, `tenancy.py` what becomes of a request whose token is bound to tenants.
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -69,7 +69,7 @@ _NOBODY: Final = {
 
 
 def _wall_clock() -> float:
-    return datetime.now(UTC).timestamp()
+    return time.time()  # noqa: TID251 - tokens name the time they expire at
 
 
 class Authority:
@@ -93,7 +93,8 @@ class Authority:
         self._bytes_max = bytes_max
         self._wall = wall
         self.book = read_token_file(path, bytes_max)
-        self._next_expiry = self.book.next_expiry(wall())
+        self._reckoned_at = wall()
+        self._next_expiry = self.book.next_expiry(self._reckoned_at)
         self._forgetful: list[Callable[[], None]] = []
         self.refused = dict.fromkeys(("missing", "unknown", "expired", "scope", "bound"), 0)
         self.foreign = 0  # names of other tenants in requests of bound tokens
@@ -132,13 +133,18 @@ class Authority:
 
     def _put(self, book: TokenBook) -> None:
         self.book = book
-        self._next_expiry = book.next_expiry(self._wall())
+        self._reckoned_at = self._wall()
+        self._next_expiry = book.next_expiry(self._reckoned_at)
         for forget in self._forgetful:
             forget()
 
     def tick(self) -> None:
-        """Let go of what has expired; a few times a second, so no request need look."""
-        if self._wall() >= self._next_expiry:
+        """Let go of what has expired; a few times a second, so no request need look.
+
+        A clock that was set back may stand before an expiry that is over, by what was reckoned:
+        it comes again, and who is let in until then must be let go of then.
+        """
+        if not self._reckoned_at <= self._wall() < self._next_expiry:
             self._put(self.book)
 
     # -- requests ------------------------------------------------------------------------------

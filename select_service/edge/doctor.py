@@ -75,6 +75,7 @@ class Doctor:
         self._peers = peers
         self._clock = clock
         self._wall_clock = wall_clock
+        self._machine_clock = time.monotonic  # whosever `clock` is: it shows that the wall's is set
         self._turn = asyncio.Lock()
         self._examined_at = float("-inf")
         self.faults = 0
@@ -124,10 +125,11 @@ class Doctor:
         _tell(self.examiner.changes)
 
     def _round(self) -> Iterator[None]:
-        now = self._clock()
+        now, wall_now = self._clock(), self._wall_clock()
         return self.examiner.round(
             now,
-            self._wall_clock(),
+            wall_now,
+            wall_ahead=wall_now - self._machine_clock(),
             link_of=self._link_of,
             peers=self._peers(),
             replicas=self._core.replica_status(now),

@@ -468,6 +468,8 @@ class Driver:
         while True:
             more = False
             try:
+                # again each time: it may be set, at the latest when a machine hears of NTP
+                self.core.trusting.wall_ahead = time.time() - self._clock()  # noqa: TID251
                 more, effects = self.core.tick(self._clock())
                 self._carry_out(effects)
                 self._complain_of_namesakes()
@@ -500,6 +502,8 @@ class Driver:
         ):
             for name, value in _differing(before, after).items():
                 setattr(limits, name, value)
+        if self._listeners is not None and old.stream_limits != new.stream_limits:
+            self._listeners.look_at_all()
         if old.shadow != new.shadow:
             self.core.follow_shadow(new.shadow, self._clock())
         core = _differing(old.core_limits, new.core_limits)
@@ -989,6 +993,8 @@ class Driver:
                 self._listeners.stop(stream)
             for listen in effects.listen:
                 self._listen(self._listeners, listen)
+            for stream in effects.reread:
+                self._listeners.look_at(stream)
         self._answer(effects)
         if self.replicas is not None:
             self.replicas.carry_out(effects)

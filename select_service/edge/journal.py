@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from select_service.core.changes import WHOLE
 from select_service.edge.store import Damage, Store
 from select_service.errors import ServiceError, StateDiskFull, StateUnwritable
 
@@ -218,17 +219,14 @@ class Journal:
     def _fill(self, changes: Changes, batch: _Batch, rest: list[StateKey]) -> None:
         """Make a turn's worth of records; what belongs together waits until all of it is there."""
         most = len(batch) + BATCH_ROWS_MAX
-        while len(batch) < most and (rest or (changes.marked and len(batch) < BATCH_ROWS_MAX)):
-            if rest:
-                key = rest.pop()
-                ordinal = changes.marked.pop(key, None)
-                if ordinal is None:  # it is in there, or was before
-                    continue
-            else:
-                key, ordinal = changes.marked.popitem(last=False)
-                rest += reversed(changes.together.get(key, ()))
+        while len(batch) < most and (rest or len(batch) < BATCH_ROWS_MAX):
+            taken = changes.take(rest, self._flying)
+            if taken is None:
+                break
+            key, ordinal = taken
             self._flying[key] = ordinal
-            batch.append((key, self._record(key)))
+            if key[0] != WHOLE:
+                batch.append((key, self._record(key)))
         if rest:
             assert self._loop is not None
             self._loop.call_soon(self._fill, changes, batch, rest)
@@ -248,7 +246,7 @@ class Journal:
         assert self._changes is not None
         self.commits += 1
         self.commit_seconds += seconds
-        self.rows_written += len(self._flying)
+        self.rows_written += sum(key[0] != WHOLE for key in self._flying)
         self._slowness = seconds
         self._expected = min(len(self._flying) + len(self._changes.marked), BATCH_ROWS_MAX)
         if self.refusal is not None:

@@ -164,9 +164,8 @@ class Keeper:
         if changes is None:
             return
         if not self.journal.strict:
-            changes.fresh.clear()  # acknowledged already; they will be written
-        while changes.fresh:
-            name, _ = changes.fresh.popitem()
+            changes.trust()  # acknowledged already; they will be written
+        for name in changes.take_fresh():
             self.released += 1
             self._free(name)
 

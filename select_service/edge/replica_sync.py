@@ -37,8 +37,9 @@ KEYS_PER_TURN: Final = 8
 """Handshakes judged at once, some 20 µs each; whoever comes next waits for the next turn."""
 
 RECONNECT_AFTER_S: Final = 1.0
-RECONNECT_AFTER_MAX_S: Final = 30.0
-"""Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
+RECONNECT_AFTER_MAX_S: Final = 5.0
+"""Waits before a connection that libzmq has given up is made anew, doubled up to the second. While
+one waits, the other's bookings are not seen; a handshake with a replica costs less than that."""
 
 
 class ReplicaPublisher:

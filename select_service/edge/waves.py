@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Meta
 
+from select_service.errors import ServiceError
 from select_service.types import SelectRequest
 from select_service.wave_types import SelectBatchRequest
 
@@ -77,14 +78,16 @@ class WaveRunner:
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def run(self, wave: Wave) -> WaveAnswer:
-        """Take all steps of a wave; if the caller is cancelled, end what was booked.
+        """Take all steps of a wave; if it breaks off (its caller left), end what was booked.
 
         Raises:
             ServiceError: as the wave.
         """
         try:
             return await self._drive(wave.steps(self._clock()))
-        except asyncio.CancelledError:
+        except ServiceError:
+            raise  # it has ended all by itself
+        except BaseException:
             task = asyncio.get_running_loop().create_task(self._drive(wave.undo(self._clock())))
             self._undoing.add(task)
             task.add_done_callback(self._undoing.discard)

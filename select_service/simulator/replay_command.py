@@ -24,7 +24,7 @@ __all__ = ["DIVERGED", "configure", "execute"]
 DIVERGED: Final = 3
 """Exit code: a decision is another one now."""
 
-_NO_WEIGHTS: Final = frozenset({"use_kv_events", "queue_threshold"})
+_NO_WEIGHTS: Final = frozenset({"use_kv_events", "queue_threshold", "overtaking_s"})
 
 
 def configure(parser: ArgumentParser) -> None:

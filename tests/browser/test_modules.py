@@ -102,8 +102,9 @@ def test_the_parts_of_a_cost_add_up(run: Callable[..., Any]) -> None:
     assert parts["credit"] == pytest.approx(1.5 * 2 * 0.75)
     one |= {"delay_cost": 4.0, "eviction_cost": 2.0}
     weights["decode_load_scale"] = 0.125
+    one["context_cost"], weights["context_load_scale"] = 10.0, 0.5
     parts = run("decisions.js", "return m.parts(...arg);", [one, weights])
-    whole = (1.5 * (6 + 4 + 2) + 0.125 * 3) * 0.75
+    whole = (1.5 * (6 + 4 + 2) + 0.125 * 3 + 0.5 * 10) * 0.75
     assert sum(parts.values()) - parts["credit"] == pytest.approx(whole)
     assert run("decisions.js", "return m.parts(arg, {});", {"cost": None}) is None
 

@@ -30,6 +30,9 @@ class Fault:
     late_s: float = 0.0
     bytes_per_s: float = 0.0  # 0: as fast as it goes
     garbled: float = 0.0  # share of pieces in which one byte is another
+    cut: float = 0.0  # in which some bytes are missing
+    repeated: float = 0.0  # of which some bytes come twice
+    swapped: float = 0.0  # of which what came last goes first
     mute: bool = False  # connections open and stay open, and nothing passes
     refusing: bool = False  # who connects is reset
 
@@ -45,6 +48,7 @@ class Proxy:
     def __init__(self, target_port: int, *, target_host: str = HOST, seed: int = 0) -> None:
         self.port = free_port()
         self.connections = 0
+        self.mangled = 0  # pieces that came out other than they went in
         self._target = (target_host, target_port)
         self._dice = random.Random(seed)
         self._fault = HEALTHY
@@ -145,13 +149,25 @@ class Proxy:
                 if fault.bytes_per_s:
                     await asyncio.sleep(len(piece) / fault.bytes_per_s)
                 await self._passing.wait()
-                if fault.garbled and self._dice.random() < fault.garbled:
-                    piece = self._garble(piece)
-                writer.write(piece)
+                writer.write(self._mangle(piece, fault))
                 await writer.drain()
         if not writer.is_closing():
             with contextlib.suppress(OSError):
                 writer.write_eof()
+
+    def _mangle(self, piece: bytes, fault: Fault) -> bytes:
+        dice, whole = self._dice, piece
+        if fault.garbled and dice.random() < fault.garbled:
+            piece = self._garble(piece)
+        a, b = sorted(dice.randrange(len(piece) + 1) for _ in range(2))
+        if fault.cut and dice.random() < fault.cut:
+            piece = piece[:a] + piece[b:]
+        if fault.repeated and dice.random() < fault.repeated:
+            piece = piece[:b] + piece[a:b] + piece[b:]
+        if fault.swapped and dice.random() < fault.swapped:
+            piece = piece[a:] + piece[:a]
+        self.mangled += piece != whole
+        return piece
 
     def _garble(self, piece: bytes) -> bytes:
         changed = bytearray(piece)

@@ -18,6 +18,7 @@ class NaiveReservation:
     ttl_s: float
     prefill_done: bool = False
     outputs: list[Block] = field(default_factory=list)
+    fraction: float = 1.0  # the last it was given
 
     @property
     def blocks(self) -> set[Block]:
@@ -42,11 +43,17 @@ class NaiveLedger:
         weights = [self.fraction.get((slot, block), 1.0) for block in self.live_blocks(slot)]
         return int(Decimal(fsum(weights)).to_integral_value(ROUND_HALF_UP))
 
+    def context(self, slot: int) -> int:
+        """Blocks that requests attend to, whoever else does."""
+        own = [r.fraction * (max(1, len(r.hashes)) + len(r.outputs)) for r in self.on(slot)]
+        return sum(int(Decimal(one).to_integral_value(ROUND_HALF_UP)) for one in own)
+
     def output_block(self, name: str, fraction: float | None) -> None:
         mine = self.live[name]
         mine.outputs.append((name, len(mine.outputs)))
         if fraction is None:
             return
+        mine.fraction = fraction
         others = [r for r in self.on(mine.slot) if r is not mine]
         shared = set().union(*(r.blocks for r in others))
         for block in mine.blocks - shared:

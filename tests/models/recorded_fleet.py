@@ -127,6 +127,9 @@ class RecordedFleet:
             delay_scale=draw.choice([None, None, None, 0.0, 2.5]),
             eviction_scale=draw.choice([None, None, None, 0.0, 1.5]),
             expects_booked=draw.choice([None, None, None, False, True]),
+            context_load_scale=random.Random(f"context {seed}").choice(
+                [None, None, None, 0.0, 0.7]
+            ),
         )
         admission = None
         if draw.random() < 0.4:

@@ -100,9 +100,9 @@ def ours(told: dict[str, Any], one: dict[str, Any], raw: float, credited: float)
     more = (weights["delay_weight"] + eviction) * own
     prefill: float = weights["prefill_load_scale"] * (left + more)
     decode = one["decode_blocks"] + prompt["blocks"] - one["shared_blocks"]
-    assert weights["decode_load_scale"] == 0.125
+    assert (weights["decode_load_scale"], weights["context_load_scale"]) == (0.0, 0.0625)
     whole: float = prefill + weights["decode_load_scale"] * decode
-    return whole
+    return whole + float(weights["context_load_scale"] * one["context_cost"])
 
 
 def check(told: dict[str, Any]) -> None:
@@ -125,6 +125,7 @@ def check(told: dict[str, Any]) -> None:
         assert one["cost"] == priced(told, one, least)
         prefill = one["prefill_cost"] - one["credit"] + one["delay_cost"] + one["eviction_cost"]
         terms = scale * prefill + told["weights"]["decode_load_scale"] * one["decode_cost"]
+        terms += told["weights"]["context_load_scale"] * one["context_cost"]
         terms *= one["taint_factor"] or 1.0
         if told["weights"]["decode_load_scale"] != 1.0:  # another order of the same sum
             terms = pytest.approx(terms, rel=1e-9)

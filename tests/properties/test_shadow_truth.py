@@ -52,6 +52,7 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
         more = (weights["delay_weight"] + weights["eviction_weight"] * one["churn_tokens"]) * own
     cost = weights["prefill_load_scale"] * (max(0.0, raw - credited) + more)
     cost += weights["decode_load_scale"] * decode
+    cost += weights["context_load_scale"] * one["context_cost"]
     return float(cost * (1.0 if one["taint_factor"] is None else one["taint_factor"]))
 
 

@@ -170,6 +170,15 @@ CLOCK_SKEW: Final = Cause(
     "Let both hosts follow NTP; a publisher of your own must stamp batches with seconds since "
     "1970.",
 )
+CLOCK_SET: Final = Cause(
+    "clock-set",
+    "warning",
+    "The wall clock of this process's machine was set, or the machine was suspended, within the "
+    "last minutes. Nothing here is timed by it but the expiry of tokens and how late events are; "
+    "leases, reservations and time-outs are not.",
+    "Let the host follow NTP and slew; after a suspension expect what has become due to end at "
+    "once.",
+)
 RANK_OFFSET: Final = Cause(
     "rank-offset",
     "warning",
@@ -321,7 +330,7 @@ CAUSES: Final = (
     *(EVENTS_UNREACHABLE, EVENTS_REFUSED, NO_EVENTS, WRONG_TOPIC, EVENTS_UNREADABLE),
     *(BLOCK_SIZE_MISMATCH, EVENTS_NOT_INDEXED, EVENTS_LOST, PAST_EVENTS_MISSING),
     *(REPLAY_MUTE, REPLAY_WRONG_RANK, REPLAY_OF_ANOTHER),
-    *(SEQUENCE_JUMPS, RESTART_STORM, CLOCK_SKEW, RANK_OFFSET, ENDPOINT_SHARED),
+    *(SEQUENCE_JUMPS, RESTART_STORM, CLOCK_SKEW, CLOCK_SET, RANK_OFFSET, ENDPOINT_SHARED),
     *(TOKEN_MISMATCH, FIRST_TOKEN, HASH_MISMATCH, REQUEST_BLOCK_SIZE),
     *(LORA_MISMATCH, SALT_MISMATCH, INDEX_UNTRUE),
     *(REPLICA_UNREACHABLE, REPLICA_REFUSED, REPLICA_SILENT, REPLICA_BEHIND),

@@ -16,6 +16,7 @@ from select_service.core.doctor import causes
 from select_service.core.doctor.fleet import (
     Endpoints,
     Habits,
+    WallClock,
     look_at_replicas,
     look_at_worker,
     server_of,
@@ -72,6 +73,7 @@ class Examiner:
         self._limits = limits
         self._replica_timeout_s = replica_timeout_s
         self._habits = Habits(reader, counters, replica_counters, now)
+        self._wall_clock = WallClock()
         self._prompts = PromptWatch()
         self._watches: dict[WorkerRank, StreamWatch] = {}
         self._stored: dict[Owner, int] = {}  # blocks told of, by the last round
@@ -85,6 +87,7 @@ class Examiner:
         now: float,
         wall_now: float,
         *,
+        wall_ahead: float = 0.0,
         link_of: Callable[[EventStream], LinkState | None],
         peers: Sequence[PeerLink] = (),
         replicas: Sequence[ReplicaStatus] = (),
@@ -94,6 +97,7 @@ class Examiner:
         Args:
             now: monotonic seconds.
             wall_now: seconds since 1970, to be compared with the engines'.
+            wall_ahead: our wall clock less the machine's monotonic one.
             link_of: how it stands with a stream's connection.
             peers: replicas that are listened to.
             replicas: what is known of those heard.
@@ -104,7 +108,8 @@ class Examiner:
         yield from self._look_at_prompts(now)
         yield from self._look_at_trust(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
-        for cause, subject, what in (*found, *self._habits.look(now)):
+        found += [*self._habits.look(now), *self._wall_clock.look(now, wall_ahead)]
+        for cause, subject, what in found:
             self.suspicions.suspect(cause, subject, what, now)
         self.changes = yield from self.suspicions.conclude(now)
         self.rounds += 1

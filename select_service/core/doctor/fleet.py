@@ -25,6 +25,12 @@ STRAYED_MIN: Final = 5
 EXPIRED_MIN: Final = 10
 """Reservations that nobody freed, within the window, and more than were freed."""
 
+SET_S: Final = 5.0
+"""From one examination to the next clocks drift by far less; NTP sets what is off by more."""
+
+SET_TOLD_S: Final = 120.0
+"""For how long it is told that the clock was set."""
+
 Suspect = tuple["Cause", Subject, str]
 
 
@@ -94,6 +100,26 @@ def look_at_replicas(
         if one.state == "synced" and one.unbooked * 2 > one.claims:
             said = f"{one.unbooked} of its {one.claims} reservations are on workers unknown here"
             yield causes.REPLICA_WORKERS, subject, said
+
+
+class WallClock:
+    """Whether our own wall clock goes on as the monotonic one does."""
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None  # of the monotonic one, at the last look
+        self._set_by = 0.0
+        self._told_until = 0.0
+
+    def look(self, now: float, ahead: float) -> Iterator[Suspect]:
+        """Name that it was set, some while long; `ahead` of the monotonic one it is now."""
+        step = 0.0 if self._ahead is None else ahead - self._ahead
+        self._ahead = ahead
+        if abs(step) >= SET_S:
+            self._set_by, self._told_until = step, now + SET_TOLD_S
+        if now < self._told_until:
+            how = "forward" if self._set_by > 0.0 else "back"
+            said = f"our wall clock went {how} by {abs(self._set_by):.0f} s"
+            yield causes.CLOCK_SET, Subject(), said
 
 
 class Habits:

@@ -59,7 +59,7 @@ _USABLE: Final = frozenset({"applied", "placeholder", "duplicate_hash"})
 _NEUTRAL: Final = frozenset({"other_group", "remote", "empty", "no_op"})  # rightly left out
 _UNREADABLE: Final = ("frames", "sequence", "payload")
 _ANSWERED: Final = ("complete", "overtaken", "past_gone", "wrong_rank")
-_UNANSWERED: Final = ("silent", "deadline", "garbage", "budget")
+_UNANSWERED: Final = ("silent", "deadline", "garbage", "budget", "broken")
 
 Suspect = tuple["Cause", str]
 

@@ -7,7 +7,7 @@ members go to the end, with a default; what an older reader would read wrong is 
 
 Slots are little-endian u32, columns little-endian doubles (requests: i64), hashes u64.
 
-Format 2 has in `load` what `first-token` multiplies with, too, and decisions know of sessions.
+Format 3 has in `load` all that `first-token` multiplies with (2 had no context).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
     "numbered",
 ]
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAGIC: Final = b"select-service recording "
 OPENING: Final = MAGIC + b"%d\n" % VERSION
 FRAME: Final = Layout(">II")
@@ -176,7 +176,7 @@ class Decided(Struct, array_like=True, tag="D"):
     since: float
     scope: int
     rows: int | bytes | None  # the first so many slots, or these; None: it did not come to that
-    load: Column  # `loads.py`: prefill tokens by slot, decode blocks, churn; totals
+    load: Column  # `loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
     found: Found | None
     shared: list[tuple[int, bytes]] | None
     trust: Column | None

@@ -79,6 +79,12 @@ class Chooser:
             if _has_opinion(model) or name == self.chosen
         }
 
+    @property
+    def recurring(self) -> Recurring | None:
+        """The candidate that looks for periods, if there is one."""
+        found = (one for one in self._models.values() if isinstance(one, Recurring))
+        return next(found, None)
+
     def predict(self, steps: int = 1) -> float:
         """Return what the chosen model forecasts."""
         return self._models[self.chosen].predict(steps)

@@ -6,31 +6,35 @@ held. A missing interval says nothing at all and is not shown to any predictor.
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
 from select_service.planner.core.recurring import RECURRING
 from select_service.planner.core.surprises import EXACT, Surprises
 from select_service.planner.core.warming import whole_bins
 from select_service.planner.types import Idle, Missing, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from select_service.planner.core.parts import Parts
     from select_service.planner.core.prediction import Predictor
     from select_service.planner.core.surprises import Spread
     from select_service.planner.core.warming import TracedRequest
-    from select_service.planner.types import Reading, Window
+    from select_service.planner.types import Load, Reading, Window
 
-__all__ = ["Demand", "Forecast", "Interval", "Predictors", "intervals_of"]
+__all__ = ["Demand", "Forecast", "Interval", "Predictors", "Stretch", "intervals_of"]
 
 HISTORY_MAX: Final = 500
 """Intervals that survive a restart: a day of three-minute ones."""
 CACHED_MOST: Final = 0.95
 """Prompts are never taken to be more cached than that."""
-_WEIGHT: Final = 0.3  # of a new interval, in the share that is cached
+_WEIGHT: Final = 0.3  # of a new interval, in the share that is cached and in the mix of lengths
+_SHARE_LEAST: Final = 1e-4  # of a length: what has become rarer is forgotten
 
 
 class Interval(NamedTuple):
@@ -39,6 +43,8 @@ class Interval(NamedTuple):
     requests: float
     isl: float | None
     osl: float | None
+    parts: tuple[float, ...] = ()
+    """Requests of each of its equal parts, where somebody counted that often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +66,24 @@ class Forecast(NamedTuple):
     spread: Spread = EXACT  # what may come instead of the rate
 
 
+class Stretch(NamedTuple):
+    """A forecast, and when it holds."""
+
+    begin_s: float  # from now
+    end_s: float
+    forecast: Forecast
+
+
 def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[Interval]:
     """Turn a trace into a past."""
+    requests = list(requests)
+    part_s = interval_s / PARTS
+    parts = Counter(math.floor(one.at_s / part_s) for one in requests)
     return [
-        Interval(float(one.requests), one.isl, one.osl)
+        Interval(
+            *(float(one.requests), one.isl, one.osl),
+            tuple(float(parts[round(one.start_s / part_s) + index]) for index in range(PARTS)),
+        )
         if one.requests
         else Interval(0.0, None, None)
         for one in whole_bins(requests, interval_s)
@@ -75,15 +95,18 @@ class Demand:
 
     def __init__(self, predictors: Predictors) -> None:
         self._predictors = predictors
-        self._mix: tuple[tuple[float, float], ...] = ()
+        self._mix: dict[float, float] = {}  # share of prompts by length, smoothed
+        self._looks = Looks()
+        self._parts: deque[Parts] = deque(maxlen=HISTORY_MAX)  # of what the predictor was shown
         self.history: list[Interval] = []
         self.computed = 1.0
         self.missed = 0
         """Intervals in a row of which nothing is known."""
         self._surprises: dict[str, Surprises] = {}  # by model: each has its own errors
-        self._expected: deque[dict[str, float]] = deque(
-            maxlen=1
-        )  # requests, so far ahead, by model
+        self._ahead = 1  # intervals, that forecasts are judged at
+        self._learnt = 0  # intervals
+        self._period = 0  # after which the traffic comes again
+        self._expected: dict[int, dict[str, float]] = {}  # by interval: requests, by model
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
         """Learn a past: a trace, or what was there before a restart."""
@@ -91,6 +114,11 @@ class Demand:
             self._learn(one)
         for predictor in self._all:
             predictor.begin_live()
+
+    def look(self, load: Load) -> None:
+        """Take in what the fast loop counted."""
+        if isinstance(load.arrived, Value | Idle) and load.seconds > 0:
+            self._looks.count(load.seconds, _number(load.arrived) or 0.0)
 
     def observe(self, window: Window, interval_s: float | None = None) -> list[str]:
         """Take in one interval; returns what is worth telling.
@@ -100,6 +128,8 @@ class Demand:
             interval_s: of forecasts; None: as long as the window.
         """
         requests = window.requests
+        counted = requests.value if isinstance(requests, Value) else 0.0
+        parts = self._looks.end(window.seconds, counted)
         if isinstance(requests, Missing):
             self.missed += 1
             return [f"requests are not known: {requests.why}"]
@@ -109,8 +139,8 @@ class Demand:
             return ["idle: lengths are held"]
         isl, osl = _number(window.isl), _number(window.osl)
         scale = interval_s / window.seconds if interval_s and window.seconds > 0 else 1.0
-        self._learn(Interval(scale * requests.value, isl, osl))
-        self._mix = window.isl_mix or self._mix
+        self._learn(Interval(scale * requests.value, isl, osl, parts))
+        self._blend(window.isl_mix)
         effective = _number(window.effective_isl)
         if isl and effective is not None:
             share = min(max(effective / isl, 1.0 - CACHED_MOST), 1.0)
@@ -120,6 +150,17 @@ class Demand:
             for name, reading in (("ISL", window.isl), ("OSL", window.osl))
             if isinstance(reading, Missing)
         ]
+
+    def _blend(self, mix: Sequence[tuple[float, float]]) -> None:
+        """One interval's lengths are a sample: what they say of the tail is half chance."""
+        total = sum(share for _, share in mix)
+        if not total:
+            return
+        weight = _WEIGHT if self._mix else 1.0
+        blended = {tokens: (1 - weight) * share for tokens, share in self._mix.items()}
+        for tokens, share in mix:
+            blended[tokens] = blended.get(tokens, 0.0) + weight * share / total
+        self._mix = {tokens: share for tokens, share in blended.items() if share > _SHARE_LEAST}
 
     @property
     def surprises(self) -> Surprises:
@@ -133,18 +174,49 @@ class Demand:
 
     def look_ahead(self, intervals: int) -> None:
         """Judge forecasts so many intervals ahead from now on: engines take that long to start."""
-        if self._expected.maxlen != intervals:
-            self._expected = deque(self._expected, maxlen=intervals)
+        self._ahead = intervals
 
     def forecast(self, interval_s: float, steps: int = 1) -> Forecast | None:
         """Return what an interval to come brings, 1: the next; None before the first traffic."""
         isl, osl = self._predictors.isl.predict(steps), self._predictors.osl.predict(steps)
         if isl <= 0 or osl <= 0:
             return None
-        lengths = Lengths.of(self._mix, isl) or Lengths.single(isl)
+        lengths = Lengths.of(self._mix.items(), isl) or Lengths.single(isl)
         requests = max(0.0, self._predictors.requests.predict(steps))
         spread = self.surprises.spread(requests)
         return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
+
+    def stretches(self, interval_s: float, intervals: int) -> list[Stretch]:
+        """Return the forecasts of so many intervals; of what recurs, as it lay in them."""
+        more = NEIGHBOURS if self.recurs else 0
+        told = [self.forecast(interval_s, step) for step in range(1, intervals + more + 1)]
+        known = [one for one in told if one is not None]
+        if not self.recurs:
+            return [
+                Stretch(index * interval_s, (index + 1) * interval_s, one)
+                for index, one in enumerate(known)
+            ]
+        part_s = interval_s / PARTS
+        lie = runs(
+            [
+                (one.rate * interval_s, self._parts_before(step))
+                for step, one in enumerate(known, start=1)
+            ],
+            [one.requests for one in self.history[-NEIGHBOURS:]],
+        )
+        return [
+            Stretch(
+                *(one.begin * part_s, one.end * part_s),
+                known[int(one.begin / PARTS)]._replace(rate=one.share / part_s),
+            )
+            for one in lie
+        ]
+
+    def _parts_before(self, steps: int) -> Parts:
+        """How the interval lay that the forecast of what recurs is a copy of."""
+        period = self._predictors.requests.period
+        back = period - (steps - 1) % period if period else 0
+        return self._parts[-back] if 0 < back <= len(self._parts) else ()
 
     @property
     def fit_failures(self) -> int:
@@ -165,14 +237,28 @@ class Demand:
     def _all(self) -> tuple[Predictor, ...]:
         return self._predictors.requests, self._predictors.isl, self._predictors.osl
 
+    def _judge_period(self) -> None:
+        """Another period is another claim: how far off it is tells the past, not its forerunner."""
+        self._period = self._predictors.requests.period
+        for expected in self._expected.values():
+            expected.pop(RECURRING, None)
+        found = self._surprises[RECURRING] = Surprises()
+        for forecast, actual in self._predictors.requests.hindcast():
+            found.add(forecast, actual)
+
     def _learn(self, one: Interval) -> None:
-        predictor, expected = self._predictors.requests, self._expected
-        if len(expected) == expected.maxlen:
-            for name, forecast in expected[0].items():
-                self._surprises.setdefault(name, Surprises()).add(forecast, one.requests)
+        predictor = self._predictors.requests
+        self._learnt += 1
+        for name, forecast in self._expected.pop(self._learnt, {}).items():
+            self._surprises.setdefault(name, Surprises()).add(forecast, one.requests)
+        known = predictor.points
         predictor.add(one.requests)
+        if predictor.points > known:
+            self._parts.append(one.parts)
+        if predictor.period != self._period:
+            self._judge_period()
         if predictor.points:
-            expected.append(predictor.opinions(expected.maxlen or 1))
+            self._expected[self._learnt + self._ahead] = predictor.opinions(self._ahead)
         if one.isl is not None:
             self._predictors.isl.add(one.isl)
         if one.osl is not None:

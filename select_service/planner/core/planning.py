@@ -8,20 +8,21 @@ moment and may only add; both end in the same constraints. Nothing here waits or
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from select_service.planner.core.budget import PoolNeed, check_minima, share_out
 from select_service.planner.core.correcting import Correction
 from select_service.planner.core.demand import Demand
 from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.pool import SAME, Course, Pool, PoolSettings
 from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.reacting import ArrivalRate, Backlog, Surge
+from select_service.planner.core.reacting import ArrivalRate, Surge
 from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
-from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
 from select_service.planner.core.surprises import EXACT
 from select_service.planner.types import (
     Decision,
+    Idle,
     Load,
     ModelKey,
     PoolKey,
@@ -35,67 +36,15 @@ from select_service.planner.types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.planner.core.demand import Forecast, Interval, Predictors
+    from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
     from select_service.planner.core.surface import Surface
 
 __all__ = ["Fleet", "Model", "PoolSettings"]
 
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
-STEPS_MOST: Final = 10
-"""Intervals ahead that are forecast at most, however long engines take to start."""
+_CHANCE_MOST: Final = 0.05  # of a forecast that may be its chance: few requests are no excuse
 _BUSY_MOST: Final = 0.9  # a queue that is fuller says nothing about the profile
-_SAME: Final = 1e-9  # what rounding may add to a whole number of engines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """Engines of one role."""
-
-    gpus: int = 1
-    limits: PoolLimits = field(default_factory=PoolLimits)
-
-
-class _Pool:
-    """One role of one model, between two decisions."""
-
-    def __init__(self, key: PoolKey, settings: PoolSettings) -> None:
-        self.key = key
-        self.settings = settings
-        self.steady = Steady(settings.limits)
-        self.start_time = StartTime(settings.limits.start_s)
-        self.state = PoolState(settings.limits.least, settings.limits.least)
-        self.was_steady = False
-        self.slow: int | None = None
-        self.fast: int | None = None
-        self.prefills, self.decodes = Backlog(), Backlog()
-        self.engines = 0.0
-        self.sure: int | None = None
-        self.has_surged = False  # since the slow loop looked last
-
-    def look(self, state: PoolState, now: float) -> None:
-        """Take in what the connector reads."""
-        self.was_steady = state == self.state and not state.starting
-        self.state = state
-        self.start_time.follow(state.starting, now)
-
-    @property
-    def wanted(self) -> int:
-        """Forecast and load together: the load may add, and decides where nothing is forecast."""
-        known = [one for one in (self.slow, self.fast) if one is not None]
-        return max(known) if known else self.state.desired
-
-    def want(self, engines: float, sure: float | None) -> None:
-        """Take in what the slow loop computes: the need, and what would do in any case."""
-        self.engines = engines
-        self.slow = math.ceil(engines - _SAME)
-        # who was surprised a moment ago is sure of nothing
-        self.sure = None if sure is None or self.has_surged else math.ceil(sure - _SAME)
-        self.has_surged = False
-
-    def steps(self, interval_s: float) -> int:
-        """How many intervals ahead a decision of now matters: until one of the next can."""
-        return min(1 + math.ceil(self.start_time.seconds / interval_s - _SAME), STEPS_MOST)
 
 
 class Model:
@@ -120,7 +69,7 @@ class Model:
         weight: float = 1.0,
     ) -> None:
         self.key = key
-        self.pools = [_Pool(PoolKey(key, role), settings) for role, settings in pools.items()]
+        self.pools = [Pool(PoolKey(key, role), settings) for role, settings in pools.items()]
         self.surface = surface
         self.demand = Demand(predictors)
         self.goals = goals
@@ -130,10 +79,14 @@ class Model:
         self.forecast: Forecast | None = None
         """For the next interval."""
         self._arrivals = ArrivalRate()
-        self._planned = 0.0  # requests a second, at most, until another decision matters
+        self._rates: list[tuple[float, float, float]] = []  # planned: from, to, requests a second
+        self._planned = 0.0  # of them, at most, at the last look
+        self._back_s = 0.0  # the last look counted the arrivals of so many seconds
 
-    def observe(self, window: Window, interval_s: float, *, correct: bool) -> _Told:
-        """Run the slow loop for this model."""
+    def observe(
+        self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
+    ) -> _Told:
+        """Run the slow loop for this model; in `look_s` seconds somebody looks again."""
         told = _Told(str(self.key))
         steps = max(pool.steps(interval_s) for pool in self.pools)
         self.demand.look_ahead(steps)
@@ -143,33 +96,54 @@ class Model:
             return told
         if correct:
             self._correct(window)
-        # what recurs may begin anywhere in its interval, whose mean is then too little for it
-        edge = int(self.demand.recurs)
-        forecasts = [self.demand.forecast(interval_s, step) for step in range(1, steps + edge + 1)]
-        known = [one for one in forecasts if one is not None]
+        # one more than a decision of now is about: the fast loop goes on with the plan
+        known = self.demand.stretches(interval_s, steps + 1)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
-        self.forecast = known[0] if known else None
-        self._planned = max((one.rate for one in known), default=0.0)
+        self.forecast = known[0].forecast if known else None
+        self._rates = [(now + one.begin_s, now + one.end_s, one.forecast.rate) for one in known]
         self._arrivals.forget()
         for pool in self.pools:
             if not known:
-                pool.want(0.0, None)
+                pool.hold(0)
                 continue
-            needs = [self._need(pool, one) for one in known[: pool.steps(interval_s) + edge]]
-            need = max(needs, key=lambda one: one.engines)
-            pool.want(need.engines, self._sure(pool, known, window))
-            told.take(pool, need)
+            needs = [self._need(pool, one.forecast) for one in known]
+            sure = self._sure(pool, known, needs, window)
+            courses = [
+                Course(
+                    *(now + one.begin_s, now + one.end_s, need.engines),
+                    *(self._least(pool, one.forecast, interval_s), engines),
+                )
+                for one, need, engines in zip(known, needs, sure, strict=True)
+            ]
+            pool.plan(courses, now if self.demand.recurs else None)
+            pool.follow(now, self._back_s, look_s)
+            greatest = max(needs, key=lambda one: one.engines)
+            told.take(pool, next((one for one in needs if one.engines >= pool.engines), greatest))
         return told
 
-    def _sure(self, pool: _Pool, known: list[Forecast], window: Window) -> float | None:
-        """Return the engines that do even if forecasts are as wrong as usual; None: who knows."""
+    def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
+        """Return the engines for a rate that is lower by one deviation of an interval's count."""
+        chance = min(1 / math.sqrt(max(forecast.rate * interval_s, 1.0)), _CHANCE_MOST)
+        return self._need(pool, forecast._replace(rate=forecast.rate * (1 - chance))).engines
+
+    def _sure(
+        self, pool: Pool, known: Sequence[Stretch], needs: Sequence[Need], window: Window
+    ) -> list[float | None]:
+        """Return for each stretch the engines that do in any case; None: who knows."""
         usual = self.demand.surprises.usual
         if usual is None:
-            return None
-        rates = [(math.sqrt(one.rate * window.seconds) + usual) ** 2 for one in known]
-        if isinstance(window.requests, Value) and not self.demand.recurs:
-            rates.append(window.requests.value)
-        return self._need(pool, known[0]._replace(rate=max(rates) / window.seconds)).engines
+            return [None] * len(known)
+        if self.demand.recurs and self.goals.attainment is not None:
+            return [one.engines for one in needs]  # what forecasts miss is in them already
+        rates = [_as_wrong_as_usual(one.forecast.rate, usual, window.seconds) for one in known]
+        if not self.demand.recurs:
+            if isinstance(window.requests, Value):
+                rates.append(window.requests.value / window.seconds)
+            rates = [max(rates)] * len(known)
+        return [
+            self._need(pool, one.forecast._replace(rate=rate)).engines
+            for one, rate in zip(known, rates, strict=False)
+        ]
 
     def warm_up(self, history: Sequence[Interval], interval_s: float) -> None:
         """Learn a past; how far off forecasts of it would have been is learnt, too."""
@@ -190,11 +164,18 @@ class Model:
         self.p_correction = Correction(p_correction)
         self.d_correction = Correction(d_correction)
 
-    def react(self, load: Load, now: float) -> _Told:
+    def react(self, load: Load, now: float, look_s: float) -> _Told:
         """Run the fast loop for this model."""
         told = _Told(str(self.key))
-        counted = self._arrivals.hear(load, self._planned)
+        self.demand.look(load)
+        self._back_s = load.seconds if isinstance(load.arrived, Value | Idle) else 0.0
+        planned = self._rate_planned(now, look_s)
+        if planned < self._planned:
+            self._arrivals.forget()  # what came while more was planned says nothing against less
+        self._planned = planned
+        counted = self._arrivals.hear(load, planned)
         for pool in self.pools:
+            pool.follow(now, self._back_s, look_s)
             pool.fast = None
             wanted, why = self._reaction(pool, load, now, counted)
             if wanted is None:
@@ -202,22 +183,26 @@ class Model:
             pool.fast = wanted
             if pool.slow is None:
                 continue
-            pool.has_surged, pool.sure = True, None
+            pool.surge()
             if wanted > max(pool.slow, pool.state.desired):
                 told.reasons.append(f"{pool.key}: {wanted} at once: {why}")
         return told
 
     def _hold(self, told: _Told) -> None:
         for pool in self.pools:
-            if self.demand.missed > MISSED_MAX:
-                pool.slow = None
-            else:
-                pool.slow = pool.state.desired
+            pool.hold(None if self.demand.missed > MISSED_MAX else pool.state.desired)
         is_reactive = self.demand.missed > MISSED_MAX
         what = "the load alone decides" if is_reactive else "replicas are held"
         told.reasons.append(f"{self.key}: {self.demand.missed} intervals missing: {what}")
 
-    def _need(self, pool: _Pool, forecast: Forecast) -> Need:
+    def _rate_planned(self, now: float, look_s: float) -> float:
+        """Requests a second, at most, of what was counted last and until engines can start."""
+        until = now + look_s + max(pool.start_time.seconds for pool in self.pools)
+        since = now - self._back_s
+        rates = [rate for begin, end, rate in self._rates if end > since and begin < until]
+        return max(rates or [rate for _, _, rate in self._rates[-1:]], default=0.0)
+
+    def _need(self, pool: Pool, forecast: Forecast) -> Need:
         role, gpus = pool.key.role, pool.settings.gpus
         prefill = size_prefill(self.surface, forecast, self.goals, self.p_correction.factor)
         if role == "prefill":
@@ -232,7 +217,7 @@ class Model:
         return Need(prefill.engines + decode.engines, prefill.terms | decode.terms, infeasible)
 
     def _reaction(
-        self, pool: _Pool, load: Load, now: float, counted: Surge | None
+        self, pool: Pool, load: Load, now: float, counted: Surge | None
     ) -> tuple[int | None, str]:
         forecast = self.forecast
         if forecast is None:
@@ -261,22 +246,22 @@ class Model:
         ]
         if found:
             engines, why = max(found)
-            return math.ceil(engines - _SAME), why
+            return math.ceil(engines - SAME), why
         if pool.slow is None:
             return self._blind(pool, load, forecast, itl_ms)
         return None, ""
 
-    def _engines_at(self, pool: _Pool, forecast: Forecast, rate: float) -> float:
+    def _engines_at(self, pool: Pool, forecast: Forecast, rate: float) -> float:
         return self._need(pool, forecast._replace(rate=rate, spread=EXACT)).engines
 
     def _blind(
-        self, pool: _Pool, load: Load, forecast: Forecast, itl_ms: float
+        self, pool: Pool, load: Load, forecast: Forecast, itl_ms: float
     ) -> tuple[int | None, str]:
         """Nothing surges, and nobody forecasts: what does the load of this moment take?"""
         rate = self._arrivals.rate
         if rate is not None:
             engines = self._engines_at(pool, forecast, rate)
-            return math.ceil(engines - _SAME), f"{rate:.2f} requests/s come"
+            return math.ceil(engines - SAME), f"{rate:.2f} requests/s come"
         answers: list[tuple[int, str]] = []
         if pool.key.role != "decode" and isinstance(load.prefill_backlog_tokens, Value):
             tokens = load.prefill_backlog_tokens.value
@@ -343,7 +328,7 @@ class _Told:
         self.infeasible: list[str] = []
         self.terms: dict[str, float] = {}
 
-    def take(self, pool: _Pool, need: Need) -> None:
+    def take(self, pool: Pool, need: Need) -> None:
         """Note what a pool needs."""
         rate = need.terms["rate"]
         self.reasons.append(
@@ -375,15 +360,18 @@ class Fleet:
         self.gpus_max = gpus_max
         self.interval_s = interval_s
         self._correct = correct
+        self._looked_at: float | None = None
         check_minima([_need(model, pool, 0) for model, pool in self._pools()], gpus_max)
 
     def slow(
         self, windows: Mapping[ModelKey, Window], states: Mapping[PoolKey, PoolState], now: float
     ) -> Decision:
         """Decide after an interval; a pool whose state is not known keeps its count."""
-        self._look(states, now)
+        look_s = self._look(states, now)
         told = [
-            model.observe(windows[model.key], self.interval_s, correct=self._correct)
+            model.observe(
+                *(windows[model.key], self.interval_s, now, look_s), correct=self._correct
+            )
             for model in self.models
             if model.key in windows
         ]
@@ -393,17 +381,25 @@ class Fleet:
         self, loads: Mapping[ModelKey, Load], states: Mapping[PoolKey, PoolState], now: float
     ) -> Decision:
         """Decide by the load of this moment."""
-        self._look(states, now)
-        told = [model.react(loads[model.key], now) for model in self.models if model.key in loads]
+        look_s = self._look(states, now)
+        told = [
+            model.react(loads[model.key], now, look_s)
+            for model in self.models
+            if model.key in loads
+        ]
         return self._decided(told, states, now)
 
-    def _pools(self) -> list[tuple[Model, _Pool]]:
+    def _pools(self) -> list[tuple[Model, Pool]]:
         return [(model, pool) for model in self.models for pool in model.pools]
 
-    def _look(self, states: Mapping[PoolKey, PoolState], now: float) -> None:
+    def _look(self, states: Mapping[PoolKey, PoolState], now: float) -> float:
+        """Take the states in; returns when somebody will look again, if it goes on like this."""
+        look_s = self.interval_s if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
         for _, pool in self._pools():
             if pool.key in states:
                 pool.look(states[pool.key], now)
+        return min(max(look_s, 0.0), self.interval_s)
 
     def _decided(
         self, told: Sequence[_Told], states: Mapping[PoolKey, PoolState], now: float
@@ -440,7 +436,11 @@ class Fleet:
         )
 
 
-def _need(model: Model, pool: _Pool, wanted: int) -> PoolNeed:
+def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:
+    return (math.sqrt(rate * seconds) + usual) ** 2 / seconds
+
+
+def _need(model: Model, pool: Pool, wanted: int) -> PoolNeed:
     engines = pool.engines or float(wanted)
     settings = pool.settings
     return PoolNeed(pool.key, settings.gpus, settings.limits.least, wanted, engines, model.weight)

@@ -84,6 +84,22 @@ class Predictor:
         recurs = isinstance(self._model, Recurring) and self._model.period > 0
         return RECURRING if recurs else ""
 
+    @property
+    def period(self) -> int:
+        """Intervals after which the traffic comes again, whoever speaks; 0: it does not."""
+        return self._recurring.period if self._recurring else 0
+
+    def hindcast(self) -> list[tuple[float, float]]:
+        """Return what that period would have forecast of the past, and what came."""
+        pairs = self._recurring.hindcast() if self._recurring else []
+        return [(self._told(forecast), self._told(actual)) for forecast, actual in pairs]
+
+    @property
+    def _recurring(self) -> Recurring | None:
+        if isinstance(self._model, Chooser):
+            return self._model.recurring
+        return self._model if isinstance(self._model, Recurring) else None
+
     def opinions(self, steps: int = 1) -> dict[str, float]:
         """Return the forecast of every model there is to choose from, by name."""
         if not isinstance(self._model, Chooser) or not self.points:

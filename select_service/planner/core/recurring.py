@@ -1,4 +1,4 @@
-"""What comes again: the value one period ago, at the level of now.
+"""What comes again: the values one period ago and two and three, at the level of now.
 
 The period is the lag at which the series resembles itself most; it is looked for again now and
 then, and has to explain most of the variance over two whole periods at least. Until then, and on
@@ -21,12 +21,16 @@ RECURRING: Final = "recurring"
 
 WINDOW: Final = 1_440
 """Values that are remembered: three days of three-minute intervals."""
+HINDCAST: Final = 240
+"""Intervals by which a new period is judged."""
 _SEARCH_EVERY: Final = 5
 _PERIOD_MIN: Final = 4
 _ALIKE_MIN: Final = 0.6  # correlation of the series with itself, one period later
 _NEARLY: Final = 0.05
 _LEVEL_WEIGHT: Final = 0.1  # of one interval, in how this period compares with the last one
 _LEVEL_MOST: Final = 2.0
+_WEIGHTS: Final = (0.5, 0.3, 0.2)
+"""Of the last periods: three have less of chance in them than one, and the last is nearest."""
 
 
 class Recurring:
@@ -48,16 +52,37 @@ class Recurring:
             self._searched = 0
             self._search()
         if self.period:
-            self._compare(value, self._values[-1 - self.period])
+            self._compare(value, self._before(self.period + 1))
 
     def predict(self, steps: int = 1) -> float:
-        """Return what was there one period before that time, scaled to this period's level."""
+        """Return what was there whole periods before that time, scaled to this period's level."""
         if not self._values:
             return 0.0
         if not self.period:
             return self._values[-1]
         back = self.period - (steps - 1) % self.period
-        return self._level * self._values[-back]
+        return self._level * self._before(back)
+
+    def hindcast(self) -> list[tuple[float, float]]:
+        """Return what this period would have forecast of the past, and what came. O(n)."""
+        if not self.period:
+            return []
+        count = len(self._values)
+        return [
+            (self._before(count - index + self.period), self._values[index])
+            for index in range(max(self.period, count - HINDCAST), count)
+        ]
+
+    def _before(self, back: int) -> float:
+        """Return the weighted mean so far back, and whole periods further."""
+        values, period = self._values, self.period
+        known = [
+            (weight, values[-back - times * period])
+            for times, weight in enumerate(_WEIGHTS)
+            if back + times * period <= len(values)
+        ]
+        total = sum(weight for weight, _ in known)
+        return sum(weight * value for weight, value in known) / total
 
     def _compare(self, value: float, before: float) -> None:
         if before > 0 and value > 0:

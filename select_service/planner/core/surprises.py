@@ -28,9 +28,10 @@ POINTS_MIN: Final = 12
 """With fewer intervals nothing is known about errors."""
 WINDOW: Final = 240
 """Intervals that are remembered."""
-_ALIKE: Final = 1.05
-"""Factors so close count as one point, the greatest of them."""
+_ALIKE: Final = 1.03
+"""Factors so close count as one point, their mean."""
 _SMALL: Final = 0.9  # what is below costs nothing and is one point
+_CHANCE: Final = 0.25  # the variance of the root of a Poisson count, at any load
 _FACTOR_MOST: Final = 20.0  # of a forecast of nearly nothing
 
 
@@ -61,9 +62,9 @@ class Surprises:
     def spread(self, forecast: float) -> Spread:
         """Return what may come instead of a forecast, as some dozen points. O(n log n).
 
-        Each point is the greatest of its share, so that nothing is taken to be smaller than it
-        was; nor is anything greater than what ever came, but for the usual error: a burst does not
-        come on top of itself.
+        Nothing is greater than what ever came, but for the usual error: a burst does not
+        come on top of itself. What Poisson arrivals differ by at the same rate is taken off:
+        queues are sized for it anyway.
         """
         if len(self._seen) < POINTS_MIN or forecast <= 0:
             return EXACT
@@ -79,10 +80,13 @@ class Surprises:
         for difference, weight in ordered:
             if not weight:
                 continue
-            factor = min(max(0.0, root + difference) ** 2 / forecast, most, _FACTOR_MOST)
+            rate = max(0.0, root + _beyond_chance(difference)) ** 2 / forecast
+            factor = min(rate, most, _FACTOR_MOST)
             share = weight / total
-            if factor < max(begun, _SMALL) * _ALIKE:
-                points.append((factor, (points.pop()[1] if points else 0.0) + share))
+            if points and factor < max(begun, _SMALL) * _ALIKE:
+                mean, before = points.pop()
+                both = before + share
+                points.append(((mean * before + factor * share) / both, both))
             else:
                 begun = factor
                 points.append((factor, share))
@@ -97,3 +101,7 @@ class Surprises:
         while last < len(seen) - 1 and seen[last + 1][0] > limit:
             last += 1
         return seen[:first] + seen[last + 1 :]
+
+
+def _beyond_chance(difference: float) -> float:
+    return math.copysign(math.sqrt(max(0.0, difference**2 - _CHANCE)), difference)

@@ -22,6 +22,8 @@ __all__ = ["Kube", "KubeAnswer"]
 
 MOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 10.0
+RETRY_AFTER_MAX_S: Final = 60.0
+"""A server that asks to be left alone for longer is asked after that time."""
 Json: TypeAlias = dict[str, object]
 
 
@@ -30,6 +32,8 @@ class KubeAnswer(msgspec.Struct, frozen=True):
 
     status: int
     body: Json
+    retry_after_s: float = 0.0
+    """Before that nothing shall be asked again; 0: the server said nothing of the kind."""
 
     @property
     def said(self) -> str:
@@ -120,7 +124,10 @@ class Kube:
             raise ConnectorError(
                 f"{method} {path}: {str(error) or type(error).__name__}"
             ) from error
-        return KubeAnswer(response.status_code, found)
+        told = response.headers.get("retry-after", "")
+        # API servers send whole seconds; a date would be some proxy's
+        wait_s = min(float(told), RETRY_AFTER_MAX_S) if told.isdecimal() else 0.0
+        return KubeAnswer(response.status_code, found, wait_s)
 
     async def close(self) -> None:
         """Let go of the connections."""

@@ -87,7 +87,7 @@ class Reference:
         self._lookup = CompatibleLookup(profile)
         self._predictors = [make_predictor(tuning) for _ in range(3)]
         for one in settings.warmup:
-            for predictor, value in zip(self._predictors, one, strict=True):
+            for predictor, value in zip(self._predictors, one[:3], strict=True):
                 predictor.add(value or 0.0)
         self._limits = CompatibleLimits(
             interval_s=settings.interval_s,

@@ -101,5 +101,7 @@ def _makes_sense(one: _ModelMemory) -> bool:
     """Whether it can be gone on from: numbers somebody wrote by hand may be none of ours."""
     factors = (one.computed, one.p_correction, one.d_correction)
     return all(factor > 0 for factor in factors) and all(
-        value is None or value >= 0 for interval in one.history for value in interval
+        value is None or value >= 0
+        for interval in one.history
+        for value in (*interval[:3], *interval.parts)
     )

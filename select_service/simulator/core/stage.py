@@ -144,6 +144,7 @@ class _Ledger:
         self.prefill: Floats = np.zeros(capacity)
         self.decode: Floats = np.zeros(capacity)
         self.churn: Floats = np.zeros(capacity)
+        self.context: Floats = np.zeros(capacity)
         self.prefilling = self.churned = 0.0
         self.requests = np.zeros(capacity, dtype=np.int64)
         self.blocks = _Blocks()
@@ -156,8 +157,10 @@ class _Ledger:
     def load(self, packed: bytes | None) -> None:
         if packed is None or ranks_in(packed) != len(self.prefill):
             raise BadRecording("loads of other ranks than there are")
-        self.prefill[:], self.decode[:], self.churn[:], *totals = unpacked(packed)
-        self.prefilling, self.churned = totals
+        loads = unpacked(packed)
+        self.prefill[:], self.decode[:] = loads.prefill, loads.decode
+        self.churn[:], self.context[:] = loads.churn, loads.context
+        self.prefilling, self.churned = loads.prefilling, loads.churned
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         self._shared, self.blocks.is_shared = shared, shared is not None

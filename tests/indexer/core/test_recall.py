@@ -104,6 +104,19 @@ def first_life(count: int = 5, *, has_replay: bool = True) -> Life:
     return life
 
 
+def test_a_connection_that_breaks_is_no_proof_of_another_engine() -> None:
+    """Something else may listen there until the engine has started; silence is what counts."""
+    life = Life(first_life())
+    assert not life.stream.on_broken_replay(life.now)
+    assert life.stream.is_unproven
+    life.wait(2.0)
+    assert life.asked == 4, "asked again"
+    life.reply(4)
+    life.end()
+    assert life.recalls == {"credited": 1}
+    assert not life.stream.on_broken_replay(life.now), "nothing was asked"
+
+
 def test_the_same_engine_is_credited_when_all_is_applied() -> None:
     life = Life(first_life())
     assert life.asked == 4, "from the last batch, to compare it"

@@ -246,9 +246,20 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.1, 6.0, 31.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
+        was_busy = self.stream.is_busy  # a look goes on with what is pending, too
+        due, before = self.stream.due(self.now), self._what_a_look_may_change()
         self.stream.on_timer(self.now)
         self.stream.check()
+        if due > self.now and not was_busy:
+            assert self._what_a_look_may_change() == before, "nobody looks before it is due"
         self._settle()
+        # what was due has been done, or it would be due for ever; who is busy is looked at again
+        assert was_busy or self.stream.request or self.stream.due(self.now) > self.now
+
+    def _what_a_look_may_change(self) -> object:
+        stream = self.stream
+        held = [self.index.held(RANK, tier) for tier in Tier]
+        return (stream.request, stream.kv_state, stream.lost_batches, stream.is_unproven, held)
 
     # -- the truth ------------------------------------------------------------------------------
 

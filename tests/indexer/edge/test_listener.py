@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from indexer.core.stream import EventStream
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, SCOPE, House, batch, play
+from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, play
 from tests.indexer.encoding import encode_batch, stored
 
 
@@ -181,12 +182,64 @@ def test_a_tick_of_many_streams_gives_way(context: Any, monkeypatch: pytest.Monk
             monkeypatch.setattr(
                 stream, "on_timer", lambda *_, rank=stream.rank, **__: seen.setdefault(rank, turns)
             )
+        house.listeners.look_at_all()
         counting = asyncio.create_task(count_turns())
         await house.until(lambda: len(seen) == len(streams))
         counting.cancel()
         assert len(set(seen.values())) == len(streams), "each in a turn of its own"
 
     play(context, scenario, StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
+
+
+def test_streams_that_rest_are_not_looked_at(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the one whose replay runs at every tick, and all of them when the limits change."""
+
+    async def scenario(house: House) -> None:
+        limits = house.registry.limits
+        engines = [house.engine() for _ in range(4)]
+        streams = [await house.follow(engine, worker) for worker, engine in enumerate(engines)]
+        looks: list[EventStream] = []
+        true_look = EventStream.on_timer
+
+        def look(stream: EventStream, now: float, *, may_poll: bool = True) -> None:
+            looks.append(stream)
+            true_look(stream, now, may_poll=may_poll)
+
+        monkeypatch.setattr(EventStream, "on_timer", look)
+        await house.until(lambda: not house.listeners._rounds._always)
+        looks.clear()
+        serve, engines[0].serve = engines[0].serve, lambda: None  # type: ignore[method-assign]
+        engines[0].publish(batch(0), is_lost=True)
+        engines[0].publish(batch(1))  # a gap, and nobody answers yet
+        await house.until(lambda: len(looks) > 10)
+        assert set(looks) == {streams[0]}
+        engines[0].serve = serve  # type: ignore[method-assign]
+        await house.until(lambda: house.holds(streams[0], 1))
+        await house.until(lambda: not house.listeners._rounds._always)
+        looks.clear()
+        limits.poll_after_s = 0.01  # as a reload does
+        house.listeners.look_at_all()
+        await house.until(lambda: all(looks.count(stream) > 2 for stream in streams))
+        house.listeners._rounds.check()
+
+    play(context, scenario)
+
+
+def test_what_somebody_else_has_a_stream_ask_is_asked(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        engine.publish(batch(0))
+        await house.until(lambda: house.holds(stream, 0))
+        await house.until(lambda: not house.listeners._rounds._always)
+        assert stream.reread(house.listeners._clock()) == "asked"
+        house.listeners.look_at(stream)
+        await house.until(lambda: stream.tallies.replays == {"complete": 1})
+        house.listeners.stop(stream)
+        house.listeners.look_at(stream)  # too late, and no harm
+        house.listeners._rounds.check()
+
+    play(context, scenario)
 
 
 def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
@@ -200,6 +253,33 @@ def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
         await house.until(lambda: house.holds(stream, 2))
 
     play(context, scenario, StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0))
+
+
+@pytest.mark.parametrize("at", [0, 2], ids=["the first", "after some"])
+def test_a_replay_that_is_broken_off_is_not_waited_for(context: Any, at: int) -> None:
+    """By a reply beyond the limit: silence would tell, after as long as it takes, at each try."""
+
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        for number in range(5):
+            engine.publish(b"\x00" * 20_000 if number == at else batch(number), is_lost=True)
+        engine.publish(batch(5))  # a gap, and what fills it does not come through
+        await house.until(lambda: house.holds(stream, 5))
+        assert stream.tallies.replays == {"broken": 1}
+        assert stream.lost_batches == 5 - at
+        assert stream.kv_state == "uncertain"
+        assert [house.holds(stream, number) for number in range(at)] == [True] * at
+        assert len(engine.requests) <= 2 + LIMITS.replay_attempts_max
+
+    never = StreamLimits(
+        message_bytes_max=10_000,
+        tick_s=0.02,
+        poll_after_s=0,
+        replay_silence_s=1_000.0,
+        replay_deadline_s=10_000.0,
+    )
+    play(context, scenario, never)
 
 
 def test_a_long_batch_gives_way(context: Any) -> None:
@@ -365,6 +445,7 @@ def test_a_bug_in_a_tick_does_not_end_the_ticks(
                 raise RuntimeError("a bug")
 
         monkeypatch.setattr(stream, "on_timer", broken)
+        house.listeners.look_at_all()
         await house.until(lambda: len(ticks) > 1)
         assert house.listeners.faults == 1
         house.listeners.faults = 0

@@ -45,6 +45,7 @@ def price(
     device: int = 0,
     booked: int = 0,
     churn: int = 0,
+    context: int = 0,
     isl: int = 640,
     waiting: float = 1.0,
 ) -> float:
@@ -63,13 +64,21 @@ def price(
         block_size=SIZE,
         booked=np.array([float(booked)]),
         churn=np.array([float(churn)]),
+        context=np.array([float(context)]),
     )
     return float(costs(projection, weights)[0])
 
 
 @given(
     base=st.fixed_dictionaries(
-        {"prefill": tokens, "decode": blocks, "device": blocks, "booked": blocks, "churn": tokens}
+        {
+            "prefill": tokens,
+            "decode": blocks,
+            "device": blocks,
+            "booked": blocks,
+            "churn": tokens,
+            "context": blocks,
+        }
     ),
     more=st.integers(1, 1000),
     waiting=st.floats(0.0, 50.0),
@@ -78,7 +87,7 @@ def test_dearer_with_load_and_cheaper_with_overlap(
     base: dict[str, int], more: int, waiting: float
 ) -> None:
     here = price(**base, waiting=waiting)
-    for name in ("prefill", "decode", "churn"):
+    for name in ("prefill", "decode", "churn", "context"):
         assert price(**base | {name: base[name] + more}, waiting=waiting) >= here, name
     for name in ("device", "booked"):
         longer = min(base[name] + more, 40)
@@ -132,8 +141,7 @@ class Fleet:
             reservation_id=f"r{self.made}",
             block_hashes=hashes,
             sequence_hashes=hashes,
-            isl_tokens=SIZE * len(prompt),
-            **wishes,
+            **{"isl_tokens": SIZE * len(prompt)} | wishes,
         )
         answer, _ = self.core.select_and_reserve(request, self.now)
         assert isinstance(answer, Selection)
@@ -196,6 +204,45 @@ def test_only_those_who_may_be_chosen_are(twin: Any, data: st.DataObject) -> Non
             assert fleet.ask([*prompt, 1000 + number], allowed_worker_ids=allowed) in allowed
 
 
+@EITHER
+def test_a_prompt_many_share_is_read_for_each_of_them(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty answers over one prompt are more to decode than three over prompts of their own."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    prompt = list(range(1, 41))
+    chosen: dict[str, int] = {}
+    policies: tuple[Policy, ...] = ("kv-cost", "first-token")
+    for policy in policies:
+        fleet = Fleet(2, RouterConfig(policy=policy))
+        for worker_id in range(2):
+            fleet.store(worker_id, prompt)
+        for tail in range(20):
+            fleet.ask([*prompt, 100 + tail], allowed_worker_ids=[0])
+            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        for number in range(3):
+            fleet.ask(
+                list(range(1000 * (number + 1), 1000 * (number + 1) + 40)), allowed_worker_ids=[1]
+            )
+            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        chosen[policy] = fleet.ask([*prompt, 999])
+    assert chosen == {"kv-cost": 0, "first-token": 1}
+
+
+@EITHER
+def test_prompts_shorter_than_a_block_are_spread(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold no block that anybody could find; to decode they are as much as others."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    fleet = Fleet(4)
+    counts = [0] * 4
+    for _ in range(20):
+        counts[fleet.ask([], isl_tokens=SIZE - 1)] += 1
+        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+    assert counts == [5] * 4
+
+
 def test_churn_is_forgotten() -> None:
     ledger = Ledger()
     ledger.ensure(2)
@@ -227,3 +274,19 @@ def test_first_tokens_come_sooner(workload: WorkloadSettings) -> None:
     )
     assert ours.ttft_s.p90 < 0.7 * peer.ttft_s.p90
     assert ours.hit_share > peer.hit_share
+
+
+def test_a_prompt_that_all_share_does_not_gather_them() -> None:
+    """Nothing is cached by one rank alone, so nothing may be worse than by the contract's formula.
+
+    It was: while distinct blocks were what decoding cost, a shared prompt cost nothing more.
+    """
+    workload = WorkloadSettings(kind="shared-prompts", rate=60.0, requests=1_000, prompts=4)
+    ours, peer = (
+        run(RunSettings(policy=policy, workloads=[workload], block_size=64))
+        for policy in ("ours", "kv-cost")
+    )
+    assert ours.ttft_s.p90 < peer.ttft_s.p90
+    assert ours.itl_s.p90 < peer.itl_s.p90
+    assert ours.e2e_s.mean < peer.e2e_s.mean
+    assert ours.load_cov < peer.load_cov

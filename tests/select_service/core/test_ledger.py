@@ -385,6 +385,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
         for slot in range(self.slots):
             assert self.ledger.prefill[slot] == self.twin.prefill(slot)
             assert self.ledger.decode[slot] == self.twin.decode(slot)
+            assert self.ledger.context[slot] == self.twin.context(slot)
             assert self.ledger.requests[slot] == len(self.twin.on(slot))
         for name, reservation in self.names.items():
             assert unpack(self.ledger.chain_of(reservation)) == self.twin.live[name].hashes
@@ -400,6 +401,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
         assert not self.ledger.blocks.indexed
         assert not self.ledger.prefill.any()
         assert not self.ledger.decode.any()
+        assert not self.ledger.context.any()
 
 
 AgainstTheTwin.TestCase.settings = settings(

@@ -54,7 +54,8 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     seed=st.integers(0, 3),
     trust=st.none() | st.lists(factors, min_size=ROWS, max_size=ROWS),
     churn=columns,
-    ours=st.none() | st.tuples(weights, weights, st.floats(0.0, 1.0), st.booleans()),
+    ours=st.none() | st.tuples(weights, weights, st.floats(0.0, 1.0), st.booleans(), weights),
+    context=columns,
 )
 def test_like_the_columns(
     twin: ModuleType,
@@ -73,13 +74,15 @@ def test_like_the_columns(
     seed: int,
     trust: list[float] | None,
     churn: list[int],
-    ours: tuple[float, float, float, bool] | None,
+    ours: tuple[float, float, float, bool, float] | None,
+    context: list[int],
 ) -> None:
     prefill, decode, churn = prefill * repeats, decode * repeats, churn * repeats
     device, shared = device * repeats, shared * repeats
     rows += ROWS * (repeats - 1)
     booked, held = np.array(prefill, dtype=np.float64), np.array(decode, dtype=np.float64)
     lately = np.array(churn, dtype=np.float64)
+    attended = np.array(context * repeats, dtype=np.float64)
     which = np.arange(rows)
     if chosen_ones is not None:  # some of them, in any order
         which = np.array([one + ROWS * part for part in range(repeats) for one in chosen_ones])
@@ -96,12 +99,13 @@ def test_like_the_columns(
         trust=None if believed is None or overlap is None else believed[which],
         booked=np.array(shared, dtype=np.float64)[which] if any(shared) else None,
         churn=lately[which],
+        context=attended[which] + 6,
     )
     chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track, *(ours or ()))
     if ours is not None and chosen.is_kv_cost:
         ours = None
     prices = costs(projection, chosen)
-    pricer = twin.Pricer(booked, held, lately)
+    pricer = twin.Pricer(booked, held, lately, attended)
     row, price, left = pricer.cheapest(
         *(rows if chosen_ones is None else which, isl, block_size, 6, scale, credit, track),
         *(groups(device), groups(shared), random.Random(seed).random, believed, ours),
@@ -116,7 +120,7 @@ def test_like_the_columns(
 
 @EITHER
 def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
-    pricer = twin.Pricer(*np.zeros((3, 4)))
+    pricer = twin.Pricer(*np.zeros((4, 4)))
     rest = (1, 1, 0, 1.0, 1.0, True)
     for rows in (0, 5, -1):
         with pytest.raises(ValueError, match="rows"):
@@ -133,9 +137,11 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
     with pytest.raises(ValueError, match="rows"):
         pricer.cheapest(4, *rest, [(1, np.array([0]))], None, random.random, np.ones(3))
     with pytest.raises(ValueError, match="length"):
-        twin.Pricer(np.zeros(4), np.zeros(3), np.zeros(4))
+        twin.Pricer(np.zeros(4), np.zeros(3), np.zeros(4), np.zeros(4))
     with pytest.raises(ValueError, match="length"):
-        twin.Pricer(np.zeros(4), np.zeros(4), np.zeros(3))
+        twin.Pricer(np.zeros(4), np.zeros(4), np.zeros(3), np.zeros(4))
+    with pytest.raises(ValueError, match="length"):
+        twin.Pricer(np.zeros(4), np.zeros(4), np.zeros(4), np.zeros(3))
 
 
 @EITHER
@@ -146,7 +152,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
         held = np.array([float(rng.randrange(50)) for _ in range(ROWS)])
         device = groups([rng.randrange(9) for _ in range(ROWS)])
         question = (ROWS, rng.randrange(1, 300), 16, 7, 1.0, 1.0, True, device, None)
-        pricer = twin.Pricer(booked, held, held)
+        pricer = twin.Pricer(booked, held, held, held)
         drawn = [
             pricer.cheapest(*question, random.Random(1).random, *more)
             for more in ((), (None,), (np.ones(ROWS),))
@@ -156,7 +162,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
 
 @EITHER
 def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
-    pricer = twin.Pricer(*np.zeros((3, 3)))
+    pricer = twin.Pricer(*np.zeros((4, 3)))
     drawn = pricer.cheapest(3, 1, 1, 0, 1.0, 1.0, True, None, None, lambda: 1.0 - 2**-53)
     assert drawn[0] == 2
 
@@ -199,15 +205,16 @@ def test_columns_of_one_length(twin: ModuleType) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_columns_are_copied_as_they_are_now(twin: ModuleType, rows: int) -> None:
     prefill, decode = np.arange(rows, dtype=np.float64), np.full(rows, 0.5)
-    churn = np.full(rows, 7.0)
-    pricer = twin.Pricer(prefill, decode, churn)
+    churn, context = np.full(rows, 7.0), np.full(rows, 9.0)
+    columns = prefill, decode, churn, context
+    pricer = twin.Pricer(*columns)
     before = pricer.packed(3, 7.5)
     assert ranks_in(before) == rows
-    columns = prefill.tobytes() + decode.tobytes() + churn.tobytes()
-    assert before == columns + np.array([3.0, 7.5]).tobytes()
+    whole = b"".join(one.tobytes() for one in columns)
+    assert before == whole + np.array([3.0, 7.5]).tobytes()
     told = unpacked(before)
-    assert [one.tolist() for one in told[:3]] == [one.tolist() for one in (prefill, decode, churn)]
-    assert told[3:] == (3.0, 7.5)
+    assert [one.tolist() for one in told[:4]] == [one.tolist() for one in columns]
+    assert told[4:] == (3.0, 7.5)
     prefill += 1.0
     assert pricer.packed(3, 7.5)[: 8 * rows] == prefill.tobytes()
     assert rows == 0 or before != pricer.packed(3, 7.5)

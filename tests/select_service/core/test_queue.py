@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
+from indexer.core.registry import Registry
 from select_service.core.prompt import Prompt
 from select_service.core.queue import PendingQueue, QueuePolicy, Ticket, order_key
-from select_service.types import SelectRequest
+from select_service.core.service import SelectionCore
+from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 
 
 def ticket(isl: int = 100, cached: int = 0, **wishes: Any) -> Ticket:
@@ -34,6 +38,38 @@ def test_first_come_first_served() -> None:
 def test_a_jump_counts_seconds_and_negative_ones_count_nothing() -> None:
     first, late, back = ticket(), ticket(priority_jump=1.5), ticket(priority_jump=-9.0)
     assert order("fcfs", first, late, back) == [1, 0, 2]
+
+
+def test_short_ones_overtake_within_a_time_that_grows_with_what_is_overtaken() -> None:
+    """Who came first, with 3,000 tokens left, lets 1,000 fewer before it for half a second."""
+    arrivals = [ticket(3_000), ticket(9_000, cached=8_000), ticket(1_000), ticket(2_500)]
+    queue = PendingQueue()
+    for now, one in zip((0.0, 0.9, 1.1, 0.1), arrivals, strict=True):
+        one.key = order_key("fcfs", one, now, 0.5)
+        queue.push(one)
+    assert [arrivals.index(one) for one in queue.tickets()] == [3, 1, 0, 2]
+    late = ticket(1, strict_priority=1)
+    assert order_key("fcfs", late, 99.0, 0.5) < arrivals[1].key
+
+
+@pytest.mark.parametrize(
+    ("config", "overtakes"),
+    [
+        (RouterConfig(), False),
+        (RouterConfig(policy="first-token"), True),
+        (RouterConfig(policy="first-token", overtaking_s=0.0), False),
+        (RouterConfig(overtaking_s=0.1), True),
+    ],
+)
+def test_nobody_overtakes_where_the_contract_orders_the_queue(
+    config: RouterConfig, overtakes: bool
+) -> None:
+    config = msgspec.structs.replace(config, use_kv_events=False)
+    core = SelectionCore(Registry(), config, random.Random(1))
+    core.upsert_worker(WorkerSpec(worker_id=1, endpoint="x", block_size=16), 0.0)
+    (partition,) = core.partitions.values()
+    (only,) = partition.policy.classes
+    assert (only.queue_policy, only.overtaking_s > 0.0) == ("fcfs", overtakes)
 
 
 def test_strict_priority_goes_before_everything() -> None:

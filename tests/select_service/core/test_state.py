@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.changes import RESERVATION, Changes
+from select_service.core.changes import RESERVATION, WHOLE, Changes
 from select_service.core.replica_messages import ClaimRecord
 from select_service.errors import ServiceError
 from tests.effort import examples
@@ -43,15 +43,29 @@ class Disk:
         self.changes = changes
         self.rows: dict[Any, bytes] = {}
 
-    def write(self, fleet: Fleet) -> None:
+    def write(self, fleet: Fleet, *, fails: bool = False) -> None:
+        """Write all there is, a commit at a time; one that fails comes back into the queue."""
         while self.changes.marked:
-            key, ordinal = self.changes.marked.popitem(last=False)
-            record = fleet.core.state.record(key)
-            if record is None:
-                self.rows.pop(key, None)
-            else:
-                self.rows[key] = record
-            self.changes.written(key, ordinal)
+            flying: dict[Any, int] = {}
+            rest: list[Any] = []
+            while (taken := self.changes.take(rest, flying)) is not None:
+                flying[taken[0]] = taken[1]
+                if not rest:
+                    break
+            records = {key: fleet.core.state.record(key) for key in flying if key[0] != WHOLE}
+            if fails:
+                for key, ordinal in sorted(flying.items(), key=lambda one: one[1], reverse=True):
+                    if key not in self.changes.marked:
+                        self.changes.marked[key] = ordinal
+                        self.changes.marked.move_to_end(key, last=False)
+                return
+            for key, record in records.items():
+                if record is None:
+                    self.rows.pop(key, None)
+                else:
+                    self.rows[key] = record
+            for key, ordinal in flying.items():
+                self.changes.written(key, ordinal)
 
 
 def restored(disk: Disk, now: float) -> Fleet:

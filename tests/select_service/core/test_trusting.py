@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from itertools import pairwise
 from typing import Any
@@ -347,6 +348,8 @@ def test_not_all_indexes_are_read_again_at_once() -> None:
     fleet.tick(1.0)
     streams = fleet.core.membership.streams()
     assert sum(stream.is_replaying for stream in streams) == TrustSettings().rereads_max
+    asking = [stream for stream in streams if stream.request is not None]
+    assert fleet.effects.reread == asking, "listeners do not look at a stream that rests"
     for stream in streams:
         if stream.is_replaying:
             stream.on_replay([b"", b"kv", b"\xff" * 8, b""], fleet.now)
@@ -429,11 +432,22 @@ class Late(Fleet):
         self.worker(1, replay_endpoint="tcp://127.0.0.1:6001")
         self.core.trusting.wall_ahead = 0.0
         self.seq = 0
+        self.late_s = math.inf  # of the last batch
         stream = self.core.membership.stream_at(WorkerRank(1, 0))
         assert stream is not None
         self.stream = stream
 
-    def event(self, late_s: float, seq: int | None = None) -> None:
+    def event(self, late_s: float, seq: int | None = None, *, is_set: bool = False) -> None:
+        """One more batch; what is later than the one before was made after it all the same.
+
+        Args:
+            late_s: by so much.
+            seq: its number, if not the next.
+            is_set: it is not later: the engine's clock was set back.
+        """
+        if not is_set:
+            self.now += max(0.0, late_s - self.late_s)
+        self.late_s = late_s
         number = self.seq if seq is None else seq
         payload = encode_batch(
             [stored([number + 1], [number * 16 + at for at in range(16)])], ts=self.now - late_s
@@ -497,6 +511,20 @@ def test_a_clock_that_was_set_is_forgiven_after_a_while() -> None:
         fleet.now += BASE_S
         fleet.event(60.0)
     assert fleet.row.trust == 1.0
+
+
+@pytest.mark.parametrize("back_s", [60.0, 7200.0])
+def test_an_engine_whose_clock_is_set_back_is_not_late(back_s: float) -> None:
+    """One engine's batches are made one after another: a time that goes back was set."""
+    fleet = Late()
+    for _ in range(3):
+        fleet.event(0.0)
+    for _ in range(5):
+        fleet.event(back_s, is_set=True)
+        assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, 0.0)
+    fleet.event(back_s + 20.0)  # and from then on, this late is late
+    assert fleet.row.index.lag_s == pytest.approx(20.0)
+    assert fleet.row.trust < 1.0
 
 
 def test_an_engine_without_a_clock_has_no_lag() -> None:

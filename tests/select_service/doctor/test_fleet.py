@@ -107,6 +107,26 @@ def test_callers_that_never_free(context: Context) -> None:
     play(context, scenario, config=NO_EVENTS, core={"reservation_ttl_s": 20.0})
 
 
+def test_a_wall_clock_that_is_set(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        ward.register(1)
+        off = [0.0]
+        ward.service.doctor()._wall_clock = lambda: ward.clock.wall() + off[0]
+        assert await ward.pass_time(20) == []
+        off[0] = -3600.0
+        (finding,) = await ward.examine()
+        assert (finding.code, finding.what) == ("clock-set", "our wall clock went back by 3600 s")
+        assert await ward.pass_time(110) == ["clock-set"]
+        assert await ward.pass_time(20) == []
+        off[0] += 2.0  # slewed, or as much as a busy machine is late between two looks
+        assert await ward.pass_time(20) == []
+        off[0] += 3600.0
+        (finding,) = await ward.examine()
+        assert finding.what == "our wall clock went forward by 3600 s"
+
+    play(context, scenario, config=NO_EVENTS)
+
+
 # -- replicas --------------------------------------------------------------------------------------
 
 

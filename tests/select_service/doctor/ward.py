@@ -226,6 +226,7 @@ def play(
         )
         await service.start()
         service.doctor()._wall_clock = clock.wall
+        service.doctor()._machine_clock = clock
         await service.doctor().examine()  # from now on prompts are sampled
         ward = Ward(context, service, clock)
         try:

@@ -106,6 +106,26 @@ def test_an_expired_token_is_refused_although_it_is_remembered(tmp_path: Path) -
     on_a_port(use, token_file=str(file.path))
 
 
+def test_a_token_neither_ends_early_nor_lives_on_when_the_clock_is_set(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("brief", "select", expires="2030-01-01T00:00:00Z")
+
+    async def use(port: int, service: Driver, server: object) -> None:
+        seat(service)
+        authority = authority_of(service)
+        now = [1893456000.0 - 10]
+        authority._wall = lambda: now[0]
+        authority.adopt(authority.prepare())
+        wire = await Wire.to(port)
+        for step, status in ((0, 200), (86_400, 401), (-86_400, 200), (5, 200), (10, 401)):
+            now[0] += step
+            authority.tick()
+            answers = [await selects(wire, file.line("brief")) for _ in range(2)]
+            assert answers == [status, status], "the second time it is remembered"
+
+    on_a_port(use, token_file=str(file.path))
+
+
 def test_the_server_lets_go_of_what_expires(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("brief", "select", expires="2030-01-01T00:00:00Z")

@@ -53,6 +53,7 @@ def test_what_is_told_of_it() -> None:
                 "delay_weight": 0.0,
                 "eviction_weight": 0.0,
                 "expects_booked": False,
+                "context_load_scale": 0.0,
             },
             "agrees": False,
             "regret_by_live_weights": 1.0,
@@ -106,7 +107,8 @@ def test_the_other_policy_looks_on() -> None:
         told = answer.json()["decision"]["shadow"]
         assert told["shadow"]["worker_id"] == 1
         weights = told["weights"]
-        assert (weights["decode_load_scale"], weights["expects_booked"]) == (0.125, True)
+        assert (weights["decode_load_scale"], weights["expects_booked"]) == (0.0, True)
+        assert weights["context_load_scale"] == 0.0625
         assert weights["delay_weight"] == 0.5, "one prompt is computed, on two ranks"
         assert weights["eviction_weight"] == 0.125 * 2 / 32
         whole = (await client.get("/shadow")).json()

@@ -8,8 +8,16 @@ from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
-from bench.planner.scale_down import TRACE, Task, rates
+from bench.planner.scale_down import (
+    TRACE,
+    Task,
+    advised_places,
+    every_hit_rate,
+    hit_rate_after,
+    rates,
+)
 from select_service.drain_types import ScaleDownCandidate
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
@@ -30,7 +38,7 @@ def told(asked: Generator[None, None, T]) -> T:
             return found
 
 
-def hit_rate_after(removed: str, seed: int) -> float:
+def hit_rate_of_chats(removed: str, seed: int) -> float:
     router = CoreRouter(CoreSettings(), [random.Random(1)])
     engine = EngineSettings(kv_tokens=400_000)
     chats = WorkloadSettings(kind="chat", rate=1.5, requests=6_000)
@@ -61,7 +69,7 @@ def hit_rate_after(removed: str, seed: int) -> float:
 @pytest.mark.slow
 def test_advised_workers_are_missed_less_than_the_newest() -> None:
     rates = {
-        removed: sum(hit_rate_after(removed, seed) for seed in (5, 6)) / 2
+        removed: sum(hit_rate_of_chats(removed, seed) for seed in (5, 6)) / 2
         for removed in ("none", "advised", "newest")
     }
     assert rates["advised"] >= rates["none"] - 0.02
@@ -77,3 +85,14 @@ def test_on_a_recorded_trace_the_hit_rate_stays_within_two_points() -> None:
     found = {one: statistics.mean(values) for one, values in rates(like, 2, 2).items()}
     assert found["advised"] >= found["none"] - 0.02
     assert found["advised"] >= found["newest"]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(not TRACE.exists(), reason=f"no recorded trace here: {TRACE}")
+def test_trying_every_worker_finds_what_the_advised_one_and_the_newest_cost() -> None:
+    like = Task(trace=str(TRACE), removed="none", workers=4, gone=1, speed=4.0)
+    found = every_hit_rate(like)
+    assert len(found) == 4
+    assert found[advised_places(like)] == hit_rate_after(replace(like, removed="advised"))
+    assert found[(3,)] == hit_rate_after(replace(like, removed="newest"))

@@ -147,7 +147,9 @@ def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, 
             credited += max(0, shared - device - host - disk)
         decode = weights.decode_load_scale * (float(loads.decode[slot]) + blocks - shared)
         more = (delayed + evicting * float(loads.churn[slot])) * max(0.0, own - credited)
-        costs[slot] = weights.prefill_load_scale * (max(0.0, raw - credited) + more) + decode
+        context = weights.context_load_scale * (float(loads.context[slot]) + blocks)
+        left = max(0.0, raw - credited)
+        costs[slot] = weights.prefill_load_scale * (left + more) + decode + context
     return costs
 
 
@@ -239,7 +241,7 @@ def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
             one.item.weights.append(0.5)
             one.item.prompt.hashes = []
         other.tape.add(one.item)
-    with pytest.raises(BadRecording, match="decision 1: 12 weights, where this version has 11"):
+    with pytest.raises(BadRecording, match="decision 1: 13 weights, where this version has 12"):
         replay([other.tape.into(tmp_path / "other")])
 
 
@@ -311,7 +313,7 @@ def test_what_is_no_recording_is_refused(
     path.write_bytes(b"{}\n" * 100)
     assert main(["replay", str(path)]) == 1
     assert "this is no recording of select-service" in capsys.readouterr().err
-    for other in (1, 9):
+    for other in (1, 2, 9):
         path.write_bytes(b"select-service recording %d\nand so on" % other)
-        with pytest.raises(BadRecording, match=f"format {other} of .*; this reads format 2"):
+        with pytest.raises(BadRecording, match=f"format {other} of .*; this reads format 3"):
             replay([path])

@@ -22,7 +22,7 @@ const SHOWN = 40;
 
 // The parts of a candidate's cost, in blocks; they add up to its cost, as the formula has them:
 // (prefill_load_scale · (prefill_cost − credit + delay_cost + eviction_cost)
-//  + decode_load_scale · decode_cost) · taint_factor.
+//  + decode_load_scale · decode_cost + context_load_scale · context_cost) · taint_factor.
 export function parts(one, weights) {
   if (one.cost === null || one.cost === undefined) return null;
   const taint = one.taint_factor ?? 1;
@@ -31,7 +31,7 @@ export function parts(one, weights) {
     prefill: scale * (one.prefill_cost - one.credit),
     delay: scale * (one.delay_cost ?? 0),
     eviction: scale * (one.eviction_cost ?? 0),
-    decode: (weights.decode_load_scale ?? 1) * one.decode_cost * taint,
+    decode: ((weights.decode_load_scale ?? 1) * one.decode_cost + (weights.context_load_scale ?? 0) * (one.context_cost ?? 0)) * taint,
     credit: scale * one.credit,
   };
 }
@@ -164,7 +164,7 @@ export class Decisions {
     const key = (tone, text) => h("span", { class: "key" }, h("i", { "data-tone": tone, "aria-hidden": "true" }), text);
     return panel(
       `Candidates (${priced.length} of ${plural(all.length, "rank")})`,
-      h("p", { class: "legend" }, key("decode", "decode blocks"), key("prefill", "prefill to compute"), key("delay", "delay of others"), key("eviction", "evicted from the cache"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
+      h("p", { class: "legend" }, key("decode", "decoding"), key("prefill", "prefill to compute"), key("delay", "delay of others"), key("eviction", "evicted from the cache"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
       all.length ? body : emptiness("No candidates", "Nobody was looked at.", "no-candidates"),
       more,
     );

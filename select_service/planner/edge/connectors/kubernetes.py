@@ -3,11 +3,14 @@
 A resource is named as `deployments/NAME`, `statefulsets/NAME`, `leaderworkersets/NAME`, or with
 group and version as `GROUP/VERSION/PLURAL/NAME`. Counts are set by a merge patch of the scale
 alone, never of the object, so nobody else's fields are touched; the answer is read back. A conflict
-is tried again, another scaler's number that comes back instead of ours is told.
+is tried again, another scaler's number that comes back instead of ours is told. While a server
+asks to be left alone (Retry-After), it is: replicas stay, and the next look after that tries again.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,7 +20,7 @@ from select_service.planner.errors import ConnectorError, SettingsError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from select_service.planner.edge.kube import Kube, KubeAnswer
     from select_service.planner.types import PoolKey, Target
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["KubernetesConnector", "path_of"]
 
 TRIES_MAX: Final = 3
-_OK, _NOT_FOUND, _CONFLICT = 200, 404, 409
+_OK, _NOT_FOUND, _CONFLICT, _TOO_MANY, _UNAVAILABLE = 200, 404, 409, 429, 503
 _KNOWN: Final = {
     "deployments": "apps/v1",
     "statefulsets": "apps/v1",
@@ -74,10 +77,18 @@ class KubernetesConnector:
     Args:
         kube: the API server.
         resources: what belongs to which pool.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, kube: Kube, resources: Mapping[PoolKey, str]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        resources: Mapping[PoolKey, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._kube = kube
+        self._clock = clock
+        self._again_at = -math.inf  # the server wants to be left alone until then
         self._paths = {
             pool: path_of(resource, kube.namespace) for pool, resource in resources.items()
         }
@@ -111,8 +122,8 @@ class KubernetesConnector:
         await self._kube.close()
 
     async def _state(self, path: str) -> PoolState:
-        scale = _scaled(await self._kube.ask("GET", f"{path}/scale"), f"{path}/scale")
-        parent = await self._kube.ask("GET", path)
+        scale = _scaled(await self._ask("GET", f"{path}/scale"), f"{path}/scale")
+        parent = await self._ask("GET", path)
         ready = None
         if parent.status == _OK:
             ready = _scaled(parent, path).status.ready_replicas or 0
@@ -122,14 +133,27 @@ class KubernetesConnector:
 
     async def _patch(self, path: str, replicas: int) -> None:
         body = {"spec": {"replicas": replicas}}
-        answer = await self._kube.ask("PATCH", f"{path}/scale", body, merge=True)
+        answer = await self._ask("PATCH", f"{path}/scale", body)
         for _ in range(TRIES_MAX - 1):
             if answer.status != _CONFLICT:
                 break
-            answer = await self._kube.ask("PATCH", f"{path}/scale", body, merge=True)
+            answer = await self._ask("PATCH", f"{path}/scale", body)
         got = _scaled(answer, f"{path}/scale").spec.replicas
         if got != replicas:
             raise ConnectorError(f"{path}/scale: asked for {replicas}, it says {got}")
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, object] | None = None
+    ) -> KubeAnswer:
+        left_s = self._again_at - self._clock()
+        if left_s > 0:
+            raise ConnectorError(
+                f"{path}: not asked, the server wants to be left alone for {left_s:.0f} s more"
+            )
+        answer = await self._kube.ask(method, path, body, merge=body is not None)
+        if answer.retry_after_s and answer.status in (_TOO_MANY, _UNAVAILABLE):
+            self._again_at = self._clock() + answer.retry_after_s
+        return answer
 
 
 def _scaled(answer: KubeAnswer, path: str) -> _Scaled:

@@ -25,8 +25,25 @@ def target(pool: PoolKey, replicas: int) -> Target:
     return Target(pool.model.model_name, pool.model.tenant_id, pool.role, replicas)
 
 
+REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired"}
+REASONS |= {415: "UnsupportedMediaType", 422: "Invalid", 429: "TooManyRequests"}
+
+
+def refusal(code: int, message: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    """What every error of an API server is: an object of kind Status."""
+    reason = REASONS.get(code, "InternalError")
+    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    body = status | {"message": message, "reason": reason, "code": code}
+    return httpx.Response(code, json=body, headers=headers)
+
+
 class FakeKube:
-    """Objects by path; a scale lies below each."""
+    """Objects by path; a scale lies below each.
+
+    As the API conventions have it: errors are Status objects, a patch that names another
+    `resourceVersion` than the object's is a conflict, one that is no merge patch is not supported,
+    replicas below 0 are invalid, and numbers that are 0 are left out of a Scale.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -35,13 +52,15 @@ class FakeKube:
         self.caps_at: int | None = None
         self.is_down = False
         self.refuses = 0  # the status of every answer, if it is one
+        self.retry_after = ""  # beside it
+        self.breaks: Exception | None = None  # instead of an answer
         self.version = 1
 
     def deployment(self, name: str, replicas: int, ready: int) -> None:
         path = f"/apis/apps/v1/namespaces/inference/deployments/{name}"
         self.objects[path] = {
             "kind": "Deployment",
-            "metadata": {"name": name, "uid": "u"},
+            "metadata": {"name": name, "uid": "u", "resourceVersion": "1"},
             "spec": {"replicas": replicas, "template": {"spec": {}}},
             "status": {"replicas": replicas, "readyReplicas": ready},
         }
@@ -58,36 +77,62 @@ class FakeKube:
         self.asked.append((request.method, path, dict(request.headers), body))
         if "/leases" in path:
             return self._lease(request.method, path, body)
+        if self.breaks is not None:
+            raise self.breaks
         if self.refuses:
-            return httpx.Response(self.refuses, json={"message": "no"})
+            told = {"retry-after": self.retry_after} if self.retry_after else {}
+            return refusal(self.refuses, "no", told)
         base = path.removesuffix("/scale")
         if base not in self.objects:
-            return httpx.Response(404, json={"message": "not found"})
+            return refusal(404, "not found")
+        found = self.objects[base]
         if request.method == "PATCH":
-            if self.conflicts:
-                self.conflicts -= 1
-                return httpx.Response(409, json={"message": "the object has been modified"})
+            wrong = self._wrong(request, body, found["metadata"])
+            if wrong is not None:
+                return wrong
             wanted = body["spec"]["replicas"]
-            self.objects[base]["spec"]["replicas"] = (
+            found["spec"]["replicas"] = (
                 wanted if self.caps_at is None else min(wanted, self.caps_at)
             )
-        found = self.objects[base]
+            found["metadata"]["resourceVersion"] = str(
+                int(found["metadata"]["resourceVersion"]) + 1
+            )
         if path == base:
             return httpx.Response(200, json=found)
-        spec, status = found["spec"], found["status"]
-        scale = {"spec": {"replicas": spec["replicas"]}, "status": {"replicas": status["replicas"]}}
+        spec, status = found["spec"]["replicas"], found["status"]["replicas"]
+        scale = {
+            "kind": "Scale",
+            "apiVersion": "autoscaling/v1",
+            "metadata": found["metadata"],
+            "spec": {"replicas": spec} if spec else {},
+            "status": {"replicas": status},
+        }
         return httpx.Response(200, json=scale)
+
+    def _wrong(
+        self, request: httpx.Request, body: Any, metadata: dict[str, Any]
+    ) -> httpx.Response | None:
+        if request.headers["content-type"] != "application/merge-patch+json":
+            return refusal(415, "the body of the request was in an unknown format")
+        named = body.get("metadata", {}).get("resourceVersion", metadata["resourceVersion"])
+        if self.conflicts or named != metadata["resourceVersion"]:
+            self.conflicts = max(0, self.conflicts - 1)
+            return refusal(409, "the object has been modified")
+        replicas = body["spec"]["replicas"]
+        if type(replicas) is not int or replicas < 0:
+            return refusal(422, f"spec.replicas: Invalid value: {replicas!r}")
+        return None
 
     def _lease(self, method: str, path: str, body: Any) -> httpx.Response:
         if method == "POST":
             path = f"{path}/{body['metadata']['name']}"
             if path in self.objects:
-                return httpx.Response(409, json={"message": "exists"})
+                return refusal(409, "exists")
         elif path not in self.objects:
-            return httpx.Response(404, json={"message": "not found"})
+            return refusal(404, "not found")
         elif method == "PUT":
             if body["metadata"].get("resourceVersion") != str(self.version):
-                return httpx.Response(409, json={"message": "modified"})
+                return refusal(409, "modified")
         elif method == "PATCH":
             self.objects[path]["spec"] |= body["spec"]
         if method in ("POST", "PUT"):

@@ -15,6 +15,7 @@ import pytest
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector, path_of
 from select_service.planner.edge.connectors.ray import RayConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
+from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import MissingExtra, SettingsError
 from select_service.planner.types import PoolState
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, FakeKube, run, target
@@ -89,6 +90,126 @@ def test_kubernetes_refusals_leave_pools_alone_and_are_over_when_they_are(status
         assert (await connector.states([PREFILL]))[PREFILL] == PoolState(3, 3)
         assert not connector.problems
         assert (await connector.apply([target(PREFILL, 5)], [])).done
+
+    run(use)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_kubernetes_is_left_alone_for_as_long_as_it_asks(status: int) -> None:
+    fake, clock = FakeKube(), Clock()
+    fake.deployment("prefill", 3, 3)
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), RESOURCES, clock)
+        fake.refuses, fake.retry_after = status, "7"
+        outcome = await connector.apply([target(PREFILL, 5)], [])
+        assert str(status) in outcome.failed[PREFILL]
+        asked = len(fake.asked)
+        assert asked == 1, "not tried again at once"
+        fake.refuses = 0
+        clock.now += 6.5
+        assert await connector.states([PREFILL]) == {}
+        assert "left alone" in connector.problems[PREFILL]
+        assert "left alone" in (await connector.apply([target(PREFILL, 5)], [])).failed[PREFILL]
+        assert len(fake.asked) == asked
+        clock.now += 0.5
+        assert (await connector.apply([target(PREFILL, 5)], [])).done
+        # a date, or hours: what no API server sends
+        for told, longest_s in (("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("86400", 60.0)):
+            fake.refuses, fake.retry_after = status, told
+            assert await connector.states([PREFILL]) == {}
+            fake.refuses = 0
+            clock.now += longest_s
+            assert await connector.states([PREFILL]) == {PREFILL: PoolState(5, 3)}
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+        (httpx.RemoteProtocolError("peer closed connection"), "peer closed connection"),
+        (httpx.ReadError("connection reset by peer"), "connection reset by peer"),
+    ],
+    ids=["slow", "ends", "reset"],
+)
+def test_kubernetes_that_breaks_off_changes_nothing(broken: Exception, told: str) -> None:
+    fake = FakeKube()
+    fake.deployment("prefill", 3, 3)
+    fake.deployment("decode", 2, 2)
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), RESOURCES)
+        fake.breaks = broken
+        assert await connector.states([PREFILL, DECODE]) == {}
+        assert told in connector.problems[PREFILL]
+        outcome = await connector.apply([target(PREFILL, 5), target(DECODE, 1)], [])
+        assert not outcome.done
+        assert told in outcome.failed[DECODE]
+        fake.breaks = None
+        states = await connector.states([PREFILL, DECODE])
+        assert states == {PREFILL: PoolState(3, 3), DECODE: PoolState(2, 2)}
+
+    run(use)
+
+
+def test_kubernetes_that_is_slow_is_given_up() -> None:
+    """A real socket that never answers."""
+
+    async def use() -> None:
+        gone = asyncio.Event()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()  # until the other side gives up
+            writer.close()
+            gone.set()
+
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        kube = Kube(f"http://{host}:{port}", "n", client=httpx.AsyncClient(timeout=0.05))
+        connector = KubernetesConnector(kube, RESOURCES)
+        assert await connector.states([PREFILL]) == {}
+        assert "ReadTimeout" in connector.problems[PREFILL]
+        await connector.close()
+        await gone.wait()
+        server.close()
+        await server.wait_closed()
+
+    run(use)
+
+
+def test_kubernetes_scales_to_nothing_and_back() -> None:
+    """An API server leaves numbers out that are 0."""
+    fake = FakeKube()
+    fake.deployment("prefill", 3, 3)
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), RESOURCES)
+        assert (await connector.apply([target(PREFILL, 0)], [])).done
+        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(0, 3)
+        assert (await connector.apply([target(PREFILL, 2)], [])).done
+        invalid = await connector.apply([target(PREFILL, -1)], [])
+        assert "422: spec.replicas: Invalid value" in invalid.failed[PREFILL]
+
+    run(use)
+
+
+def test_the_fake_api_server_refuses_as_the_conventions_have_it() -> None:
+    fake = FakeKube()
+    fake.deployment("prefill", 3, 3)
+    path = "/apis/apps/v1/namespaces/inference/deployments/prefill/scale"
+
+    async def use() -> None:
+        kube = fake.kube()
+        body = {"metadata": {"resourceVersion": "7"}, "spec": {"replicas": 4}}
+        conflict = await kube.ask("PATCH", path, body, merge=True)
+        assert (conflict.status, conflict.body["reason"]) == (409, "Conflict")
+        body["metadata"] = {"resourceVersion": "1"}
+        assert (await kube.ask("PATCH", path, body, merge=True)).status == 200
+        assert (await kube.ask("PATCH", path, body)).status == 415
+        missing = await kube.ask("GET", path.replace("prefill", "nobody"))
+        assert (missing.body["kind"], missing.body["code"]) == ("Status", 404)
 
     run(use)
 

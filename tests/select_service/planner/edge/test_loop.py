@@ -175,6 +175,16 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
             assert damaged.read(loop_of().fleet).decision_id == 0
             assert damaged.damaged
             assert (tmp_path / "planner.damaged").read_text() == broken
+        parts = "[5400.0,3000.0,300.0,[900.0,900.0,900.0,900.0,900.0,900.0]]"
+        for history in ("[5400.0,3000.0,300.0]", parts):  # the first is how it was once written
+            path.write_text(whole.replace("[5400.0,3000.0,300.0,[]]", history))
+            fleet = loop_of().fleet
+            assert StateFile(path).read(fleet).decision_id == 1
+            assert fleet.models[0].demand.history[0][:3] == (5400.0, 3000.0, 300.0)
+        path.write_text(
+            whole.replace("[5400.0,3000.0,300.0,[]]", parts.replace("[900.0", "[-900.0"))
+        )
+        assert StateFile(path).read(loop_of().fleet).decision_id == 0
 
     run(use)
 

@@ -104,7 +104,7 @@ def test_a_missing_extra_is_named(name: str, module: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", GOLDEN["arima"])
 def test_arima_errs_less_than_the_one_fitted_once(name: str) -> None:
     """Fault 6: the reference fits at five points and never again."""
-    pytest.importorskip("statsforecast")
+    pytest.importorskip("statsforecast", reason="no statsforecast here: make test-forecast")
     expected = GOLDEN["arima"][name]
     series = [value or 0.0 for value in expected["series"]]
     theirs = mean_error(expected["pred_after_each"], series)
@@ -114,6 +114,6 @@ def test_arima_errs_less_than_the_one_fitted_once(name: str) -> None:
 @pytest.mark.heavy
 def test_prophet_forecasts_the_next_interval_of_a_ramp() -> None:
     """Fault 5: the reference asks for a time one second ahead, which is the past."""
-    pytest.importorskip("prophet")
+    pytest.importorskip("prophet", reason="no prophet here: make test-forecast")
     ramp = [10.0 + 7.5 * step for step in range(25)]
     assert forecasts(list(ramp), name="prophet")[-1] == pytest.approx(197.5, abs=8)

@@ -1,0 +1,146 @@
+"""How the requests of an interval lay within it: where in it a burst began, and where it ended.
+
+The slow loop counts whole intervals, the fast one counts every few seconds; its counts say how an
+interval's requests were spread over equal parts of it. What recurs is then forecast part by part,
+so that engines for a burst are ordered when they are due and not an interval before. Parts that
+differ by no more than chance are one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    Parts: TypeAlias = tuple[float, ...]
+    """Requests of each equal part of an interval; empty: nobody counted that often."""
+
+__all__ = ["PARTS", "Looks", "Run", "runs"]
+
+PARTS: Final = 6
+"""Of one interval."""
+COVERED_MIN: Final = 0.5
+"""Of an interval that has to be counted by the fast loop before it tells anything."""
+NEIGHBOURS: Final = 2
+"""Intervals on each side whose mean one is taken for."""
+_DEVIATIONS: Final = (
+    3.0  # of the statistic of a chi-square test, and of a count beside its neighbour
+)
+
+
+class Run(NamedTuple):
+    """A stretch of time in which as much comes all the time."""
+
+    begin: float  # in parts, from now
+    end: float
+    share: float  # requests of a part
+
+
+class Looks:
+    """What the fast loop counted since the slow one looked last."""
+
+    def __init__(self) -> None:
+        self._counts: list[tuple[float, float]] = []  # (seconds, requests), oldest first
+
+    def count(self, seconds: float, requests: float) -> None:
+        """Take in one look."""
+        self._counts.append((seconds, requests))
+
+    def end(self, seconds: float, requests: float) -> Parts:
+        """Return the parts of an interval that is over; their sum is `requests`. Begins anew.
+
+        What was not counted came after the last look. Empty, where little was counted.
+        """
+        counts, self._counts = self._counts, []
+        counted_s = sum(span for span, _ in counts)
+        if not requests or seconds <= 0 or counted_s < COVERED_MIN * seconds:
+            return ()
+        if counted_s < seconds:
+            rest = requests - sum(count for _, count in counts)
+            counts.append((seconds - counted_s, max(0.0, rest)))
+        found = _spread(counts, sum(span for span, _ in counts))
+        total = sum(found)
+        return tuple(requests * one / total for one in found) if total else ()
+
+
+def _spread(counts: Sequence[tuple[float, float]], seconds: float) -> list[float]:
+    """Lay counts over equal parts; a look over two parts goes to both."""
+    found, at, part_s = [0.0] * PARTS, 0.0, seconds / PARTS
+    for span, count in counts:
+        end = at + span
+        for part in range(int(at / part_s), min(PARTS, math.ceil(end / part_s))):
+            inside = min(end, (part + 1) * part_s) - max(at, part * part_s)
+            if inside > 0:
+                found[part] += count * inside / span
+        at = end
+    return found
+
+
+def runs(intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ()) -> list[Run]:
+    """Return how requests of intervals to come lie in time.
+
+    Args:
+        intervals: of each the requests, and the parts of one like it.
+        before: requests of the intervals that have just passed.
+
+    Neighbours that differ by no more than chance are taken to be alike.
+
+    A part in which a rise begins is as full as the one behind it, one in which it ends as the one
+    before: somewhere in it as much comes.
+    """
+    parts: list[float] = []
+    settled = _settled([*before, *(requests for requests, _ in intervals)])[len(before) :]
+    for requests, (_, shape) in zip(settled, intervals, strict=True):
+        parts += _level(requests, shape)
+    found: list[Run] = []
+    for index, share in enumerate(_sharpened(parts)):
+        if found and math.isclose(found[-1].share, share, rel_tol=1e-9):
+            found[-1] = found[-1]._replace(end=index + 1.0)
+        else:
+            found.append(Run(float(index), index + 1.0, share))
+    return found
+
+
+def _settled(counts: Sequence[float]) -> list[float]:
+    """Return each count as the mean of those beside it that are as it is, but for chance."""
+    found = []
+    for index, count in enumerate(counts):
+        first = last = index
+        while first > max(0, index - NEIGHBOURS) and _alike(counts[first - 1], count):
+            first -= 1
+        while last < min(len(counts) - 1, index + NEIGHBOURS) and _alike(counts[last + 1], count):
+            last += 1
+        found.append(sum(counts[first : last + 1]) / (last + 1 - first))
+    return found
+
+
+def _alike(one: float, other: float) -> bool:
+    low, high = min(one, other), max(one, other)
+    return not _apart(low, high)
+
+
+def _level(requests: float, shape: Parts) -> list[float]:
+    total = sum(shape)
+    mean = total / PARTS
+    freedom = PARTS - 1
+    chance = freedom + _DEVIATIONS * math.sqrt(2 * freedom)
+    if len(shape) != PARTS or not total or sum((one - mean) ** 2 for one in shape) <= chance * mean:
+        return [requests / PARTS] * PARTS
+    return [requests * one / total for one in shape]
+
+
+def _sharpened(parts: Sequence[float]) -> list[float]:
+    found = list(parts)
+    for index in range(1, len(parts) - 1):
+        before, here, after = parts[index - 1 : index + 2]
+        low, high = min(before, after), max(before, after)
+        if _apart(low, here) and here < high:
+            found[index] = high
+    return found
+
+
+def _apart(low: float, high: float) -> bool:
+    return high - low > _DEVIATIONS * math.sqrt(max(low, 1.0))

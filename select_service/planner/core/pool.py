@@ -1,0 +1,127 @@
+"""One role of one model between two decisions: its engines, its queue, and what is planned for it.
+
+A plan is a course of needs in time. What counts of it at a moment is the most that is needed until
+engines ordered at the next look could serve, so what is foreseen is ordered when it is due, by
+whichever loop looks then, and is let go when it has passed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.planner.core.reacting import Backlog
+from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
+from select_service.planner.types import PoolState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.types import PoolKey
+
+__all__ = ["SAME", "Course", "Pool", "PoolSettings"]
+
+STEPS_MOST: Final = 10
+"""Intervals ahead that are forecast at most, however long engines take to start."""
+SAME: Final = 1e-9
+"""What rounding may add to a whole number of engines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """Engines of one role."""
+
+    gpus: int = 1
+    limits: PoolLimits = field(default_factory=PoolLimits)
+
+
+class Course(NamedTuple):
+    """What is needed during one stretch of time."""
+
+    begin: float  # monotonic seconds
+    end: float
+    engines: float
+    least: float
+    """What would do if the forecast is too high by as much as a count differs by chance."""
+    sure: float | None
+    """What does in any case; None: nobody knows."""
+
+
+class Pool:
+    """One role of one model."""
+
+    def __init__(self, key: PoolKey, settings: PoolSettings) -> None:
+        self.key = key
+        self.settings = settings
+        self.steady = Steady(settings.limits)
+        self.start_time = StartTime(settings.limits.start_s)
+        self.state = PoolState(settings.limits.least, settings.limits.least)
+        self.was_steady = False
+        self.slow: int | None = None
+        self.fast: int | None = None
+        self.prefills, self.decodes = Backlog(), Backlog()
+        self.engines = 0.0
+        self.sure: int | None = None
+        self._plan: list[Course] = []
+        self._has_surged = self._had_surged = False  # since the slow loop looked last, and before
+
+    def look(self, state: PoolState, now: float) -> None:
+        """Take in what the connector reads."""
+        self.was_steady = state == self.state and not state.starting
+        self.state = state
+        self.start_time.follow(state.starting, now)
+
+    @property
+    def wanted(self) -> int:
+        """Forecast and load together: the load may add, and decides where nothing is forecast."""
+        known = [one for one in (self.slow, self.fast) if one is not None]
+        return max(known) if known else self.state.desired
+
+    def plan(self, courses: Sequence[Course], past_until: float | None) -> None:
+        """Take in what the slow loop computes.
+
+        Args:
+            courses: from now on.
+            past_until: keep the last of what was planned before, whose end was foreseen; None: as
+                if it had never been.
+        """
+        until = -math.inf if past_until is None else past_until
+        past = [one._replace(end=min(one.end, until)) for one in self._plan if one.begin < until]
+        self._plan = [*past[-1:], *courses]
+        self._had_surged, self._has_surged = self._has_surged, False
+
+    def hold(self, engines: int | None) -> None:
+        """Nothing is known: so many are needed, or as many as the load tells."""
+        self._plan, self.slow = [], engines
+
+    def surge(self) -> None:
+        """More came than was planned."""
+        self._has_surged, self.sure = True, None
+
+    def follow(self, now: float, back_s: float, ahead_s: float) -> None:
+        """Take from the plan what counts now.
+
+        Args:
+            now: monotonic seconds.
+            back_s: how old the end of something must be before it is believed: arrivals after
+                it were counted.
+            ahead_s: until the next look.
+        """
+        if not self._plan:
+            return
+        until = now + self.start_time.seconds + ahead_s
+        seen = [one for one in self._plan if one.end > now - back_s and one.begin < until]
+        seen = seen or self._plan[-1:]  # the slow loop is late: what was planned last goes on
+        self.engines = max(one.engines for one in seen)
+        # between two counts that chance decides about, the one that is there stays
+        least = math.ceil(max(one.least for one in seen) - SAME)
+        self.slow = min(max(self.state.desired, least), math.ceil(self.engines - SAME))
+        sure = [one.sure for one in seen if one.sure is not None]
+        # who was surprised a moment ago is sure of nothing
+        is_sure = len(sure) == len(seen) and not (self._has_surged or self._had_surged)
+        self.sure = math.ceil(max(sure) - SAME) if is_sure else None
+
+    def steps(self, interval_s: float) -> int:
+        """How many intervals ahead matter, until a decision of the next can."""
+        return min(1 + math.ceil(self.start_time.seconds / interval_s - SAME), STEPS_MOST)
