@@ -510,7 +510,7 @@ class _Sent(asyncio.Transport):
         return self.closing
 
 
-OUTBOXES = pytest.mark.parametrize("kind", {fast_lane.PlainOutbox, fast_lane.Outbox})
+OUTBOXES = pytest.mark.parametrize("kind", dict.fromkeys([fast_lane.PlainOutbox, fast_lane.Outbox]))
 
 
 @OUTBOXES
