@@ -25,9 +25,9 @@ from tests.live.http import JSON_TYPE, Answer, exchange_raw
 from tests.live.server import Server
 
 SETTLE_S = 0.15  # after an event to the reference, which does not say what it has heard
-READ_DEADLINE_S = 2.0
+READ_DEADLINE_S = 10.0
 LOG_DEADLINE_S = 15.0  # a thread of the service writes it, when it gets to it
-PARK_DEADLINE_S = 5.0
+PARK_DEADLINE_S = 15.0
 POLL_S = 0.02
 
 # Repeating these changes nothing, so they may be asked again while an event is on its way.

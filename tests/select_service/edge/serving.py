@@ -43,7 +43,9 @@ def seat(service: Driver, worker_id: int = 1, **fields: Any) -> None:
 
 
 def in_process(
-    use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]], **settings: Any
+    use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]],
+    deadline_s: float = DEADLINE_S,
+    **settings: Any,
 ) -> None:
     """Run `use` with a client that calls the app directly."""
 
@@ -58,7 +60,7 @@ def in_process(
         finally:
             await service.close()
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(run(), deadline_s))
 
 
 @contextlib.asynccontextmanager
