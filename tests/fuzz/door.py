@@ -164,7 +164,7 @@ class House:
                 self.refused += 1
                 await self._unchanged()
         if answers[0][0] >= BAD:
-            assert _alike(answers[0]) == _alike(answers[1]), (about, answers)
+            assert _alike(answers[0]) == _alike(answers[1]), (target[:200], lines, answers)
         return answers[0][0]
 
     # -- what must hold --------------------------------------------------------------------------
