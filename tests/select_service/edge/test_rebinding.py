@@ -122,9 +122,12 @@ def test_a_replica_whose_snapshot_is_fetched(name: Name) -> None:
         reader, addresses = Reader(), Addresses(REACH)
         limits = ReplicaLimits(pull_backoff_s=0.01, pull_backoff_max_s=0.01)
         client = Pulls(reader, lambda _: None, limits, time.monotonic, lambda _: None, addresses)
+        counts = client.outcomes
         for outcome in ("unreachable", "denied"):
-            client.ask(Pull(f"tcp://{NAME}:1", ROUTER, port, None))
-            await until(lambda: client.outcomes[outcome] == 1 and not client.running)  # noqa: B023
+            while not counts[outcome]:  # what was found is good for a moment
+                before = sum(counts.values())
+                client.ask(Pull(f"tcp://{NAME}:1", ROUTER, port, None))
+                await until(lambda: sum(counts.values()) > before and not client.running)  # noqa: B023
         await client.close()
         addresses.close()
 
