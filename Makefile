@@ -5,8 +5,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8092
-# Tests side by side: half of what they take is waiting.
-JOBS ?= 3
+# Tests side by side, on two processors: half of what they take is waiting.
+JOBS ?= 4
 # `make coverage` sets it; under Python 3.11 it doubles the processor time.
 COVERAGE :=
 

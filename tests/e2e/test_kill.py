@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import share_of
 from tests.live.ports import HOST
 from tests.live.server import OURS, OURS_EXTRA, Server
 
@@ -238,7 +239,7 @@ def test_what_an_operator_set_survives_a_kill(tmp_path: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(1800)
 def test_nothing_acknowledged_is_lost_in_many_lives(tmp_path: Path) -> None:
-    kills = int(os.environ.get("SELECT_SERVICE_KILLS", "60"))
+    kills = int(os.environ.get("SELECT_SERVICE_KILLS", max(20, share_of(60))))
     assert survive(tmp_path, kills) > 20 * kills
 
 

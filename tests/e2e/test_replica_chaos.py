@@ -268,7 +268,9 @@ def test_a_storm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 5))]
+)
 def test_a_long_storm(tmp_path: Path, seed: int) -> None:
     storm(tmp_path, seed, 1200)
 
