@@ -467,13 +467,10 @@ class Door:
             why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
             await self._respond(JSON_WRITER.refusal(why), scope, receive, send)
             return
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status,
-                "headers": list(response.headers),
-            }
-        )
+        headers = list(response.headers)
+        if scope.get("http_version") == "1.0":
+            headers.append((b"connection", b"close"))  # old versions of uvicorn do not say so
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         async with asyncio.TaskGroup() as group:
             gone = group.create_task(_until_gone(receive))
             complete = await self._pass_on(response.stream, gone, send)
