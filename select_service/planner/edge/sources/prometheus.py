@@ -141,7 +141,7 @@ class PrometheusSource:
                 readings.append(Missing("no query is configured"))
                 continue
             try:
-                value = await self._ask(query.format(match=self._match(model)))
+                value = (await self._ask(query.format(match=self._match(model)))).get("")
             except SourceError as error:
                 readings.append(Missing(str(error)))
                 continue
@@ -152,7 +152,8 @@ class PrometheusSource:
     async def _count(self, model: ModelKey, seconds: float) -> Reading:
         name = self._names.requests
         try:
-            return counted(await self._increase(name, model, seconds), f"no series {name}")
+            told = await self._ask(self._increase(name, model, seconds))
+            return counted(told.get(""), f"no series {name}")
         except SourceError as error:
             return Missing(str(error))
 
@@ -161,19 +162,22 @@ class PrometheusSource:
     ) -> Reading:
         if not name:
             return Missing("not configured")
+        # in one query: another scrape between two would be in the count and not in the sum
+        query = " or ".join(
+            f'label_replace({self._increase(f"{name}_{of}", model, seconds)}, "of", "{of}", "", "")'
+            for of in ("sum", "count")
+        )
         try:
-            total = await self._increase(f"{name}_sum", model, seconds)
-            count = await self._increase(f"{name}_count", model, seconds)
+            both = await self._ask(query)
         except SourceError as error:
             return Missing(str(error))
-        told = ratio(total, count, f"no series {name}", scale)
+        told = ratio(both.get("sum"), both.get("count"), f"no series {name}", scale)
         if isinstance(told, Idle) and isinstance(requests, Value):
             return Missing(f"{name} counts nothing while requests come")
         return told
 
-    async def _increase(self, name: str, model: ModelKey, seconds: float) -> float | None:
-        match = self._match(model)
-        return await self._ask(f"sum(increase({name}{{{match}}}[{round(1e3 * seconds)}ms]))")
+    def _increase(self, name: str, model: ModelKey, seconds: float) -> str:
+        return f"sum(increase({name}{{{self._match(model)}}}[{round(1e3 * seconds)}ms]))"
 
     def _match(self, model: ModelKey) -> str:
         names = self._names
@@ -183,8 +187,11 @@ class PrometheusSource:
             matchers.append(f'{names.tenant_label}="{_escaped(model.tenant_id)}"')
         return ",".join(matchers)
 
-    async def _ask(self, query: str) -> float | None:
-        """Return the single value of an instant query; None: there are no such series."""
+    async def _ask(self, query: str) -> dict[str, float]:
+        """Return the finite values of an instant query by their label `of`, "" where it has none.
+
+        The first of several counts; what there are no series of is not there.
+        """
         try:
             response = await self._client.get(self._url, params={"query": query})
             body = msgspec.json.decode(response.content, type=_Answer)
@@ -192,14 +199,17 @@ class PrometheusSource:
             raise SourceError(f"{self._url}: {str(error) or type(error).__name__}") from error
         if body.status != "success" or body.data is None:
             raise SourceError(f"{self._url}: {body.error or response.status_code}: {query}")
-        if not body.data.result:
-            return None
-        value = float(body.data.result[0].value[1])
-        return value if math.isfinite(value) else None
+        told: dict[str, float] = {}
+        for sample in body.data.result:
+            value = float(sample.value[1])
+            if math.isfinite(value):
+                told.setdefault(sample.metric.get("of", ""), value)
+        return told
 
 
 class _Sample(msgspec.Struct):
     value: tuple[float, str]
+    metric: dict[str, str] = {}
 
 
 class _Data(msgspec.Struct):

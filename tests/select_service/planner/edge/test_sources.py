@@ -36,9 +36,14 @@ def prometheus(values: dict[str, str | None]) -> tuple[Answer, list[str]]:
     def answer(request: httpx.Request) -> httpx.Response:
         query = request.url.params["query"]
         asked.append(query)
-        found = re.search(r"increase\((\w+)\{", query)
-        value = values.get(found[1]) if found else values.get("load")
-        result = [] if value is None else [{"metric": {}, "value": [1.0, value]}]
+        names = re.findall(r"increase\((\w+)\{", query) or ["load"]
+        of = re.findall(r'"of", "(\w+)", "", ""', query)
+        metrics = [{"of": one} for one in of] or [{}]
+        result = [
+            {"metric": metric, "value": [1.0, values[name]]}
+            for name, metric in zip(names, metrics, strict=True)
+            if values.get(name) is not None
+        ]
         return httpx.Response(200, json={"status": "success", "data": {"result": result}})
 
     return answer, asked
