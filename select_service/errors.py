@@ -729,7 +729,7 @@ class StateUnwritable(ServiceError):
 class StateDiskFull(ServiceError):
     """The same, and we know why."""
 
-    status = 507
+    status = 503
     code = "state_disk_full"
 
     def __init__(self) -> None:

@@ -50,9 +50,9 @@ a client repeats within seconds, and explains by hand."""
 EXPLAINED_BYTES_MAX: Final = 4 << 20
 """What they may take together: a client may name a booking by a megabyte."""
 
-NOTED_MAX: Final = 16
+NOTED_MAX: Final = 32
 """Decisions noted until records are made of them, for which code and memory come from afar: for
-sixteen at once that takes half the time. What reads the ring has them made."""
+thirty-two at once that takes less time. What reads the ring has them made, and every tick."""
 
 _CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
 _ODDS_BYTES: Final = 512

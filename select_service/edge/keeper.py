@@ -140,7 +140,7 @@ class Keeper:
         """Refuse a verb that would change something while the disk takes nothing.
 
         Raises:
-            ServiceError: 507 when it is full, 503 for another fault.
+            ServiceError: 503, with a code of its own when it is full.
         """
         if self.journal.refusal is not None:
             raise self.journal.refusal

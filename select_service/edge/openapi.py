@@ -59,8 +59,7 @@ _WITH_BODY: Final = {
     422: "Of the wrong shape; `field` says where.",
 }
 _WITH_CHANGES: Final = {
-    503: "Nothing can serve this now, or the state cannot be written.",
-    507: "The disk of the state directory is full.",
+    503: "Nothing can serve this now, or the state cannot be written: its disk is full or broken.",
 }
 _WITH_TOKENS: Final = {
     401: "A token is needed, or the one shown is not known.",

@@ -23,7 +23,7 @@ from tests.live.ports import HOST
 LIVE_MAX = 20  # of one client
 PAUSE_S = 0.002
 JOIN_S = 60.0
-HONEST = {429, 503, 507}  # may be said to anybody, with a reason; the last: the disk is full
+HONEST = {429, 503}  # may be said to anybody, with a reason
 
 
 @dataclass

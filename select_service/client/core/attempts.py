@@ -69,7 +69,10 @@ class Stats:
 
 
 _LEAVING: Final = frozenset(
-    ("shutting_down", "no_schedulable_worker", "state_unwritable", "too_many_connections")
+    (
+        *("shutting_down", "no_schedulable_worker", "too_many_connections"),
+        *("state_unwritable", "state_disk_full"),
+    )
 )
 _POINTLESS: Final = frozenset(("no_eligible_worker", "no_worker_for_role", "no_kv_transfer"))
 _OF_STATUS: Final = {
@@ -77,7 +80,6 @@ _OF_STATUS: Final = {
     429: Verdict.LATER,
     502: Verdict.AGAIN,
     504: Verdict.AGAIN,
-    507: Verdict.ELSEWHERE,
 }
 _OF_FAILURE: Final = {
     Failure.REFUSED: Verdict.ELSEWHERE,

@@ -31,7 +31,7 @@ _OK: Final = 200
 _CREATED: Final = 201
 _REFUSED: Final = 400
 _NOT_FOUND: Final = 404
-_TRY_AGAIN: Final = frozenset((429, 500, 502, 503, 504, 507))
+_TRY_AGAIN: Final = frozenset((429, 500, 502, 503, 504))
 _PAUSE_S: Final = 0.2  # after something that nobody could be told
 _NEVER: Final = float("inf")
 

@@ -279,7 +279,7 @@ def test_a_disk_that_refuses_a_wave_has_none_of_it(
         await post(client, "/workers", worker())
         disk = Disk(service, monkeypatch)
         disk.code = sqlite3.SQLITE_FULL
-        assert (await post(client, "/select_batch", wave("a"))).status_code == 507
+        assert (await post(client, "/select_batch", wave("a"))).status_code == 503
         assert not len(service.core.desk.bookings)
         await disk.heals()
         assert (await post(client, "/select_batch", wave("a"))).status_code == 200
@@ -306,7 +306,7 @@ def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("code", "status", "name"),
     [
-        (sqlite3.SQLITE_FULL, 507, "state_disk_full"),
+        (sqlite3.SQLITE_FULL, 503, "state_disk_full"),
         (sqlite3.SQLITE_IOERR_FSYNC, 503, "state_unwritable"),
     ],
 )
@@ -364,7 +364,7 @@ def test_what_was_under_way_when_the_disk_refused(
             post(client, "/reservations/old/prefill_complete"),
             client.delete("/reservations/ends"),
         )
-        assert {answer.status_code for answer in answers} == {507}
+        assert {answer.status_code for answer in answers} == {503}
         assert service.core.desk.bookings.live("old") is not None
         assert len(service.core.desk.bookings) == 1, "ended, although it could not be said"
         await disk.heals()
@@ -395,8 +395,8 @@ def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
             await asyncio.sleep(0)
         disk = Disk(service, monkeypatch)
         disk.code = sqlite3.SQLITE_FULL
-        assert (await client.delete("/reservations/busy")).status_code == 507
-        assert (await waiting).status_code == 507
+        assert (await client.delete("/reservations/busy")).status_code == 503
+        assert (await waiting).status_code == 503
         assert not len(service.core.desk.bookings)
         await disk.heals()
 
@@ -566,7 +566,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
             acknowledged.append(answer.json()["reservation_id"])
             name = f"r{len(acknowledged)}"
             answer = await post(client, "/reservations", body(name, worker_id=1))
-        assert (answer.status_code, answer.json()["code"]) == (507, "state_disk_full")
+        assert (answer.status_code, answer.json()["code"]) == (503, "state_disk_full")
         assert len(service.core.desk.bookings) == len(acknowledged)
         assert (await post(client, "/select", PROMPT)).status_code == 200
         filler.unlink()
