@@ -10,11 +10,11 @@ import itertools
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.live.replicas import Replica, agree, eventually, ours
+from tests.live.waves import booked, wave
 from tests.live.window import WATCHED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
@@ -24,20 +24,6 @@ SAMPLES = 200
 
 CALLERS = 2
 SEED = 7
-
-
-def wave(name: str) -> dict[str, Any]:
-    item = {"reservation_id": name, "token_ids": [1] * 64, "n": SAMPLES}
-    return {"requests": [item], "reserve": True, "atomic": True}
-
-
-def booked(server: Replica) -> dict[str, int]:
-    """How many reservations of each wave are live."""
-    found: dict[str, int] = {}
-    for one in server.view().booked:
-        name = one.name.rpartition(".")[0]
-        found[name] = found.get(name, 0) + 1
-    return found
 
 
 def end(server: Replica, name: str, samples: range) -> None:
@@ -54,7 +40,7 @@ def die_among_waves(server: Replica, life: int, said: set[str], freed: set[str])
         with contextlib.suppress(Exception):  # until it is killed
             while True:
                 name = f"w{life}-{(number := next(numbers))}"
-                assert server.request("POST", "/select_batch", wave(name)).status == 200
+                assert server.request("POST", "/select_batch", wave(name, SAMPLES)).status == 200
                 said.add(name)
                 first.set()
                 if number % 3 == 2:

@@ -9,12 +9,11 @@ import contextlib
 import itertools
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.patient import service
-from tests.live.replicas import Replica
+from tests.live.waves import booked, wave
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
@@ -23,20 +22,6 @@ SAMPLES = 300
 
 LIVES = 3
 CALLERS = 3
-
-
-def wave(name: str) -> dict[str, Any]:
-    item = {"reservation_id": name, "token_ids": [1] * 64, "n": SAMPLES}
-    return {"requests": [item], "reserve": True, "atomic": True}
-
-
-def booked(server: Replica) -> dict[str, int]:
-    """How many reservations of each wave are live."""
-    found: dict[str, int] = {}
-    for one in server.view().booked:
-        wave = one.name.rpartition(".")[0]
-        found[wave] = found.get(wave, 0) + 1
-    return found
 
 
 def test_waves_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> None:
@@ -51,7 +36,7 @@ def test_waves_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> 
                 with contextlib.suppress(Exception):  # until it is killed
                     while True:
                         name = f"w{life}-{next(numbers)}"
-                        answer = server.request("POST", "/select_batch", wave(name))
+                        answer = server.request("POST", "/select_batch", wave(name, SAMPLES))
                         assert answer.status == 200
                         said.add(name)
                         first.set()
