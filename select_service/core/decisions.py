@@ -1,8 +1,8 @@
 """The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
 
-A selection pays for a row of references, a copy of its prompt's hashes and one of the load columns,
-no more; what an answer about it costs is paid by who asks (`explaining.py`). `placing.py` and
-`selecting.py` leave records here.
+A selection notes what decided it; of some at once records are made: a row of references and a copy
+of the prompt's hashes each, and one of the load columns when a load has changed. What an answer about
+it costs is paid by who asks (`explaining.py`). `placing.py` leaves what it decides here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from select_service.core.decision_record import (
     Odds,
     Record,
 )
+from select_service.core.loads import ranks_in
 from select_service.core.lookout import Lookout
 from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
@@ -149,7 +150,7 @@ class Decisions:
         ):
             odds = odds_of(ticket)
         if odds is not None:
-            more = _size_of(odds, rows, len(seen[0]))
+            more = _size_of(odds, rows, seen[0])
         lookout = partition.lookout
         if lookout is None or now >= lookout.until:
             lookout = self._look_at(partition, now)
@@ -322,7 +323,7 @@ def odds_of(ticket: Ticket) -> Odds:
     return odds
 
 
-def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
+def _size_of(odds: Odds, rows: Rows | None, loads: bytes) -> int:
     """Return about how many bytes what is odd takes."""
     size = _ODDS_BYTES + 32 * (len(odds.busy) + len(odds.full))
     if rows is not None and not isinstance(rows, slice):
@@ -338,7 +339,7 @@ def _size_of(odds: Odds, rows: Rows | None, columns: int) -> int:
     if odds.shadow is not None:
         size += _SIGHTING_BYTES
     if odds.plan is not None:
-        size += _PLAN_BYTES_PER_RANK * (columns // 16)
+        size += _PLAN_BYTES_PER_RANK * ranks_in(loads)
     return size
 
 
