@@ -1,8 +1,8 @@
 """The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
 
 A selection notes what decided it; of some at once records are made: a row of references and a copy
-of the prompt's hashes each, and one of the load columns when a load has changed. What an answer about
-it costs is paid by who asks (`explaining.py`). `placing.py` leaves what it decides here.
+of the prompt's hashes each, and one of the load columns when a load has changed. What an answer
+about it costs is paid by who asks (`explaining.py`). `placing.py` leaves what it decides here.
 """
 
 from __future__ import annotations
