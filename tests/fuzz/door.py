@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
@@ -33,6 +34,7 @@ BAD: Final = 400
 _IGNORED: Final = "prefill_complete"  # its body may be anything that does not name its one field
 _CLOSING: Final = frozenset({"malformed_http", "head_too_large"})
 _ROUTELESS: Final = ("404", "405")  # for a path that is another's
+_WAIT: Final = re.compile(r"\bin [0-9.]+ s\b")
 _UNSAID: Final = frozenset({"expires_in_s"})
 _READS: Final = ("/loads", "/workers", "/ready", "/leases", "/admission", "/busy_threshold")
 _QUIET: Final = {
@@ -290,6 +292,8 @@ def _alike(answer: Answer) -> tuple[int, Any, str | None]:
     kind = headers.get("content-type", "")
     told = _decode(raw, MSGPACK if "msgpack" in kind else JSON)
     told.pop("decision", None)  # of this very request
+    if "error" in told:
+        told["error"] = _WAIT.sub("in a while", told["error"])  # what is left of it, now and then
     return status, told, kind
 
 
