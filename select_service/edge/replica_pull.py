@@ -169,9 +169,7 @@ class Pulls:
             self.outcomes["left_out"] += 1
             self._end(pull, complete=False)
             return
-        task = asyncio.get_running_loop().create_task(self._pull(pull))
-        self._tasks[pull.router_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(pull.router_id, None))
+        self._tasks[pull.router_id] = asyncio.get_running_loop().create_task(self._pull(pull))
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -179,11 +177,18 @@ class Pulls:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()  # of those that never began
         for client in self._clients.values():
             await client.aclose()
         self._clients.clear()
 
     async def _pull(self, pull: Pull) -> None:
+        try:
+            await self._pull_in_turn(pull)
+        finally:  # not when the task is seen to be done: who asks in between would not be heard
+            self._tasks.pop(pull.router_id, None)
+
+    async def _pull_in_turn(self, pull: Pull) -> None:
         url = snapshot_url(pull, self.passport.scheme)
         until, _ = self._failed.get(url, (0.0, 0.0))
         await asyncio.sleep(max(0.0, until - self._clock()))

@@ -84,8 +84,7 @@ def pulled(
                 client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
                 client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))  # one at a time
                 while len(reader.ended) < number or client.running:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-                await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # the next is asked for as soon as this one is over
             await client.close()
         return client
 
