@@ -84,9 +84,9 @@ coverage: test-light
 
 # Once more without the compiled kernels, as on a machine without a compiler: what they take part in.
 PURE := tests/contract tests/indexer tests/properties \
-	tests/select_service/core/test_prompt.py tests/select_service/core/test_service.py \
-	tests/select_service/edge/test_codec.py tests/select_service/edge/test_fast_lane.py \
-	tests/select_service/edge/test_http.py tests/select_service/edge/test_msgpack.py
+	tests/select_service/core/pricing/test_prompt.py tests/select_service/core/test_service.py \
+	tests/select_service/edge/codec/test_json_codec.py tests/select_service/edge/http/test_fast_lane.py \
+	tests/select_service/edge/http/test_api.py tests/select_service/edge/codec/test_msgpack.py
 
 test-pure: $(VENV)/.installed-test
 	SELECT_SERVICE_PURE=1 TEST_EFFORT=brief $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy and not slow" $(PURE)

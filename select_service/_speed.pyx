@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """Reads the long arrays of a JSON body without making a Python integer of every number.
 
-Optional: without it `edge/codec.py` lets msgspec read the arrays and packs them afterwards, with
+Optional: without it `edge/codec/json_codec.py` lets msgspec read the arrays and packs them after, with
 the same result; that is its plain twin. Whatever is unusual is left to it, and every refusal.
 """
 

@@ -62,7 +62,7 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
 
         return partial(demo.main, arguments[1:])
     if arguments[:1] in (["token"], ["keys"]):
-        from select_service.edge import credentials_cli  # noqa: PLC0415 - as above
+        from select_service.edge.security import credentials_cli  # noqa: PLC0415 - as above
 
         return partial(credentials_cli.main, arguments)
     if arguments[:1] == ["leave"]:

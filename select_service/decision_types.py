@@ -1,6 +1,6 @@
 """The nouns of a decision record, as `/decisions` and `explain` answer it.
 
-What they are made of is in `core/decision_record.py`, how they are made in `core/explaining.py`.
+`core/decisions/record.py` says what they are made of, `core/decisions/explaining.py` how.
 """
 
 from typing import Literal

@@ -23,7 +23,7 @@ from select_service import cli
 from select_service.client.meeting import NAMESPACE, Meeting
 from select_service.company import CATALOG, Company
 from select_service.edge.app import Server, create_door, create_driver
-from select_service.edge.listening import Entrances
+from select_service.edge.http.listening import Entrances
 from select_service.edge.logs import configure
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from select_service.config import Layers, Settings
-    from select_service.edge.asgi import Door
+    from select_service.edge.http.asgi import Door
 
 __all__ = ["Selector", "app"]
 

@@ -2,7 +2,7 @@
 
 Requests and answers are msgspec Structs: the same definition decodes the wire, types the core and
 generates /openapi.json. Ranges that JSON cannot express (u64) are checked in `__post_init__`.
-Nothing here decides; `edge/codec.py` stands before it, `core/service.py` after it.
+Nothing here decides; `edge/codec/json_codec.py` stands before it, `core/service.py` after it.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -531,7 +531,7 @@ class PrefillCandidate(Struct, frozen=True, kw_only=True):
 
 
 class Advice(Struct, frozen=True, kw_only=True):
-    """Whether one worker or a pair should serve a request; see `core/pairing.py` for reasons."""
+    """Whether one worker or a pair should serve a request: `core/pricing/pairing.py` says why."""
 
     mode: Literal["aggregated", "disaggregated"]
     reason: str

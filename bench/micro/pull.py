@@ -25,7 +25,7 @@ from bench.load.http import ask, request_bytes
 from select_service.config import Settings, read_environment
 from select_service.edge.app import create_driver
 from select_service.edge.garbage import GarbageCollection
-from select_service.edge.traffic import Traffic
+from select_service.edge.http.traffic import Traffic
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterator
 
 from select_service.core.columns import Floats, Slots
-from select_service.core.decision_record import Noted, Record
+from select_service.core.decisions.record import Noted, Record
 
 ABI: int
 

@@ -1,9 +1,9 @@
 """Which parts of the state have changed and are not on disk yet: keys, oldest first.
 
 Rooms that own state mark a key when what belongs to it changes; `state.py` turns the key into its
-record when somebody (`edge/journal.py`) comes to write it. A key marked twice is written once, as
-it is then, so a backlog never holds more than there is state. Without a state directory nobody
-makes one of these, and marking costs a test for None.
+record when somebody (`edge/state/journal.py`) comes to write it. A key marked twice is written
+once, as it is then, so a backlog never holds more than there is state. Without a state directory
+nobody makes one of these, and marking costs a test for None.
 
 What is to stand whole or not at all is held back until it is whole, and written in one commit.
 """

@@ -1,4 +1,4 @@
-"""What happened since start, in plain integers; `edge/metrics.py` reads them at scrape time."""
+"""What happened since start, in plain integers; `edge/metrics/` reads them at scrape time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Counters(Struct):
     reservations_expired: int = 0
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
-    cached_tokens_told: dict[str, int] = {}  # by what came of it; see `trusting.py`
+    cached_tokens_told: dict[str, int] = {}  # by what came of it; see `trust/trusting.py`
     drains_begun: int = 0
     drains_undone: int = 0
     rereads: dict[str, int] = {}  # of a doubtful index, by what came of it

@@ -13,9 +13,9 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import Scope, WorkerRank
+    from select_service.core.admission.queue import Ticket
     from select_service.core.partition import Placement
-    from select_service.core.queue import Ticket
-    from select_service.core.replica_messages import ReplicaMessage
+    from select_service.core.replicas.messages import ReplicaMessage
 
 
 class Listen(Struct, frozen=True):

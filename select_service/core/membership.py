@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.types import Scope, WorkerRank
 from select_service.core.admission.drain import PRIOR_TOKENS_PER_S
-from select_service.core.catalog import (
+from select_service.core.effects import Listen
+from select_service.core.fleet.catalog import (
     Worker,
     bad_sources,
     missing_parts,
     reconciliation_failed,
 )
-from select_service.core.effects import Listen
+from select_service.core.fleet.pins import Pins
 from select_service.core.partition import Partition
-from select_service.core.pins import Pins
-from select_service.core.policy import PolicyBook, PolicyError
+from select_service.core.pricing.policy import PolicyBook, PolicyError
 from select_service.errors import scope_text
 from select_service.types import CoreLimits
 

@@ -13,18 +13,18 @@ import numpy as np
 from msgspec import UNSET, Struct
 
 from indexer.compiled import usable
-from select_service.core.cache_hits import HitTally
+from select_service.core.admission.cache_hits import HitTally
+from select_service.core.admission.drainage import Drainage
+from select_service.core.admission.queue import PendingQueue, Ticket, order_key
+from select_service.core.books.demand_tally import DemandTally
+from select_service.core.books.ledger import Ledger
 from select_service.core.columns import grown
-from select_service.core.demand_tally import DemandTally
-from select_service.core.drainage import Drainage
-from select_service.core.eligibility import eligible_slots, wants_everyone
-from select_service.core.ledger import Ledger
-from select_service.core.picking import pick
-from select_service.core.projection import matched, project
-from select_service.core.queue import PendingQueue, Ticket, order_key
-from select_service.core.roles import Roles
-from select_service.core.scoring import costs, prefer
-from select_service.core.trust import Trust
+from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
+from select_service.core.fleet.roles import Roles
+from select_service.core.pricing.picking import pick
+from select_service.core.pricing.projection import matched, project
+from select_service.core.pricing.scoring import costs, prefer
+from select_service.core.trust.trust import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, QueueFull, WorkerDraining
 from select_service.types import (
     LoadRow,
@@ -38,7 +38,7 @@ from select_service.types import (
 if not TYPE_CHECKING and usable("select_service.core._speed", 10):
     from select_service.core._speed import Pricer
 else:
-    from select_service.core.plain_pricer import Pricer
+    from select_service.core.pricing.plain_pricer import Pricer
 
 if TYPE_CHECKING:
     import random
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.core.tiers import Matches
     from indexer.types import Scope
-    from select_service.core.catalog import Worker
+    from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.columns import Floats, Rows, Slots
-    from select_service.core.decision_record import Groups, Seen
-    from select_service.core.gatekeeping import Gatekeeper
-    from select_service.core.lookout import Lookout
-    from select_service.core.policy import PolicyClass, RoutingPolicy
-    from select_service.core.projection import Overlap as OverlapColumns
-    from select_service.core.projection import Projection
-    from select_service.core.prompt import Prompt
-    from select_service.core.roles import Legs
-    from select_service.core.scoring import Weights
-    from select_service.core.shadow_tally import ShadowTally
+    from select_service.core.decisions.lookout import Lookout
+    from select_service.core.decisions.record import Groups, Seen
+    from select_service.core.fleet.catalog import Worker
+    from select_service.core.fleet.roles import Legs
+    from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
+    from select_service.core.pricing.projection import Overlap as OverlapColumns
+    from select_service.core.pricing.projection import Projection
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.core.shadow.tally import ShadowTally
     from select_service.types import SelectRequest
 
 _NEVER_BUSY = np.inf
@@ -117,13 +117,13 @@ class Partition:
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._can_be_busy = [False for _ in policy.classes]
         self.admission: Gatekeeper | None = None
-        """Only where something is to be judged; see `admitting.py`."""
+        """Only where something is to be judged; see `admission/admitting.py`."""
         self.hit_tally = HitTally()
         self.demand = DemandTally()
         self.shadow_tally: ShadowTally | None = None
         """What another set of weights would have chosen, once one looks on; see `shadow.py`."""
         self.is_watched = False
-        """Whether decisions are kept; see `decisions.py`."""
+        """Whether decisions are kept; see `decisions/decisions.py`."""
         self.lookout: Lookout | None = None
 
     # -- who is here ---------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from select_service.admission_types import AdmissionSettings
-from select_service.core.admitting import Admitting
-from select_service.core.advising import Advising
-from select_service.core.cache_hits import CacheHits
-from select_service.core.catalog import Catalog
+from select_service.core.admission.admitting import Admitting
+from select_service.core.admission.cache_hits import CacheHits
+from select_service.core.booking.desk import Desk
+from select_service.core.booking.pairs import Pairs
+from select_service.core.booking.sessions import Sessions
 from select_service.core.changes import (
     ADMISSION,
     CONFIG,
@@ -25,27 +26,15 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
-from select_service.core.decisions import Decisions
-from select_service.core.desk import Desk
-from select_service.core.draining import Draining
+from select_service.core.decisions.decisions import Decisions
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.inspecting import Inspecting
-from select_service.core.matchmaking import Matchmaker
+from select_service.core.fleet.catalog import Catalog
+from select_service.core.fleet.recovered import RecoveredRanks
 from select_service.core.membership import Membership
-from select_service.core.operating import Operating
-from select_service.core.pairs import Pairs
-from select_service.core.placing import Placing
-from select_service.core.policy import default_policy
-from select_service.core.reading import Reader
-from select_service.core.recovered import RecoveredRanks
-from select_service.core.registering import Registering
-from select_service.core.replicas import Replicas
-from select_service.core.replicating import Replicating
-from select_service.core.reserving import Reserving
-from select_service.core.scoring import overtaking_s
-from select_service.core.selecting import Selecting
-from select_service.core.sessions import Sessions
-from select_service.core.shadow import Shadowing
+from select_service.core.pricing.policy import default_policy
+from select_service.core.pricing.scoring import overtaking_s
+from select_service.core.replicas.replicas import Replicas
+from select_service.core.shadow.shadow import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -57,11 +46,22 @@ from select_service.core.state import (
     ThresholdRoom,
     Workers,
 )
-from select_service.core.trusting import Trusting
-from select_service.core.ushering import Usher
-from select_service.core.waiting_room import WaitingRoom
-from select_service.core.wave_plan import WavePlan
-from select_service.core.waves import Waves
+from select_service.core.trust.trusting import Trusting
+from select_service.core.verbs.advising import Advising
+from select_service.core.verbs.draining import Draining
+from select_service.core.verbs.inspecting import Inspecting
+from select_service.core.verbs.matchmaking import Matchmaker
+from select_service.core.verbs.operating import Operating
+from select_service.core.verbs.placing import Placing
+from select_service.core.verbs.reading import Reader
+from select_service.core.verbs.registering import Registering
+from select_service.core.verbs.replicating import Replicating
+from select_service.core.verbs.reserving import Reserving
+from select_service.core.verbs.selecting import Selecting
+from select_service.core.verbs.waiting_room import WaitingRoom
+from select_service.core.waves.plan import WavePlan
+from select_service.core.waves.ushering import Usher
+from select_service.core.waves.waves import Waves
 from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
-    from select_service.core.marks import Recorder
     from select_service.core.partition import Partition
-    from select_service.core.policy import PolicyBook, PolicyError
-    from select_service.core.witness import Witness
+    from select_service.core.pricing.policy import PolicyBook, PolicyError
+    from select_service.core.watching.marks import Recorder
+    from select_service.core.watching.witness import Witness
     from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
 
@@ -132,7 +132,7 @@ class SelectionCore:
         desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
         kind_of_decisions, self._kind_of_plan = Decisions, WavePlan
         if witness is not None:
-            from select_service.core.witness import rooms_for  # noqa: PLC0415 - for who records
+            from select_service.core.watching.witness import rooms_for  # noqa: PLC0415 - for who records
 
             rooms = rooms_for(witness, desk, kind_of_placing)
             desk, kind_of_placing, kind_of_decisions, self._kind_of_plan = rooms
@@ -396,6 +396,6 @@ class SelectionCore:
 def _rooms(recorder: Recorder | None) -> tuple[type[Desk], type[Placing], type[Selecting]]:
     if recorder is None:
         return Desk, Placing, Selecting
-    from select_service.core.recording import rooms_for  # noqa: PLC0415 - for who traces
+    from select_service.core.watching.recording import rooms_for  # noqa: PLC0415 - for who traces
 
     return rooms_for(recorder)

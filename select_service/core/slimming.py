@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope
-    from select_service.core.desk import Desk
+    from select_service.core.booking.desk import Desk
     from select_service.core.partition import Partition
 
 LOOKS_PER_TURN_MAX: Final = 256

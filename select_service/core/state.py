@@ -2,7 +2,7 @@
 
 A record is the whole present state behind one key, so writing is repeatable and needs no order.
 Rooms of other kinds (leases, peers) join through `State.rooms`. Who keeps the bytes, and when they
-are safe, is the business of `edge/journal.py`; which keys changed is in `changes.py`.
+are safe, is the business of `edge/state/journal.py`; which keys changed is in `changes.py`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from indexer.types import Scope
-from select_service.core.admitting import scope_of_key
-from select_service.core.bookings import Booking
+from select_service.core.admission.admitting import scope_of_key
+from select_service.core.books.bookings import Booking
+from select_service.core.books.leases import Ending
 from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
-from select_service.core.discovery import API
-from select_service.core.leases import Ending
+from select_service.core.fleet.discovery import API
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from select_service.core.admitting import Admitting
-    from select_service.core.catalog import Catalog
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.booking.desk import Desk
+    from select_service.core.books.leases import Leases
+    from select_service.core.books.reservation import Reservation
     from select_service.core.changes import Changes, StateKey
-    from select_service.core.desk import Desk
     from select_service.core.effects import Effects
-    from select_service.core.leases import Leases
+    from select_service.core.fleet.catalog import Catalog
     from select_service.core.partition import Partition
-    from select_service.core.reservation import Reservation
 
 FORMAT = 1
 """Of the records below; a directory of a later format is refused."""

@@ -1,7 +1,7 @@
 import asyncio
 
-from select_service.edge.asgi import Door
-from select_service.edge.fast_lane import FastLane
+from select_service.edge.http.asgi import Door
+from select_service.edge.http.fast_lane import FastLane
 
 ABI: int
 

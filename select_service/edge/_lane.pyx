@@ -12,11 +12,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.string cimport memcmp, memcpy
 
-from select_service.edge.answers import ONLY_JSON, Response
-from select_service.edge.asgi import Call
-from select_service.edge.http import Request
-from select_service.edge.protocol import Phase
-from select_service.edge.traffic import LATENCY_BUCKETS_S
+from select_service.edge.codec.answers import ONLY_JSON, Response
+from select_service.edge.http.asgi import Call
+from select_service.edge.http.api import Request
+from select_service.edge.http.protocol import Phase
+from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 
 cdef extern from "string.h" nogil:
     void *memmem(const void *text, size_t size, const void *wanted, size_t wanted_size)

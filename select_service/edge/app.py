@@ -22,29 +22,29 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from indexer.compiled import complaints, kernels_in_use
 from indexer.errors import IndexerError
 from select_service.config import Durability, Layers
-from select_service.core.policy import PolicyBook, PolicyError, read_policy
+from select_service.core.pricing.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge import logs
-from select_service.edge.asgi import Door
-from select_service.edge.bulk import BodyGuard
-from select_service.edge.codec import show_hashes
+from select_service.edge.codec.bulk import BodyGuard
+from select_service.edge.codec.json_codec import show_hashes
 from select_service.edge.console.routes import Booth
 from select_service.edge.descriptors import raise_limit
 from select_service.edge.driver import Driver
-from select_service.edge.fast_lane import FastLane, fast_lane, status_line
 from select_service.edge.garbage import GarbageCollection
-from select_service.edge.http import Api
-from select_service.edge.late import load, load_in_turns
-from select_service.edge.leaving import CLOSE, Leaving
-from select_service.edge.listening import (
+from select_service.edge.http.api import Api
+from select_service.edge.http.asgi import Door
+from select_service.edge.http.fast_lane import FastLane, fast_lane, status_line
+from select_service.edge.http.listening import (
     NOT_AT_THE_SIDE,
     SIDE_PATHS,
     CannotListenError,
     Entrances,
 )
-from select_service.edge.openness import open_doors, side_address
-from select_service.edge.protocol import ConnectionLimits, cut_unread
+from select_service.edge.http.protocol import ConnectionLimits, cut_unread
+from select_service.edge.http.traffic import Traffic
+from select_service.edge.late import load, load_in_turns
+from select_service.edge.leaving import CLOSE, Leaving
 from select_service.edge.reloading import Reloading
-from select_service.edge.traffic import Traffic
+from select_service.edge.security.openness import open_doors, side_address
 from select_service.errors import (
     InvalidReplicaPeer,
     RecordingUnusable,
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 
     from select_service.config import PolicyFile, Settings
     from select_service.edge.discovery.followers import Discovery
-    from select_service.edge.keeper import Keeper
-    from select_service.edge.metrics import Metrics
-    from select_service.edge.protocol import GuardedProtocol
-    from select_service.edge.recording import Recording
-    from select_service.edge.security import Security
-    from select_service.edge.tracing import Tracing
+    from select_service.edge.http.protocol import GuardedProtocol
+    from select_service.edge.metrics.exposition import Metrics
+    from select_service.edge.security.security import Security
+    from select_service.edge.state.keeper import Keeper
+    from select_service.edge.state.recording import Recording
+    from select_service.edge.tracing.tracing import Tracing
 
 __all__ = [
     "Server",
@@ -141,7 +141,7 @@ def create_security(settings: Settings) -> Security | None:
     """
     if not settings.is_guarded:
         return None
-    from select_service.edge.security import Security  # noqa: PLC0415 - OpenSSL, for who is
+    from select_service.edge.security.security import Security  # noqa: PLC0415 - OpenSSL, for who is
 
     return Security(settings)
 
@@ -149,7 +149,7 @@ def create_security(settings: Settings) -> Security | None:
 def _tracing(settings: Settings) -> Tracing | None:
     if settings.tracing == "none":
         return None
-    from select_service.edge.tracing import (  # noqa: PLC0415 - for who traces
+    from select_service.edge.tracing.tracing import (  # noqa: PLC0415 - for who traces
         TracingUnavailableError,
         create_tracing,
     )
@@ -164,7 +164,7 @@ def _tracing(settings: Settings) -> Tracing | None:
 def _keeper(settings: Settings) -> Keeper | None:
     if settings.state_dir is None:
         return None
-    from select_service.edge.keeper import Keeper  # noqa: PLC0415 - SQLite, for who keeps state
+    from select_service.edge.state.keeper import Keeper  # noqa: PLC0415 - SQLite, for who keeps state
 
     strict = settings.durability is Durability.STRICT
     directory = Path(settings.state_dir)
@@ -174,7 +174,7 @@ def _keeper(settings: Settings) -> Keeper | None:
 def _recording(settings: Settings) -> Recording | None:
     if settings.record is None:
         return None
-    from select_service.edge.recording import (  # noqa: PLC0415 - for who records
+    from select_service.edge.state.recording import (  # noqa: PLC0415 - for who records
         SWITCH_S,
         Recording,
         RecordSettings,
@@ -239,7 +239,7 @@ def create_door(
 
     @functools.cache
     def metrics() -> Metrics:
-        from select_service.edge.metrics import Metrics  # noqa: PLC0415 - see `late`
+        from select_service.edge.metrics.exposition import Metrics  # noqa: PLC0415 - see `late`
 
         return Metrics(service, traffic, settings, reloading)
 
@@ -268,7 +268,7 @@ def create_door(
             booth=booth,
         )
     else:
-        from select_service.edge.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
+        from select_service.edge.tracing.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
 
         door = TracedDoor(
             *(api, traffic, service.tracing),
@@ -286,14 +286,14 @@ def _lane(door: Door) -> type[FastLane]:
     """Return the protocol that goes with a door."""
     if type(door) is Door:
         return FastLane
-    from select_service.edge.traced_door import TracedLane  # noqa: PLC0415 - for who traces
+    from select_service.edge.tracing.traced_door import TracedLane  # noqa: PLC0415 - for who traces
 
     return TracedLane
 
 
 @functools.cache
 def _describe() -> bytes:
-    from select_service.edge.openapi import describe  # noqa: PLC0415 - see `late`
+    from select_service.edge.http.openapi import describe  # noqa: PLC0415 - see `late`
 
     return describe()
 
@@ -330,7 +330,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
 def _configure_logs(settings: Settings) -> None:
     ids = None
     if settings.tracing != "none":
-        from select_service.edge.tracing import HERE  # noqa: PLC0415 - for who traces
+        from select_service.edge.tracing.tracing import HERE  # noqa: PLC0415 - for who traces
 
         sys.setswitchinterval(TRACED_SWITCH_S)
         ids = HERE.get
@@ -493,7 +493,7 @@ class Server(uvicorn.Server):
         makers = {self._entrances.tcp: self._connection, self._entrances.side: self._aside}
         by_tcp = {one: make for one, make in makers.items() if one is not None}
         if by_tcp:
-            from select_service.edge.handshakes import Handshakes  # noqa: PLC0415 - for who has TLS
+            from select_service.edge.http.handshakes import Handshakes  # noqa: PLC0415 - for who has TLS
 
             server = Handshakes(by_tcp, self._limits, self._counts)
             server.start(context, self.config.backlog)

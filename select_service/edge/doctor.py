@@ -15,7 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from select_service.core.doctor.examiner import Examiner
-from select_service.core.sampling import Sampler
+from select_service.core.doctor.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

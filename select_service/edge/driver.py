@@ -24,11 +24,11 @@ from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, IndexerError
 from indexer.types import EventLossPolicy
 from select_service.admission_types import AdmissionSettings
-from select_service.core.discovery import API
+from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
-from select_service.core.queue import Ticket
+from select_service.core.fleet.discovery import API
 from select_service.core.service import SelectionCore
-from select_service.core.shadow_telling import ShadowTelling
+from select_service.core.shadow.telling import ShadowTelling
 from select_service.doctor_types import DoctorLimits
 from select_service.edge.batches import Batches
 from select_service.edge.clocks import forwards_only
@@ -77,21 +77,21 @@ if TYPE_CHECKING:
         WorkerMetricsAnswer,
     )
     from select_service.config import Settings
+    from select_service.core.books.leases import Lease
     from select_service.core.effects import Effects, Listen, TrustNews
-    from select_service.core.leases import Lease
     from select_service.core.partition import Placement
-    from select_service.core.policy import PolicyBook, PolicyError
-    from select_service.core.trusting import TrustSeat
-    from select_service.core.waves import Item
+    from select_service.core.pricing.policy import PolicyBook, PolicyError
+    from select_service.core.trust.trusting import TrustSeat
+    from select_service.core.waves.waves import Item
     from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
-    from select_service.edge.keeper import Keeper
-    from select_service.edge.recording import Recording
-    from select_service.edge.replicas import Replicas
-    from select_service.edge.security import Security
-    from select_service.edge.tracing import Tracing
-    from select_service.edge.warm_start import WarmStart
+    from select_service.edge.replicas.plane import Replicas
+    from select_service.edge.security.security import Security
+    from select_service.edge.state.keeper import Keeper
+    from select_service.edge.state.recording import Recording
+    from select_service.edge.state.warm_start import WarmStart
+    from select_service.edge.tracing.tracing import Tracing
     from select_service.shadow_types import ShadowSettings, ShadowStatus
     from select_service.types import (
         Answer,
@@ -210,7 +210,7 @@ class Driver:
         rng, witness = random.Random(seed), None  # noqa: S311  # nosec B311 - ties, not secrets
         self.recording = recording
         if recording is not None:
-            from select_service.core.witness import Witness  # noqa: PLC0415 - for who records
+            from select_service.core.watching.witness import Witness  # noqa: PLC0415 - for who records
 
             rng, witness = recording.random(seed), Witness(recording)
         self.witness = witness
@@ -261,7 +261,7 @@ class Driver:
             self.readiness.wait_for(INDEX_RECOVERY, lambda: recovery.outcome != "running")
         self.warm_start: WarmStart | None = None
         if keeper is not None and snapshot_limits is not None:
-            from select_service.edge.warm_start import WarmStart  # noqa: PLC0415 - as above
+            from select_service.edge.state.warm_start import WarmStart  # noqa: PLC0415 - as above
 
             directory = keeper.journal.store.directory
             self.warm_start = WarmStart(directory, registry, snapshot_limits, clock)
@@ -313,7 +313,7 @@ class Driver:
         if self.keeper is not None:
             await self._restore(self.keeper)
         if self._replica_sync_port is not None:
-            from select_service.edge.replicas import Replicas  # noqa: PLC0415 - as in __init__
+            from select_service.edge.replicas.plane import Replicas  # noqa: PLC0415 - as in __init__
 
             self.core.replica_announce(http_port, advertise_url)
             self.replicas = Replicas(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.drain_types import DrainRequest
 from select_service.edge.driver import Driver
-from select_service.edge.keeper import Keeper
+from select_service.edge.state.keeper import Keeper
 from select_service.edge.waves import explained
 from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
 

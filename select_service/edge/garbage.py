@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.edge.traffic import Traffic
+    from select_service.edge.http.traffic import Traffic
 
 __all__ = ["GarbageCollection"]
 

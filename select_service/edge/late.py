@@ -2,8 +2,8 @@
 
 A start lasts as long as its imports. Nobody scrapes in the first half second, so what renders
 /metrics and /openapi.json is not loaded before the port opens, nor what reads MessagePack (`app.py`
-and `http.py` import it when it is called for), but then one module at a time: no request waits for
-more than one of them.
+and `http/api.py` import it when it is called for), but then one module at a time: no request waits
+for more than one of them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ LATE: Final = (
     "urllib.request",
     "wsgiref.simple_server",
     "prometheus_client",
-    "select_service.edge.metrics",
-    "select_service.edge.openapi",
-    "select_service.edge.msgpack_codec",
+    "select_service.edge.metrics.exposition",
+    "select_service.edge.http.openapi",
+    "select_service.edge.codec.msgpack_codec",
     "select_service.core.doctor.causes",
     "select_service.core.doctor.suspicions",
     "select_service.core.doctor.fleet",
     "select_service.core.doctor.streams",
     "select_service.core.doctor.prompts",
     "select_service.edge.doctor",
-    "select_service.core.explaining",
+    "select_service.core.decisions.explaining",
 )
 """In this order each takes one to three milliseconds, prometheus_client six."""
 

@@ -1,7 +1,7 @@
 """Streams that have an end before their end: how many of a kind are under way, and what cuts one.
 
 A place is taken when a stream is asked for, not when its first piece is: many may be asked for in
-one turn of the loop. `dumping.py` and `replicas.py` count theirs here.
+one turn of the loop. `dumping.py` and `replicas/plane.py` count theirs here.
 """
 
 from __future__ import annotations

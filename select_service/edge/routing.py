@@ -1,7 +1,7 @@
 """From method and raw path to a route: exact, case-sensitive, no slash folding (contract 0.1).
 
 Knows nothing of ASGI, so that whatever carries requests can use it. The table itself is in
-`http.py`; the rules for ids, numbers and queries in a URL are here.
+`http/api.py`; the rules for ids, numbers and queries in a URL are here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Route(Struct, Generic[H], frozen=True):
     changes: bool = False  # something that outlives the answer
     body_optional: bool = False  # without one, no Content-Type either
     status_again: int | None = None  # where nothing is new
-    scope: str = "admin"  # a token needs to use it; see `authority.py`
+    scope: str = "admin"  # a token needs to use it; see `security/authority.py`
     of_process: bool = False  # it concerns no tenant but the whole process
     body_lenient: bool = False  # whatever its Content-Type; the handler ignores what says nothing
 

@@ -1,6 +1,6 @@
 """Decisions told to who asks, a slice at a time: large fleets must not hold the loop.
 
-`core/explaining.py` makes the numbers; `http.py` and `embedded.py` stand before it.
+`core/decisions/explaining.py` makes the numbers; `http/api.py` and `embedded.py` stand before it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 from msgspec import UNSET
 
-from select_service.core.decision_record import Record
-from select_service.core.decisions import is_of, only_scope
+from select_service.core.decisions.decisions import is_of, only_scope
+from select_service.core.decisions.record import Record
 from select_service.errors import DecisionNotFound, DecisionsOff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from select_service.core.decisions import Decisions
-    from select_service.core.explaining import Told
+    from select_service.core.decisions.decisions import Decisions
+    from select_service.core.decisions.explaining import Told
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
@@ -64,7 +64,7 @@ class Teller:
 
     def told(self, record: Record) -> Told:
         """Return what a record has to tell."""
-        from select_service.core.explaining import Told  # noqa: PLC0415 - who never asks pays nothing
+        from select_service.core.decisions.explaining import Told  # noqa: PLC0415 - who never asks pays nothing
 
         wall = time.time()  # noqa: TID251 - people read it
         return Told(record, wall - self._clock(), self._transfer_cost)

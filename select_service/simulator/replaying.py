@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from typing_extensions import override
 
-from select_service.core.loads import ranks_in
+from select_service.core.books.loads import ranks_in
 from select_service.core.tape.items import (
     Asked,
     Change,

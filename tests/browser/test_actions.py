@@ -13,7 +13,7 @@ from tests.browser.fleet import BIG, book, call, register
 from tests.browser.tab import Tab
 from tests.live.http import JSON_TYPE, exchange_raw
 from tests.live.server import Server
-from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.security.credentials_made import TokenFile
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.tab import Tab
 from tests.live.server import Server
-from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.security.credentials_made import TokenFile
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

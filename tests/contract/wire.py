@@ -9,8 +9,8 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from select_service.core.replica_events import TOPIC
-from select_service.core.replica_messages import OWN_TOPIC
+from select_service.core.replicas.events import TOPIC
+from select_service.core.replicas.messages import OWN_TOPIC
 from tests.live.ports import HOST
 
 DEADLINE_MS = 5000

@@ -11,8 +11,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.edge.driver import Driver
-from select_service.edge.metrics import Metrics
-from select_service.edge.traffic import Traffic
+from select_service.edge.http.traffic import Traffic
+from select_service.edge.metrics.exposition import Metrics
 from tests.deploy.dashboard import BOARD
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat

@@ -11,7 +11,7 @@ import pytest
 from select_service.client import AsyncClient, Options, ServiceError, Unreachable
 from select_service.client import cli as commands
 from select_service.errors import MissingScope, Unauthenticated
-from tests.select_service.edge.credentials import Authority, TokenFile
+from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import on_a_port, seat
 
 pytestmark = pytest.mark.e2e

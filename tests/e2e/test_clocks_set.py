@@ -20,7 +20,7 @@ from tests.live.engine import FakeEngine
 from tests.live.http import JSON_TYPE, Answer, exchange_raw
 from tests.live.ports import free_port
 from tests.live.replicas import Replica, eventually, ours
-from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.security.credentials_made import TokenFile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 

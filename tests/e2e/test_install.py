@@ -20,7 +20,7 @@ _REPORT = (
     # an editable install of this tree would lend its own kernels to the package under test
     "import sys; sys.meta_path[:] = [one for one in sys.meta_path"
     " if not getattr(one, '__module__', '').startswith('__editable__')];"
-    "import json, select_service.edge.app, select_service.edge.codec as codec;"
+    "import json, select_service.edge.app, select_service.edge.codec.json_codec as codec;"
     "from indexer.compiled import *;"
     "print(json.dumps([codec.__file__, kernels_in_use(), complaints()]))"
 )

@@ -30,9 +30,9 @@ from indexer.edge.snapshot_file import BadSnapshot, SnapshotReader
 from indexer.errors import BadDump
 from indexer.types import U64_MASK, StreamLimits
 from select_service.config import FieldValidation
-from select_service.core.replica_events import TOPIC
-from select_service.core.replica_messages import OWN_TOPIC
-from select_service.core.replica_wire import (
+from select_service.core.replicas.events import TOPIC
+from select_service.core.replicas.messages import OWN_TOPIC
+from select_service.core.replicas.wire import (
     MalformedReplicaMessage,
     decode_message,
     decode_part,
@@ -42,10 +42,10 @@ from select_service.core.replica_wire import (
 from select_service.core.tape.items import FRAME, LENGTH, OPENING
 from select_service.core.tape.reading import BadRecording
 from select_service.edge import load_topic
-from select_service.edge.codec import RequestDecoder
-from select_service.edge.http import ROUTES
-from select_service.edge.msgpack_codec import MsgpackDecoder
-from select_service.edge.wal import inspect
+from select_service.edge.codec.json_codec import RequestDecoder
+from select_service.edge.codec.msgpack_codec import MsgpackDecoder
+from select_service.edge.http.api import ROUTES
+from select_service.edge.state.wal import inspect
 from select_service.errors import ServiceError
 from select_service.simulator.recordings import read_recording
 from select_service.simulator.replaying import replay

@@ -20,7 +20,7 @@ from tests.fuzz.budget import SECONDS, SEED
 from tests.fuzz.known import LEASE, RESERVATION, WORKERS
 from tests.live.http import JSON_TYPE, Answer, exchange_raw
 from tests.live.server import OURS_EXTRA, Server
-from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.security.credentials_made import TokenFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from indexer.types import HASH_BYTES
 from select_service import cli
-from select_service.edge import asgi
-from select_service.edge.answers import Response
-from select_service.edge.codec import encode
-from select_service.edge.http import ROUTES, Api, Request
+from select_service.edge.codec.answers import Response
+from select_service.edge.codec.json_codec import encode
+from select_service.edge.http import asgi
+from select_service.edge.http.api import ROUTES, Api, Request
 from select_service.edge.routing import Route
 from select_service.types import ScopeLoads
 

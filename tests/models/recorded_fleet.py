@@ -20,15 +20,15 @@ from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.admission_types import AdmissionSettings
+from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.core.tape.items import FRAME, LENGTH, OPENING, End, Header, Item
 from select_service.core.tape.notes import Note
 from select_service.core.tape.packing import Packer, message
-from select_service.core.witness import Witness
+from select_service.core.watching.witness import Witness
 from select_service.drain_types import DrainRequest
-from select_service.edge.recording import WitnessRandom
+from select_service.edge.state.recording import WitnessRandom
 from select_service.errors import ServiceError
 from select_service.shadow_types import ShadowSettings
 from select_service.types import (

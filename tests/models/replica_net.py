@@ -17,9 +17,9 @@ from msgspec import UNSET
 
 from indexer.core.registry import Registry
 from select_service.core.effects import Effects, Pull
-from select_service.core.replica_events import AddRequestData, ReplicaEnvelope
-from select_service.core.replica_messages import ClaimRecord, Ended, Said, SnapshotHead
-from select_service.core.replica_wire import (
+from select_service.core.replicas.events import AddRequestData, ReplicaEnvelope
+from select_service.core.replicas.messages import ClaimRecord, Ended, Said, SnapshotHead
+from select_service.core.replicas.wire import (
     decode_message,
     decode_part,
     encode_message,

@@ -33,9 +33,9 @@ from select_service.admission_types import (
     RankMetrics,
     WorkerMetrics,
 )
+from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.gatekeeping import Gatekeeper
-from select_service.core.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.errors import AdmissionRefused, ServiceError
 from select_service.types import (

@@ -19,10 +19,11 @@ from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.admission_types import AdmissionSettings
-from select_service.core import partition, plain_pricer
-from select_service.core.decision_record import Record
-from select_service.core.explaining import Told
-from select_service.core.queue import Ticket
+from select_service.core import partition
+from select_service.core.admission.queue import Ticket
+from select_service.core.decisions.explaining import Told
+from select_service.core.decisions.record import Record
+from select_service.core.pricing import plain_pricer
 from select_service.core.service import SelectionCore
 from select_service.errors import ServiceError
 from select_service.types import (

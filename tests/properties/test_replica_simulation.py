@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from select_service.core.bookings import leg_ids
+from select_service.core.books.bookings import leg_ids
 from select_service.errors import (
     LeaseNotFound,
     ReservationConflict,

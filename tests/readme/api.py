@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from select_service.edge.openapi import describe
+from select_service.edge.http.openapi import describe
 from tests.readme.document import anchor
 
 COMMAND = "make readme"

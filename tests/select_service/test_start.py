@@ -49,9 +49,9 @@ NEVER = (
 LATE = (
     "http.client",
     "prometheus_client",
-    "select_service.edge.metrics",
-    "select_service.edge.msgpack_codec",
-    "select_service.edge.openapi",
+    "select_service.edge.metrics.exposition",
+    "select_service.edge.codec.msgpack_codec",
+    "select_service.edge.http.openapi",
     "urllib.request",
 )
 """These wait until the port is open."""
@@ -61,9 +61,9 @@ ASKED_FOR = {
     "indexer.edge.recovery": "--indexer-peers",
     "indexer.edge.snapshots": "--state-dir",
     "select_service.edge.discovery": "--workers-file",
-    "select_service.edge.journal": "--state-dir",
-    "select_service.edge.replicas": "--replica-sync-port",
-    "select_service.edge.warm_start": "--state-dir",
+    "select_service.edge.state.journal": "--state-dir",
+    "select_service.edge.replicas.plane": "--replica-sync-port",
+    "select_service.edge.state.warm_start": "--state-dir",
     "sqlite3": "--state-dir",
     "yaml": "DYN_ROUTER_POLICY_CONFIG",
 }

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from select_service.core.work_done import WorkDone
+    from select_service.core.books.work_done import WorkDone
 
 MEMORY_S: Final = 30.0
 """Work older than about so many busy seconds is forgotten."""

@@ -18,15 +18,15 @@ from select_service.core.admission.drain import DrainMeter
 if not TYPE_CHECKING and usable("select_service.core._speed", 10):
     from select_service.core._speed import Fill
 else:
-    from select_service.core.plain_pricer import Fill
+    from select_service.core.pricing.plain_pricer import Fill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
+    from select_service.core.books.work_done import WorkDone
     from select_service.core.columns import Floats
-    from select_service.core.work_done import WorkDone
 
 _Number = TypeVar("_Number", np.float64, np.int64)
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
-    from select_service.core.catalog import Catalog
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.doctor.causes import Cause
+    from select_service.core.doctor.sampling import Sampler
     from select_service.core.doctor.suspicions import Change
+    from select_service.core.fleet.catalog import Catalog
     from select_service.core.membership import Membership
-    from select_service.core.reading import Reader
-    from select_service.core.sampling import Sampler
+    from select_service.core.verbs.reading import Reader
     from select_service.doctor_types import DoctorLimits, PeerLink, Report
     from select_service.types import ReplicaStatus
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from indexer.types import WorkerRank
-    from select_service.core.catalog import Worker
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.doctor.causes import Cause
-    from select_service.core.reading import Reader
+    from select_service.core.fleet.catalog import Worker
+    from select_service.core.verbs.reading import Reader
     from select_service.doctor_types import PeerLink
     from select_service.types import ReplicaStatus
 

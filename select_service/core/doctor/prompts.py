@@ -1,6 +1,6 @@
 """Prompts that come again and match nothing: whose blocks should be there, and why they are not.
 
-Of the samples (`core/sampling.py`) one is judged when the same beginning was asked for half a
+Of the samples (`sampling.py`) one is judged when the same beginning was asked for half a
 minute before: by then an engine has told of it, and the index has it unless something is wrong. One
 that is found clears its scope and its rank of all suspicion. What never matches is tried in other
 ways, with the salts and adapters that events carry, or a token later: a way that matches is proof.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Namespace
     from select_service.core.doctor.causes import Cause
-    from select_service.core.sampling import Sample
+    from select_service.core.doctor.sampling import Sample
 
 SETTLE_S: Final = 30.0
 """An engine has told of a prompt by then: it waited, computed, and its step was published."""

@@ -176,7 +176,7 @@ class Decided(Struct, array_like=True, tag="D"):
     since: float
     scope: int
     rows: int | bytes | None  # the first so many slots, or these; None: it did not come to that
-    load: Column  # `loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
+    load: Column  # `books/loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
     found: Found | None
     shared: list[tuple[int, bytes]] | None
     trust: Column | None

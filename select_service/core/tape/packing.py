@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from indexer.core.events import Event
     from indexer.types import Scope
     from select_service.core.columns import Floats, Rows, Slots
-    from select_service.core.decision_record import Odds, Seen
-    from select_service.core.projection import Overlap
-    from select_service.core.prompt import Prompt
+    from select_service.core.decisions.record import Odds, Seen
+    from select_service.core.pricing.projection import Overlap
+    from select_service.core.pricing.prompt import Prompt
     from select_service.core.tape.items import Item
     from select_service.core.tape.notes import Note, Seated
     from select_service.types import SelectRequest

@@ -8,8 +8,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.answers import Feed, Response
-from select_service.edge.codec import encode
+from select_service.edge.codec.answers import Feed, Response
+from select_service.edge.codec.json_codec import encode
 from select_service.edge.console import sources
 from select_service.edge.console.assets import PAGE, SAFE, Assets
 from select_service.edge.console.browser import for_browser
@@ -19,16 +19,16 @@ from select_service.edge.console.prefix import look_up
 from select_service.edge.console.reservations import reservations
 from select_service.edge.console.sections import actions
 from select_service.edge.console.stream import INTERVAL_S, LiveView
+from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 from select_service.edge.routing import read_count, read_id, read_query
 from select_service.edge.telling import Wanted
-from select_service.edge.traffic import LATENCY_BUCKETS_S
 from select_service.version import __version__
 
 if TYPE_CHECKING:
     from select_service.edge.console.history import History
     from select_service.edge.driver import Driver
-    from select_service.edge.http import Request
-    from select_service.edge.traffic import Traffic
+    from select_service.edge.http.api import Request
+    from select_service.edge.http.traffic import Traffic
 
 __all__ = ["LISTED_MAX", "Console"]
 

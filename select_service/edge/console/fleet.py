@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import WorkerRank
-from select_service.edge.codec import encode
+from select_service.edge.codec.json_codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from indexer.core.stream import EventStream
-    from select_service.core.catalog import Worker
-    from select_service.core.load_reports import Report
+    from select_service.core.books.load_reports import Report
+    from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.edge.console.slices import Slices
     from select_service.edge.driver import Driver

@@ -10,13 +10,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.traffic import LATENCY_BUCKETS_S
+from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 
 if TYPE_CHECKING:
     import asyncio
 
     from select_service.edge.driver import Driver
-    from select_service.edge.traffic import Traffic
+    from select_service.edge.http.traffic import Traffic
 
 __all__ = ["HISTORY_POINTS", "HISTORY_STEP_S", "POINT", "History"]
 

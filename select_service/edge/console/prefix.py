@@ -13,14 +13,14 @@ import numpy as np
 
 from indexer.core.hashing import pack_tokens, pack_u64, sequence_hashes
 from indexer.types import HASH_BYTES, U64_MASK
-from select_service.core.projection import matched
-from select_service.edge.codec import refusal_of
+from select_service.core.pricing.projection import matched
+from select_service.edge.codec.json_codec import refusal_of
 from select_service.errors import InvalidField
 from select_service.types import U32, OverlapScoresRequest
 
 if TYPE_CHECKING:
     from select_service.core.partition import Partition
-    from select_service.core.projection import Overlap
+    from select_service.core.pricing.projection import Overlap
     from select_service.edge.driver import Driver
 
 __all__ = ["HOLDERS_MAX", "PrefixRequest", "look_up"]

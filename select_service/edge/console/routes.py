@@ -10,15 +10,15 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from select_service.edge.answers import Response
+from select_service.edge.codec.answers import Response
 from select_service.edge.console.history import History
 from select_service.edge.routing import OPEN, Route
 
 if TYPE_CHECKING:
     from select_service.edge.console.console import Console
     from select_service.edge.driver import Driver
-    from select_service.edge.http import Answer, Api, Handler, Request
-    from select_service.edge.traffic import Traffic
+    from select_service.edge.http.api import Answer, Api, Handler, Request
+    from select_service.edge.http.traffic import Traffic
 
 __all__ = ["CONSOLE_PATH", "Booth"]
 

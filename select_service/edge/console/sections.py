@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from select_service.core.admission_status import status_in_steps
-from select_service.edge.codec import encode
+from select_service.core.admission.status import status_in_steps
+from select_service.edge.codec.json_codec import encode
 from select_service.edge.console.browser import for_browser
-from select_service.edge.http import ROUTES
+from select_service.edge.http.api import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.codec import encode
+from select_service.edge.codec.json_codec import encode
 from select_service.edge.console.fleet import Fleet, News, joined
 from select_service.edge.console.sections import sections
 from select_service.edge.console.slices import Slices
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.console.history import History
     from select_service.edge.driver import Driver
-    from select_service.edge.traffic import ConsoleTraffic
+    from select_service.edge.http.traffic import ConsoleTraffic
 
 __all__ = ["BEHIND_MAX", "INTERVAL_S", "LiveView"]
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from indexer.errors import IndexerError
-from select_service.core.discovery import Roster
+from select_service.core.fleet.discovery import Roster
 from select_service.edge.readiness import DISCOVERY
 from select_service.errors import ServiceError
 

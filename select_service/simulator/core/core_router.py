@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from indexer.core.registry import Registry
 from indexer.types import Tier, WorkerRank
 from select_service.admission_types import AdmissionSettings
-from select_service.core.queue import Ticket
+from select_service.core.admission.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.drain_types import DrainRequest
 from select_service.errors import ServiceError
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.core.effects import Effects, Pull
-    from select_service.core.replica_messages import ReplicaMessage
+    from select_service.core.replicas.messages import ReplicaMessage
     from select_service.simulator.core.kv_pool import KvEvent
     from select_service.simulator.core.requests import Request
     from select_service.simulator.core.routers import Member, Verdict

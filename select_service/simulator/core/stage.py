@@ -16,18 +16,18 @@ from msgspec.structs import replace
 
 from indexer.core.tiers import Matches
 from select_service.admission_types import AdmissionSettings
-from select_service.core.cache_hits import CacheHits
-from select_service.core.catalog import Worker
-from select_service.core.loads import ranks_in, unpacked
-from select_service.core.pairing import Question, plan
+from select_service.core.admission.cache_hits import CacheHits
+from select_service.core.books.loads import ranks_in, unpacked
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
-from select_service.core.policy import default_policy
-from select_service.core.prompt import Prompt
-from select_service.core.roles import Legs
-from select_service.core.scoring import Weights, weights_in_force
+from select_service.core.pricing.pairing import Question, plan
+from select_service.core.pricing.policy import default_policy
+from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.scoring import Weights, weights_in_force
 from select_service.core.tape.items import Asked
 from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
-from select_service.core.wave_plan import Member, WavePlan
+from select_service.core.waves.plan import Member, WavePlan
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.types import (
     PinnedWorker,
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
     from indexer.core.index import KvIndex
     from indexer.core.tiers import SlotTable
+    from select_service.core.books.ledger import Ledger
     from select_service.core.columns import Floats, Rows, Slots
-    from select_service.core.ledger import Ledger
     from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
     from select_service.core.tape.reading import House
-    from select_service.core.trust import Trust
+    from select_service.core.trust.trust import Trust
 
 __all__ = [
     "Choice",

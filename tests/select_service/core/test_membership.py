@@ -10,7 +10,7 @@ from select_service.core.effects import Effects
 from select_service.core.service import SCOPES_EVERY_S
 from select_service.core.slimming import TABLE_BYTES_MIN, Slimming, slim
 from select_service.types import CoreLimits, ReservationRequest
-from tests.select_service.core.fleet import Fleet
+from tests.select_service.core.whole_fleet import Fleet
 
 
 def test_a_partition_that_is_given_up_leaves_no_ring() -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.policy import PolicyBook, PolicyClass, RoutingPolicy
-from select_service.core.queue import Ticket
-from select_service.core.replica_events import ReplicaEnvelope
+from select_service.core.admission.queue import Ticket
+from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
+from select_service.core.replicas.events import ReplicaEnvelope
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -42,7 +42,7 @@ from select_service.types import (
     Selection,
     SelectRequest,
 )
-from tests.select_service.core.fleet import DEFAULT, Fleet
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 
 @pytest.fixture

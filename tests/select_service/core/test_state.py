@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.changes import RESERVATION, WHOLE, Changes
-from select_service.core.replica_messages import ClaimRecord
+from select_service.core.replicas.messages import ClaimRecord
 from select_service.errors import ServiceError
 from tests.effort import examples
-from tests.select_service.core.fleet import Fleet
+from tests.select_service.core.whole_fleet import Fleet
 
 STEPS = st.lists(
     st.tuples(

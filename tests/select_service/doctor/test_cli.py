@@ -16,7 +16,7 @@ from select_service.doctor_types import Finding, Subject
 from select_service.edge.driver import Driver
 from select_service.types import WorkerSpec
 from tests.live.ports import HOST, free_port
-from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import on_a_port, seat
 
 Capture = pytest.CaptureFixture[str]

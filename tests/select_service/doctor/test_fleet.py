@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import zmq
 
-from select_service.core.replica_events import TOPIC
-from select_service.core.replica_messages import OWN_TOPIC, Heartbeat
-from select_service.core.replica_wire import encode_message
+from select_service.core.replicas.events import TOPIC
+from select_service.core.replicas.messages import OWN_TOPIC, Heartbeat
+from select_service.core.replicas.wire import encode_message
 from select_service.doctor_types import PeerLink
 from select_service.edge.driver import Driver
 from select_service.errors import NoSchedulableWorker

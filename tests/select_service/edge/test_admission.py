@@ -11,8 +11,8 @@ import pytest
 
 from select_service.edge.app import Server, create_driver
 from select_service.edge.driver import Driver
-from select_service.edge.metrics import Metrics
-from select_service.edge.traffic import Traffic
+from select_service.edge.http.traffic import Traffic
+from select_service.edge.metrics.exposition import Metrics
 from tests.select_service.edge.serving import (
     PROMPT,
     SETTINGS,

@@ -1,7 +1,7 @@
 """The recorded vectors of admission over HTTP: every decision as a client sees it.
 
-The core is held to the same vectors (`core/admission`, `core/test_admitting.py`); here they go
-through the door, with the routes that bring load: bookings, lifecycle calls, reports of workers.
+The core is held to the same vectors (`core/admission`); here they go through the door, with the
+routes that bring load: bookings, lifecycle calls, reports of workers.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import pytest
 from select_service import NoEligibleWorker, SelectionService, SelectRequest, WorkerSpec
 from select_service.edge.driver import Driver
 from select_service.edge.telling import SLICE, Wanted
+from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import PROMPT, in_process, seat, until
-from tests.select_service.edge.test_http import problem
 
 PACKED = {"accept": "application/msgpack"}
 NAMES = ("selection_id", "reservation_id")

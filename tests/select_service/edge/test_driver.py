@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 from select_service import AdmissionRefused, AdmissionSettings
+from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.queue import Ticket
-from select_service.core.replica_events import TOPIC
+from select_service.core.replicas.events import TOPIC
 from select_service.edge import driver as driver_module
 from select_service.edge.driver import Driver
 from select_service.edge.embedded import SelectionService

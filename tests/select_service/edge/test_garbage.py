@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from select_service.edge.garbage import FULL_S, QUIET_FULL_S, GarbageCollection
-from select_service.edge.traffic import Traffic
+from select_service.edge.http.traffic import Traffic
 
 
 class Cycle:

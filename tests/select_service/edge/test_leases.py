@@ -23,6 +23,7 @@ from select_service.edge.app import Server
 from select_service.edge.batches import Batches
 from select_service.edge.driver import Driver
 from select_service.types import BatchAnswer, Operation, OperationResult
+from tests.select_service.edge.http.test_api import JSON, problem
 from tests.select_service.edge.serving import (
     PROMPT,
     Wire,
@@ -32,7 +33,6 @@ from tests.select_service.edge.serving import (
     until,
     worker,
 )
-from tests.select_service.edge.test_http import JSON, problem
 
 BOOKING: dict[str, Any] = {"worker_id": 1, "sequence_hashes": [1, 2], "isl_tokens": 32}
 

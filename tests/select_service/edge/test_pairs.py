@@ -12,8 +12,8 @@ import pytest
 from select_service import NoEligibleWorker, SelectionService, SelectPairRequest, WorkerSpec
 from select_service.edge.driver import Driver
 from tests.live.server import Server
+from tests.select_service.edge.http.test_api import JSON, problem
 from tests.select_service.edge.serving import PROMPT, in_process, seat, until, worker
-from tests.select_service.edge.test_http import JSON, problem
 
 PAIR: dict[str, Any] = PROMPT | {"reservation_id": "p"}
 

@@ -19,16 +19,16 @@ from select_service import cli
 from select_service.config import FLAGS, ConfigError, Settings
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.driver import Driver
-from select_service.edge.limits import limit_values
+from select_service.edge.metrics.limits import limit_values
 from select_service.edge.reloading import (
     BOUND_ID_LENGTH_MIN,
     ConfigChange,
     Reloading,
     check_settings,
 )
-from select_service.edge.tenancy import _prefix
+from select_service.edge.tenancy.tenancy import _prefix
 from select_service.errors import InvalidField, NeedsRestart
-from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker
 
 BY_FIELD = {flag.field: flag for flag in FLAGS}

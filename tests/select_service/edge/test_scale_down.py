@@ -9,8 +9,8 @@ import httpx
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver import Driver
+from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.serving import PROMPT, in_process, seat
-from tests.select_service.edge.test_metrics import SCOPE, scrape, value
 
 SHARED = [1, 2, 3, 4]
 

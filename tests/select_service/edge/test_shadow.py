@@ -13,10 +13,10 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service import SelectionService, SelectRequest, ShadowSettings, WorkerSpec
 from select_service.edge.driver import Driver
-from tests.select_service.edge.credentials import TokenFile
+from tests.select_service.edge.http.test_api import problem
+from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
+from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, worker
-from tests.select_service.edge.test_http import problem
-from tests.select_service.edge.test_metrics import SCOPE, scrape, value
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}

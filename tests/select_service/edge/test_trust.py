@@ -18,9 +18,9 @@ from select_service.demo.pool import Stored
 from select_service.demo.publisher import EventPublisher
 from select_service.edge.app import Server
 from select_service.edge.driver import Driver
+from tests.select_service.edge.http.test_api import problem
+from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, until
-from tests.select_service.edge.test_http import problem
-from tests.select_service.edge.test_metrics import SCOPE, scrape, value
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 70}

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from select_service.core.loads import ranks_in, unpacked
-from select_service.core.scoring import weights_in_force
+from select_service.core.books.loads import ranks_in, unpacked
+from select_service.core.pricing.scoring import weights_in_force
 from select_service.core.tape.items import Decided, Item, Prompted, Wave
 from select_service.core.tape.reading import BadRecording, House, slots_of
 from select_service.simulator.cli import main

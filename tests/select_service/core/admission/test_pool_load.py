@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from select_service.core.admission.gaie_legacy import utilization
 from select_service.core.admission.pool_load import PoolLoad
-from select_service.core.ledger import Ledger
+from select_service.core.books.ledger import Ledger
 from select_service.simulator.told_loads import RankLoad, ToldPool
 
 loads = st.builds(

@@ -14,8 +14,8 @@ from select_service.edge.discovery.kubernetes import KubernetesApi, Watched
 from select_service.edge.discovery.setup import watched_replicas, watched_workers
 from select_service.edge.discovery.source import Source
 from select_service.types import WorkerSpec
-from tests.select_service.edge.credentials import Authority
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
+from tests.select_service.edge.security.credentials_made import Authority
 from tests.select_service.edge.serving import until
 
 DEADLINE_S = 20.0

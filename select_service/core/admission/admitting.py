@@ -1,0 +1,433 @@
+"""Admission of the whole process: which policy is in force, which thresholds, who has a gate.
+
+A partition gets a keeper (`gatekeeping.py`) when there is something to judge, and keeps it then;
+with every default there is none and nothing is looked at. What operators change here holds at
+once and outlives the process with a state directory (`state.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET
+
+from select_service.admission_types import (
+    BusyThreshold,
+    BusyThresholds,
+)
+from select_service.core.admission.asks import Ask
+from select_service.core.admission.classes import STANDARD
+from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.policies import build, read_config
+from select_service.core.admission.returns import ReturnBook
+from select_service.core.admission.thresholds import (
+    FIELDS,
+    NOTHING,
+    ThresholdBook,
+    read_thresholds,
+)
+from select_service.core.books.load_reports import LoadReports
+from select_service.core.changes import ADMISSION, THRESHOLD
+from select_service.core.fleet.catalog import check_name
+from select_service.errors import (
+    AdmissionControlOff,
+    AdmissionRefused,
+    InvalidField,
+    InvalidRequest,
+    ModelNotFound,
+)
+from select_service.types import CoreLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indexer.types import Scope
+    from select_service.admission_types import (
+        AdmissionChange,
+        AdmissionSettings,
+        BusyThresholdChange,
+    )
+    from select_service.core.admission.classes import SloClasses
+    from select_service.core.admission.gate import Decision
+    from select_service.core.admission.policies import Built
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.admission.thresholds import Thresholds
+    from select_service.core.changes import Changes
+    from select_service.core.columns import Rows
+    from select_service.core.fleet.catalog import Catalog, Worker
+    from select_service.core.partition import Partition
+    from select_service.types import SelectRequest
+
+POLICY: Final = "policy"
+"""The one key of its kind on disk."""
+OFF: Final = "always-admit"
+DEADLINE_S: Final = 30.0
+"""How long a request waits for a worker that is full, unless `--queue-deadline-s` says otherwise:
+about as long as clients commonly wait for a first token."""
+_PROCESS_WIDE: Final = frozenset({"token-bucket"})
+"""Policies whose allowance is one for all scopes."""
+
+
+class Admitting:
+    """The desk at which operators change admission, and gates are opened."""
+
+    def __init__(
+        self,
+        settings: AdmissionSettings,
+        catalog: Catalog,
+        partitions: Mapping[Scope, Partition],
+        limits: CoreLimits | None = None,
+    ) -> None:
+        """Read the settings.
+
+        Raises:
+            ValueError: the policy's configuration, a threshold or a class makes no sense.
+        """
+        self.settings = settings
+        self._limits = limits or CoreLimits()
+        self.changes: Changes | None = None  # when the state is kept on disk
+        self.clamped = 0
+        """Requests that claimed a more important class than `--slo-class-max`."""
+        self.thresholds = ThresholdBook(self._usual_thresholds())
+        self.reports = LoadReports(catalog, partitions)
+        self._catalog = catalog
+        self._partitions = partitions
+        self._shared: Built[Ticket] | None = None
+        self._shared_returns: ReturnBook | None = None
+        self.policy, self.config = OFF, dict[str, object]()
+        self.classes: SloClasses
+        self.put_in_force(settings.policy, settings.policy_config)
+        check_admission(settings)
+
+    def _usual_thresholds(self) -> Thresholds:
+        given = read_thresholds({field: getattr(self.settings, field) for field in FIELDS})
+        return given if self.is_on else NOTHING
+
+    def follow_settings(self, now: float) -> list[Partition]:
+        """Let every gate follow the settings, which have changed; open those that are wanted.
+
+        Returns:
+            The partitions in which somebody may be let in by that.
+        """
+        self.thresholds.defaults = self._usual_thresholds()
+        for partition in self._partitions.values():
+            keeper = partition.admission
+            if keeper is None:
+                if self._wants_gate(partition):
+                    self._open(partition)
+                continue
+            for worker in partition.workers.values():
+                keeper.seat(worker)
+                self.reports.replay(worker, keeper)
+            keeper.set_thresholds(self._thresholds_of(partition))
+            keeper.refresh(now)
+        return [one for one in self._partitions.values() if one.admission is not None]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether busy thresholds are in force at all."""
+        return self.settings.mode == "token-capacity"
+
+    def put_in_force(self, name: str, config: Mapping[str, object]) -> None:
+        """Make this the policy; gates follow with `apply`.
+
+        Raises:
+            ValueError: it makes no sense.
+        """
+        built: Built[Ticket] = build(name, config)
+        self.policy, self.config, self.classes = built.name, built.config, built.classes
+        self._shared = built if name in _PROCESS_WIDE else None
+        self._shared_returns = None
+        if self._shared is not None:
+            self._shared_returns = ReturnBook(
+                len(built.classes.bands),
+                slots_max=self.settings.return_slots_max,
+                horizon_s=self.settings.return_horizon_s,
+            )
+
+    def _build(self) -> Built[Ticket]:
+        return self._shared or build(self.policy, self.config)
+
+    # -- gates ---------------------------------------------------------------------------------
+
+    def follow(self, worker: Worker) -> Partition | None:
+        """A worker has come or changed: open its scope's gate if there is reason to now.
+
+        Returns:
+            Its partition, if that has a gate.
+        """
+        partition = self._partitions.get(worker.scope)
+        if partition is None:
+            return None
+        if partition.admission is None and (
+            self._wants_gate(partition) or (worker.spec.max_inflight is not None and worker.slots)
+        ):
+            self._open(partition)
+        if partition.admission is None:
+            return None
+        self.reports.replay(worker, partition.admission)
+        return partition
+
+    def _wants_gate(self, partition: Partition) -> bool:
+        return (
+            self.policy != OFF
+            or bool(self.config)
+            or self.settings.max_inflight is not None
+            or self._thresholds_of(partition).any
+        )
+
+    def _thresholds_of(self, partition: Partition) -> Thresholds:
+        return self.thresholds.of(*partition.scope) if self.is_on else NOTHING
+
+    def _open(self, partition: Partition) -> None:
+        partition.open_gate(
+            Gatekeeper(
+                partition.ledger,
+                self._build(),
+                self.settings,
+                self._thresholds_of(partition),
+                self._shared_returns,
+                partition.drainage.meter,
+            )
+        )
+        keeper = partition.admission
+        assert keeper is not None
+        for worker in partition.workers.values():
+            self.reports.replay(worker, keeper)
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def ask(self, ticket: Ticket) -> Ask:
+        """Return what a gate is asked.
+
+        Raises:
+            InvalidField: `priority` and `slo_class` disagree.
+        """
+        request = ticket.request
+        name = request.slo_class
+        if request.priority is not None or self.settings.slo_class_max is not None:
+            name = self.class_of(request)
+        target_ms, tenant = request.slo_ttft_ms, request.fairness_id
+        if tenant is not None:
+            self.check_fairness_id(tenant)
+        return Ask(
+            ticket.prompt.isl_tokens,
+            self.classes.known(name) if name else STANDARD,  # it is counted as that for good
+            ticket.partition.scope.tenant_id if tenant is None else tenant,
+            -1,
+            request.expected_output_tokens or 0,
+            _FOREVER if target_ms is None else target_ms / 1e3,
+        )
+
+    def check_fairness_id(self, name: str) -> None:
+        """Refuse one that queues and tallies should not remember.
+
+        Raises:
+            NameRefused: it is too long or cannot be printed.
+        """
+        check_name("fairness_id", name, self._limits.name_length_max)
+
+    def class_of(self, request: SelectRequest) -> str:
+        """Return the class a request belongs to, and not above what clients may claim.
+
+        Raises:
+            InvalidField: `priority` and `slo_class` disagree.
+        """
+        name = request.slo_class or ""
+        if request.priority is None and self.settings.slo_class_max is None:
+            return name
+        if request.priority is not None:
+            name = self._class_by_priority(request.priority, name)
+        cap = self.settings.slo_class_max
+        if cap is not None and self.classes.band(name) < self.classes.band(cap):
+            self.clamped += 1
+            return cap
+        return name
+
+    def _class_by_priority(self, priority: int, name: str) -> str:
+        classes = self.classes
+        at_most = [one for one in classes.bands if one <= priority] or [classes.bands[-1]]
+        if not name:
+            return classes.name_of(classes.bands.index(at_most[0]))
+        if classes.priority(name) != at_most[0]:
+            raise InvalidField(
+                f"priority {priority} is not that of slo_class {name}, "
+                f"which is {classes.priority(name)}",
+                field="priority",
+            )
+        return name
+
+    def refusal(self, partition: Partition, decision: Decision, rows: Rows) -> AdmissionRefused:
+        """Turn a decision into the answer."""
+        keeper = partition.admission
+        facts = {} if keeper is None else keeper.exceeded(decision, rows)
+        return AdmissionRefused(
+            decision.reason,
+            status=self.settings.overload_status,
+            code=decision.code,
+            gate=decision.gate,
+            policy=decision.policy,
+            retry_after_s=decision.retry_after_s,
+            promised=decision.promised,
+            facts=facts,
+        )
+
+    def deadline_s(self, *, for_worker: bool) -> float:
+        """Return how long a request may wait; infinity: for ever."""
+        given = self.settings.queue_deadline_s
+        if given is not None:
+            return given
+        return DEADLINE_S if for_worker else _FOREVER
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def change(self, change: AdmissionChange, now: float) -> list[Partition]:
+        """Put another policy in force, everywhere and at once.
+
+        Returns:
+            The partitions in which somebody may have to be judged again.
+
+        Raises:
+            InvalidField: there is no such policy, or its configuration makes no sense.
+        """
+        try:
+            read_config(change.policy, change.config)
+        except ValueError as error:
+            field = "config" if "unknown policy" not in str(error) else "policy"
+            raise InvalidField(str(error), field=field) from None
+        try:
+            self.put_in_force(change.policy, change.config)
+        except ValueError as error:
+            raise InvalidField(str(error), field="config") from None
+        self._mark(ADMISSION, POLICY)
+        return self.apply(now)
+
+    def apply(self, now: float) -> list[Partition]:
+        """Let every gate follow the policy in force, and open those that are wanted."""
+        for partition in self._partitions.values():
+            if partition.admission is not None:
+                partition.admission.change(self._build(), self._shared_returns, now)
+            elif self._wants_gate(partition):
+                self._open(partition)
+        return [one for one in self._partitions.values() if one.admission is not None]
+
+    # -- busy thresholds -----------------------------------------------------------------------
+
+    def busy_thresholds(self) -> BusyThresholds:
+        """Return what is in force for all models that are served or were named, and tenants."""
+        return BusyThresholds([self.busy_threshold(*name) for name in self.threshold_names()])
+
+    def threshold_names(self) -> list[tuple[str, str | None]]:
+        """Return all models that are served or were named, and tenants, in order."""
+        entries = [(model, tenant) for model, tenant, _ in self.thresholds.entries()]
+        models = {worker.scope.model_name for worker in self._catalog}
+        names: dict[tuple[str, str | None], None] = dict.fromkeys(
+            [(model, None) for model in sorted(models | {model for model, _ in entries})]
+        )
+        names.update(dict.fromkeys(entries))
+        return sorted(names, key=lambda name: (name[0], name[1] is not None, name[1] or ""))
+
+    def busy_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
+        """Return what is in force for a model or one tenant of it."""
+        held = self.thresholds.of(model, tenant_id) if self.is_on else NOTHING
+        return BusyThreshold(
+            model=model, tenant_id=UNSET if tenant_id is None else tenant_id, **held._asdict()
+        )
+
+    def change_threshold(
+        self, change: BusyThresholdChange, now: float
+    ) -> tuple[BusyThreshold, list[Partition]]:
+        """Set and clear thresholds of a model or tenant, at once; nothing given: only read.
+
+        Raises:
+            InvalidRequest: one is out of range, or both set and cleared.
+            AdmissionControlOff: they would have no effect.
+            ModelNotFound: nobody serves it.
+        """
+        given = {field: getattr(change, field) for field in FIELDS}
+        if not change.clear and not any(value is not None for value in given.values()):
+            return self.busy_threshold(change.model, change.tenant_id), []
+        try:
+            thresholds = read_thresholds(given)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        if not self.is_on:
+            raise AdmissionControlOff
+        if not self._is_served(change.model, change.tenant_id):
+            raise ModelNotFound(change.model, change.tenant_id)
+        try:
+            self.thresholds.merge(
+                *(change.model, change.tenant_id, thresholds, change.clear),
+                entries_max=self._limits.scopes_max,
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        self._mark(THRESHOLD, threshold_key(change.model, change.tenant_id))
+        touched = self._apply_thresholds(change.model, now)
+        return self.busy_threshold(change.model, change.tenant_id), touched
+
+    def forget_threshold(
+        self, model: str, tenant_id: str | None, now: float
+    ) -> tuple[BusyThreshold, list[Partition]]:
+        """Drop what was set for a model or tenant: what is above it holds again. Repeatable."""
+        touched: list[Partition] = []
+        if self.thresholds.forget(model, tenant_id):
+            self._mark(THRESHOLD, threshold_key(model, tenant_id))
+            touched = self._apply_thresholds(model, now)
+        return self.busy_threshold(model, tenant_id), touched
+
+    def _is_served(self, model: str, tenant_id: str | None) -> bool:
+        return any(
+            worker.scope.model_name == model and tenant_id in (None, worker.scope.tenant_id)
+            for worker in self._catalog
+        )
+
+    def _apply_thresholds(self, model: str, now: float) -> list[Partition]:
+        touched = []
+        for partition in self._partitions.values():
+            if partition.scope.model_name != model:
+                continue
+            keeper = partition.admission
+            if keeper is not None:
+                keeper.set_thresholds(self._thresholds_of(partition))
+                keeper.refresh(now)
+                touched.append(partition)
+            elif self._wants_gate(partition):
+                self._open(partition)
+                touched.append(partition)
+        return touched
+
+    def _mark(self, kind: str, name: str) -> None:
+        if self.changes is not None:
+            self.changes.mark(kind, name)
+
+
+_FOREVER: Final = float("inf")
+
+
+def check_admission(settings: AdmissionSettings) -> bool:
+    """Tell whether there are thresholds that have no effect.
+
+    Raises:
+        ValueError: the policy, its configuration or the class cap makes no sense.
+    """
+    built: Built[None] = build(settings.policy, settings.policy_config)
+    cap = settings.slo_class_max
+    if cap is not None and cap not in built.classes.priorities:
+        raise ValueError(f"--slo-class-max: there is no class {cap!r}")
+    given = read_thresholds({field: getattr(settings, field) for field in FIELDS})
+    return settings.mode == "none" and given.any
+
+
+def threshold_key(model: str, tenant_id: str | None) -> str:
+    """Return the name of an entry on disk."""
+    return model if tenant_id is None else f"{model}\0{tenant_id}"
+
+
+def scope_of_key(name: str) -> tuple[str, str | None]:
+    """Return the model and tenant of such a name."""
+    model, has_tenant, tenant = name.partition("\0")
+    return model, tenant if has_tenant else None
+
+
+__all__ = ["DEADLINE_S", "POLICY", "Admitting", "check_admission", "scope_of_key", "threshold_key"]

@@ -1,0 +1,205 @@
+"""The cache-hit threshold of a selection: who holds enough of the prompt, and what if nobody does.
+
+The rule is in `admission/cache_hit.py`; here it meets projections, requests and answers. It is
+judged last, when a request would be placed: what the index holds may have changed while it waited.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from select_service.core.admission.cache_hit import (
+    cached_blocks,
+    filter_groups,
+    filter_rows,
+    threshold_in_force,
+)
+from select_service.core.pricing.projection import matched
+from select_service.types import BestWorker, CacheHit, CacheThreshold
+
+if TYPE_CHECKING:
+    from indexer.core.tiers import Matches
+    from select_service.admission_types import AdmissionSettings
+    from select_service.core.admission.cache_hit import Hits, Source, Threshold
+    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.projection import Projection
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.types import SelectRequest
+
+RATE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+_NOTHING: Final = CacheHit(best_hit_rate=0.0, threshold=0.0, threshold_source="request")
+
+
+class HitTally:
+    """What thresholds did in one partition."""
+
+    def __init__(self) -> None:
+        self.rejections: dict[str, int] = {}  # by source of the threshold
+        self.fallbacks = 0
+        self.guarded = 0  # thresholds that a loop guard set to 0
+        self.rates = [0] * (len(RATE_BOUNDS) + 1)  # best hit rates, by bucket
+        self.rate_sum = 0.0
+
+    def measure(self, rate: float) -> None:
+        """Note the best hit rate of one request."""
+        if rate:
+            self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
+            self.rate_sum += rate
+        else:
+            self.rates[0] += 1
+
+
+class Found(NamedTuple):
+    """What a threshold leaves of the candidates."""
+
+    rows: Rows
+    facts: CacheHit  # how the selection stands to the threshold
+    needs_prefill: bool = False
+    refused: CacheThreshold | None = None
+
+
+class CacheHits:
+    """Holds requests to their threshold, or to the process's."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self.settings = settings  # read anew each time: they may change
+        self.settings = settings
+        self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
+
+    def at_once(
+        self, partition: Partition, request: SelectRequest, prompt: Prompt, matches: Matches
+    ) -> CacheHit | None:
+        """Return how it stands where nothing is asked for and nobody holds any; None: `filter`."""
+        if (
+            request.cache_hit_threshold != 0.0
+            or matches.groups
+            or matches.host
+            or matches.disk
+            or prompt.isl_tokens <= partition.index.block_size  # there may be nothing to hold
+        ):
+            return None
+        partition.hit_tally.rates[0] += 1
+        return _NOTHING
+
+    def filter(
+        self,
+        partition: Partition,
+        request: SelectRequest,
+        prompt: Prompt,
+        rows: Rows,
+        matches: Matches,
+    ) -> Found:
+        """Keep the candidates that hold enough; count what came of it."""
+        tally = partition.hit_tally
+        threshold = threshold_in_force(
+            request.cache_hit_threshold,
+            self.settings.cache_hit_threshold,
+            attempt=request.attempt,
+            attempts_max=self.settings.cache_hit_attempts_max,
+        )
+        hits = self._hits(partition, request, prompt, rows, matches, threshold.value)
+        if hits.best_rate is not None:
+            tally.measure(hits.best_rate)
+        tally.guarded += threshold.source == "loop_guard"
+        facts = self._facts(hits.best_rate, *threshold)
+        if hits.passing is None:
+            return Found(rows, facts)
+        if not hits.refused:
+            return Found(hits.passing if isinstance(rows, slice) else rows[hits.passing], facts)
+        if request.on_cache_threshold == "fallback":
+            tally.fallbacks += 1
+            if partition.roles.given:  # it will be prefilled where it goes
+                rows = partition.roles.rather_whole(rows)
+            return Found(rows, facts, needs_prefill=True)
+        tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
+        return Found(rows, facts, refused=_refusal(partition, request, rows, threshold, hits))
+
+    def _facts(self, rate: float | None, threshold: float, source: Source) -> CacheHit:
+        """Say it as answers do; the same again as long as it is the same."""
+        said = self._said
+        if (
+            rate != said.best_hit_rate
+            or threshold != said.threshold
+            or source != said.threshold_source
+        ):
+            said = self._said = CacheHit(
+                best_hit_rate=rate, threshold=threshold, threshold_source=source
+            )
+        return said
+
+    def _hits(
+        self,
+        partition: Partition,
+        request: SelectRequest,
+        prompt: Prompt,
+        rows: Rows,
+        matches: Matches,
+        threshold: float,
+    ) -> Hits:
+        index, isl_tokens = partition.index, prompt.isl_tokens
+        basis = request.cache_hit_basis or self.settings.cache_hit_basis
+        trust = partition.trust.column
+        is_plain = trust is None and not (matches.host or matches.disk)
+        if is_plain and isinstance(rows, slice):
+            groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
+            return filter_groups(groups, rows.stop, index.block_size, isl_tokens, threshold, basis)
+        overlap, _ = matched(index, matches)
+        if overlap is None:
+            count = rows.stop if isinstance(rows, slice) else len(rows)
+            blocks = np.zeros(count)
+        else:
+            scope = request.cache_hit_scope or self.settings.cache_hit_scope
+            blocks = cached_blocks(*overlap, scope)[rows]
+            if trust is not None:
+                blocks = blocks * trust[rows]
+        return filter_rows(blocks, index.block_size, isl_tokens, threshold, basis)
+
+    def holders(self, request: SelectRequest, slots: Slots, projection: Projection) -> Slots | None:
+        """Return who of `slots` holds enough; None: no threshold above 0 is in force."""
+        threshold = threshold_in_force(
+            request.cache_hit_threshold,
+            self.settings.cache_hit_threshold,
+            attempt=request.attempt,
+            attempts_max=self.settings.cache_hit_attempts_max,
+        )
+        if threshold.value <= 0.0:
+            return None
+        hits = filter_rows(
+            self._blocks(request, projection),
+            projection.block_size,
+            projection.isl_tokens,
+            threshold.value,
+            request.cache_hit_basis or self.settings.cache_hit_basis,
+        )
+        return slots if hits.passing is None else slots[hits.passing]
+
+    def _blocks(self, request: SelectRequest, projection: Projection) -> Floats:
+        overlap = projection.overlap
+        if overlap is None:
+            return np.zeros(len(projection.prefill))
+        scope = request.cache_hit_scope or self.settings.cache_hit_scope
+        blocks = cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
+        return blocks if projection.trust is None else blocks * projection.trust
+
+
+def _refusal(
+    partition: Partition, request: SelectRequest, rows: Rows, threshold: Threshold, hits: Hits
+) -> CacheThreshold:
+    slot = hits.best_row if isinstance(rows, slice) else int(rows[hits.best_row])
+    worker, dp_rank = partition.rank_at(slot)
+    return CacheThreshold(
+        selection_id=UNSET if request.selection_id is None else request.selection_id,
+        model_name=partition.scope.model_name,
+        tenant_id=partition.scope.tenant_id,
+        best_hit_rate=hits.best_rate or 0.0,
+        threshold=threshold.value,
+        threshold_source=threshold.source,
+        best_worker=BestWorker(worker.worker_id, dp_rank, worker.spec.endpoint),
+    )

@@ -1,0 +1,497 @@
+"""The gate of one partition, its books kept in step with the ledger, and who waits there.
+
+`core/admission` decides and knows neither ledger nor tickets; here its books follow both. A
+partition has a keeper only when something is to be judged: a policy, thresholds or caps. Process
+wide things (settings, thresholds by name, who gets a gate) are in `admitting.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.admission.asking import busy_facts, cap_facts, policy_facts, recognisable
+from select_service.core.admission.asks import ADMIT, Ask
+from select_service.core.admission.busy import BusyRanks
+from select_service.core.admission.capacity import WorkerCaps
+from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
+from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
+from select_service.core.admission.returns import ReturnBook
+from select_service.core.admission.tallies import TenantTally
+from select_service.core.admission.tenant_budgets import TenantBudgets
+from select_service.core.admission.wait_times import WaitTimes
+from select_service.core.books.load_changes import LoadChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from select_service.admission_types import AdmissionSettings, RankMetrics
+    from select_service.core.admission.asks import Verdict
+    from select_service.core.admission.drain import DrainMeter
+    from select_service.core.admission.gate import Decision, GateName
+    from select_service.core.admission.policies import Built
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.admission.thresholds import Thresholds
+    from select_service.core.books.ledger import Ledger
+    from select_service.core.columns import Rows
+    from select_service.core.fleet.catalog import Worker
+
+SCANNED_MAX: Final = 256
+"""Of those who wait for a worker, so many are looked at each time load goes: a third of a µs each
+as a rule. Beyond, who waits for a worker of its own may stand behind others for a while."""
+
+WAITS_FOR_PREFILL: Final = "waits-for-prefill"
+"""The code of a request that the policy file lets wait (contract 3.6)."""
+
+
+class Gatekeeper:
+    """Asks the gate, and lets wait what it says must."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        built: Built[Ticket],
+        settings: AdmissionSettings,
+        thresholds: Thresholds,
+        returns: ReturnBook | None,
+        meter: DrainMeter,
+    ) -> None:
+        """Follow a ledger from now on; `seat` brings the workers.
+
+        Args:
+            ledger: whose load is judged.
+            built: the policy.
+            settings: defaults and bounds.
+            thresholds: of busy ranks.
+            returns: promises shared with other gates, as the policy's allowance is.
+            meter: of what the ledger drains.
+        """
+        self.pool = PoolLoad(
+            ledger,
+            SaturationLimits(target_ttft_s=settings.slo_target_ttft_s),
+            meter,
+        )
+        self.busy = BusyRanks()
+        self.busy.set_thresholds(thresholds)
+        self.caps = WorkerCaps()
+        self._settings = settings
+        self.gate: Gate[Ticket] = Gate(
+            *(built.classes, built.policy, self.pool),
+            queue=built.queue,
+            busy=self.busy,
+            caps=self.caps,
+            returns=returns or self._own_returns(built),
+        )
+        self._shares_returns = returns is not None
+        tallies = self.gate.tallies
+        tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
+        tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
+        self.waiting: dict[Ticket, None] = {}
+        """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
+        self.displaced: dict[Ticket, None] = {}
+        """Who waited under another policy, and is to be judged again."""
+        self.waiting_isl_tokens = 0
+        self.rejections: dict[str, int] = {}
+        """Refusals for load by endpoint."""
+        self.wait_times: dict[str, WaitTimes] = {}
+        self.now = 0.0  # of the last refresh
+        self._ledger = ledger
+        self.changes = LoadChanges(self.busy.slots, self.caps.slots)
+        """What the ledger notes; while that is nothing to `look` at, no `refresh` is needed."""
+        self._has_new_limits = False
+        self._seats: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
+        self._slots: dict[int, dict[int, int]] = {}  # worker id → rank → slot
+        self._capped: set[int] = set()  # workers with a cap
+        ledger.changes = self.changes
+        self._learn_wants()
+
+    def _learn_wants(self) -> None:
+        """Count whose requests are in flight when the policy in force asks for it."""
+        changes = self.changes
+        wanted = isinstance(self.gate.policy, TenantBudgets)
+        if wanted and not changes.names_wanted:
+            reservations = self._ledger.all_reservations()
+            self.pool.recount(Counter(one.fairness_id for one in reservations))
+        changes.begun.clear()
+        changes.ended.clear()
+        changes.names_wanted = wanted
+        changes.look = True
+
+    def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
+        return ReturnBook(
+            len(built.classes.bands),
+            slots_max=self._settings.return_slots_max,
+            horizon_s=self._settings.return_horizon_s,
+        )
+
+    # -- who is here ---------------------------------------------------------------------------
+
+    def seat(self, worker: Worker) -> None:
+        """A worker comes, or its record or ranks changed; load and reports of a rank stay."""
+        spec, worker_id = worker.spec, worker.worker_id
+        before = self._slots.get(worker_id, {})
+        for rank, slot in before.items():
+            if worker.slots.get(rank) != slot:
+                self._unseat_slot(slot)
+        self._slots[worker_id] = dict(worker.slots)
+        for rank, slot in worker.slots.items():
+            if self._seats.get(slot) != (worker_id, rank):
+                self._unseat_slot(slot)
+            self._seats[slot] = (worker_id, rank)
+            self.pool.seat(slot, spec.total_kv_blocks)
+            self.busy.seat(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
+            self.changes.note(slot)
+        self._has_new_limits = True
+        most = self._settings.max_inflight if spec.max_inflight is None else spec.max_inflight
+        queued = self._settings.max_queued if spec.max_queued is None else spec.max_queued
+        self.caps.seat(worker_id, worker.slots.values(), most, queued)
+        (self._capped.discard if most is None else self._capped.add)(worker_id)
+        self.changes.look = True
+
+    def unseat(self, worker_id: int) -> list[Ticket]:
+        """A worker goes; returns who held a waiting place with it and needs another."""
+        for slot in self._slots.pop(worker_id, {}).values():
+            self._unseat_slot(slot)
+        self._capped.discard(worker_id)
+        self.changes.look = True
+        if not self.caps.unseat(worker_id):
+            return []
+        both = (*self.waiting, *self.displaced)
+        homeless = [ticket for ticket in both if ticket.place == worker_id]
+        for ticket in homeless:
+            ticket.place = None
+        return homeless
+
+    def disregard(self, slots: Collection[int]) -> None:
+        """What these slots carry is no measure of the pool: their workers drain."""
+        self.pool.disregard(slots)
+
+    def _unseat_slot(self, slot: int) -> None:
+        self._seats.pop(slot, None)
+        self.pool.unseat(slot)
+        self.busy.unseat(slot)
+
+    def set_thresholds(self, thresholds: Thresholds) -> None:
+        """Put thresholds in force at once."""
+        self.busy.set_thresholds(thresholds)
+        self.changes.slots.update(self._seats)
+        self.changes.look = True
+        self._has_new_limits = True
+
+    def report(self, worker: Worker, told: RankMetrics) -> None:
+        """A rank told its own load."""
+        slot = worker.slots.get(told.dp_rank)
+        if slot is None or slot not in self._seats:
+            return
+        total = told.kv_total_blocks
+        if worker.spec.total_kv_blocks is None and total is not None:
+            self.pool.seat(slot, total)
+            self.busy.seat(slot, worker.spec.max_num_batched_tokens, total)
+            self._has_new_limits = True
+        self.busy.report(slot, told.kv_used_blocks)
+        self.pool.mark_stale(slot, stale=False)
+        if told.num_requests_waiting is not None:
+            self.pool.tell_waiting(slot, told.num_requests_waiting)
+        self.changes.note(slot)
+
+    def report_stale(self, worker: Worker, dp_rank: int) -> None:
+        """What a rank told is too old: its blocks are not believed, and it counts as full."""
+        slot = worker.slots.get(dp_rank)
+        if slot is not None and slot in self._seats:
+            self.busy.report(slot, None)
+            self.pool.tell_waiting(slot, None)
+            self.pool.mark_stale(slot, stale=True)
+            self.changes.note(slot)
+
+    # -- load ----------------------------------------------------------------------------------
+
+    def refresh(self, now: float) -> None:
+        """Let the books follow what the ledger has done; O(slots that may be judged otherwise).
+
+        Called before anything is judged, and not with every change.
+        """
+        self.now = now
+        changes = self.changes
+        if changes.slots:
+            if self._has_new_limits:
+                self._set_alarms()
+            self._follow(changes.slots)
+            changes.slots.clear()
+        if changes.names_wanted and (changes.begun or changes.ended):
+            for tenant in changes.begun:
+                self.pool.began(tenant)
+            changes.begun.clear()
+            for tenant in changes.ended:
+                self.pool.left(tenant)
+            changes.ended.clear()
+        changes.look = bool(
+            self.busy.slots
+            or self.caps.slots
+            or changes.names_wanted
+            or self._has_new_limits
+            or not self.pool.instances
+        )
+
+    def _set_alarms(self) -> None:
+        """Say which load is worth a look, after limits have changed."""
+        changes = self.changes
+        changes.prefill_alarm, changes.decode_alarm = self.busy.lowest_limits()
+        changes.requests_alarm = self.caps.lowest_limit()
+        self._has_new_limits = False
+
+    def _follow(self, slots: set[int]) -> None:
+        ledger, capped = self._ledger, self._capped
+        busy = self.busy if self.busy.watches else None
+        for slot in slots:
+            seat = self._seats.get(slot)
+            if seat is None:
+                continue
+            if busy is not None:
+                busy.note(slot, ledger.prefill_tokens(slot), ledger.decode.item(slot))
+            if seat[0] in capped:
+                self.caps.note(seat[0], self._inflight(seat[0]))
+
+    def _inflight(self, worker_id: int) -> int:
+        requests = self._ledger.requests
+        return sum(requests.item(slot) for slot in self._slots[worker_id].values())
+
+    # -- judging -------------------------------------------------------------------------------
+
+    def judge(
+        self, ticket: Ticket, ask: Ask, rows: Rows, now: float, verdict: Verdict | None = None
+    ) -> tuple[Ask, Decision]:
+        """Say whether a request may be placed on one of these rows now; charges nothing.
+
+        Who asks is looked at closely only when that may matter.
+
+        Args:
+            ticket: the request.
+            ask: what is asked.
+            rows: the candidates.
+            now: monotonic seconds.
+            verdict: what the policy has said to that, if there was nobody else to ask.
+        """
+        gate = self.gate
+        if gate.returns.size:
+            ask = recognisable(ask, ticket)
+        name: GateName = "policy"
+        if verdict is None:
+            if self.pool.instances and not (self.busy.slots or self.caps.slots):
+                verdict = gate.policy.judge(ask, self.pool, now)
+            else:
+                name, verdict = gate.first_word(ask, rows, now)
+        decision = gate.admitted
+        if verdict is not ADMIT:
+            ask = recognisable(ask, ticket)
+            decision = gate.decide(ask, name, verdict, rows, now)
+        ticket.asked, ticket.said = ask, decision
+        return ask, decision
+
+    def settle(self, decision: Decision, ask: Ask, now: float, endpoint: str = "") -> None:
+        """Charge and count what was decided."""
+        self.gate.settle(decision, ask, now)
+        if decision.outcome == "refuse" and decision.gate != "cache_hit":
+            self.rejections[endpoint] = self.rejections.get(endpoint, 0) + 1
+
+    def refuse(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
+        """Settle a refusal that was found elsewhere."""
+        decision = self.gate.refusal(ask, gate, reason, code, now)
+        self.gate.settle(decision, ask, now)
+        return decision
+
+    def can_take(self, rows: Rows) -> bool:
+        """Tell whether any of the rows is neither busy nor full."""
+        return not self.busy.all_busy(rows) and not self.caps.all_full(rows)
+
+    def usable(self, rows: Rows) -> Rows:
+        """Return the candidates to choose from: never a full one, a busy one only in need."""
+        if not (self.busy.slots or self.caps.slots):
+            return rows
+        free = self.busy.free_rows(rows)
+        opened = self.caps.open_rows(free)
+        if not isinstance(opened, slice) and not len(opened):
+            return self.caps.open_rows(rows)
+        return opened
+
+    def is_full(self, slot: int) -> bool:
+        """Tell whether the worker of a slot has as many requests as it may."""
+        return bool(self._capped) and bool(self.caps.full[slot])
+
+    def full(self, now: float) -> Decision:
+        """Refuse an explicit booking on a full worker; it was no offer, so it is no class's."""
+        return self.gate.refusal(Ask(0), "capacity", AT_CAPACITY.reason, AT_CAPACITY.code, now)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait at the gate."""
+        return len(self.waiting) + len(self.displaced)
+
+    def wait(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> None:
+        """Let a ticket wait as a decision said that is settled."""
+        ticket.ask = ask
+        if self.gate.queue is not None:
+            ticket.waiting = self.gate.enqueue(ask, ticket, now)
+        if self.caps.all_full(rows):  # whatever else it waits for, it is one of Q
+            ticket.place = self.caps.take_place(rows)
+        self.waiting[ticket] = None
+        self.waiting_isl_tokens += ticket.prompt.isl_tokens
+
+    def in_order(self) -> Iterator[Ticket]:
+        """Yield who waits at the gate and may go as far as the policy is concerned."""
+        if self.gate.queue is None:
+            return islice(iter(self.waiting), SCANNED_MAX)
+        return (one.item for one in self.gate.may_go(SCANNED_MAX))
+
+    def placed(self, ticket: Ticket, now: float) -> None:
+        """One that waited goes: charge and count it."""
+        ask, one = ticket.ask, ticket.waiting
+        assert ask is not None
+        self._time(ticket, now)
+        self._forget(ticket)
+        if one is not None and one.flow is not None:
+            self.gate.serve(one, now)
+        else:
+            self.gate.placed(ask, now)
+
+    def turned_away(self, ticket: Ticket, code: str, now: float) -> None:
+        """One that waited is refused; charged to nobody."""
+        assert ticket.ask is not None
+        self._time(ticket, now)
+        self._take_out(ticket, now)
+        self.gate.turn_away(ticket.ask, code)
+
+    def outranked(self, ask: Ask, rows: Rows, now: float) -> Ticket | None:
+        """Return who has a place with one of these full workers and must give it up."""
+        queue = self.gate.queue
+        if queue is None or self.gate.policy.judge(ask, self.pool, now).outcome == "refuse":
+            return None  # nobody goes for one that is refused all the same
+        for one in islice(queue.outranked(ask, now), SCANNED_MAX):
+            slots = self._slots.get(one.item.place, {}) if one.item.place is not None else {}
+            if any(_has(rows, slot) for slot in slots.values()):
+                return one.item
+        return None
+
+    def give_way(self, ticket: Ticket, now: float) -> Decision:
+        """One that waited is refused for a more important one; charged to nobody."""
+        assert ticket.ask is not None
+        reason, code = OUTRANKED.reason, OUTRANKED.code
+        decision = self.gate.refusal(ticket.ask, "waiting", reason, code, now)
+        self.turned_away(ticket, code, now)
+        return decision
+
+    def refuse_late(self, ticket: Ticket, now: float) -> Decision:
+        """One has waited too long; charged to nobody."""
+        assert ticket.ask is not None
+        self._time(ticket, now)
+        self._take_out(ticket, now)
+        return self.gate.refuse_waiting(ticket.ask, now)
+
+    def expired(self, now: float, limit: int) -> Iterable[tuple[Ticket, Decision]]:
+        """Refuse up to `limit` that have waited as long as the policy lets them."""
+        for one, decision in self.gate.expired(now, limit):
+            self._time(one.item, now)
+            self._forget(one.item)
+            yield one.item, decision
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """The client of one that waited left; charged to nobody."""
+        assert ticket.ask is not None
+        self._time(ticket, self.now)
+        self._take_out(ticket, self.now)
+        self.gate.gone(ticket.ask)
+
+    def _take_out(self, ticket: Ticket, now: float) -> None:
+        queue, one = self.gate.queue, ticket.waiting
+        if queue is not None and one is not None:
+            queue.withdraw(one, now)
+        self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        ticket.waiting = None
+        if ticket.place is not None:
+            self.caps.leave_place(ticket.place)
+            ticket.place = None
+        if ticket in self.waiting:
+            del self.waiting[ticket]
+        elif ticket in self.displaced:
+            del self.displaced[ticket]
+        else:
+            return  # it waited in the policy file's queues
+        self.waiting_isl_tokens -= ticket.prompt.isl_tokens
+
+    def displace(self, ticket: Ticket) -> None:
+        """Let one that waited in the policy file's queues be judged again."""
+        self.displaced[ticket] = None
+        self.waiting_isl_tokens += ticket.prompt.isl_tokens
+
+    def recall(self, ticket: Ticket) -> None:
+        """It is about to be judged again: it waits nowhere, and still counts as waiting."""
+        self._forget(ticket)
+
+    def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
+        """Put another policy in force at once; who waits here is to be judged again."""
+        self.gate.change(built, now)
+        self.refresh(now)
+        self._learn_wants()
+        if returns is not None:
+            self.gate.returns = returns
+        elif self._shares_returns:  # others' promises are none of this pool's
+            self.gate.returns = self._own_returns(built)
+        self._shares_returns = returns is not None
+        for ticket in self.waiting:
+            ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
+        self.displaced |= self.waiting
+        self.waiting.clear()
+
+    def _time(self, ticket: Ticket, now: float) -> None:
+        assert ticket.ask is not None
+        name = self.gate.tallies.name_of(ticket.ask.slo_class)
+        times = self.wait_times.get(name)
+        if times is None:
+            times = self.wait_times[name] = WaitTimes()
+        times.add(max(0.0, now - ticket.since))
+
+    def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
+        """Return knob, value and limit behind a refusal, as far as there are such."""
+        first = _first(rows)
+        if first not in self._seats:
+            return policy_facts(decision)
+        if decision.gate == "busy":
+            return busy_facts(self.busy.exceeded(first))
+        if decision.gate == "capacity":
+            return cap_facts(self.caps[self._seats[first][0]])
+        return policy_facts(decision)
+
+    def check(self) -> None:
+        """State every promise: the books are the ledger's, and who waits is accounted for."""
+        self.refresh(self.now)
+        self.gate.check()
+        both = (*self.waiting, *self.displaced)
+        assert self.waiting_isl_tokens == sum(ticket.prompt.isl_tokens for ticket in both)
+        assert not self.waiting.keys() & self.displaced.keys()
+        held = Counter(ticket.place for ticket in both if ticket.place is not None)
+        for worker_id, slots in self._slots.items():
+            assert self.caps[worker_id].queued == held[worker_id]
+            cap, inflight = self.caps[worker_id], self._inflight(worker_id)
+            assert not slots or cap.full == (inflight >= cap.max_inflight)
+            assert not cap.full or cap.inflight == inflight, "a full one is followed closely"
+        if self.changes.names_wanted:
+            tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
+            assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
+        ledger = self._ledger
+        assert self.changes.look or not (self.busy.slots or self.caps.slots)
+        for slot in self._seats:
+            assert self.busy.is_true(slot, ledger.prefill_tokens(slot), ledger.decode.item(slot))
+
+
+def _first(rows: Rows) -> int:
+    if isinstance(rows, slice):
+        return 0 if rows.stop else -1
+    return int(rows[0]) if len(rows) else -1
+
+
+def _has(rows: Rows, slot: int) -> bool:
+    return slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())

@@ -1,0 +1,164 @@
+"""Requests that wait for capacity: who is next, and nothing else.
+
+A request waits while every rank it may use is busy; `partition.py` decides that and drains.
+The driver keeps one future per Ticket.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+from sortedcontainers import SortedKeyList
+
+if TYPE_CHECKING:
+    from select_service.core.admission.asks import Ask
+    from select_service.core.admission.fair_queue import Waiting
+    from select_service.core.admission.gate import Decision
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.errors import ServiceError
+    from select_service.types import Answer, SelectRequest
+
+QueuePolicy = Literal["fcfs", "wspt"]
+
+
+class Ticket(Struct, eq=False):
+    """One waiting request; compared by identity."""
+
+    partition: Partition
+    request: SelectRequest
+    prompt: Prompt
+    weights: Weights
+    reservation_id: str | None  # None: a plain selection, nothing will be booked
+    fingerprint: bytes
+    holders: int = 1  # callers waiting for this one answer (a repeated request shares it)
+    key: tuple[int, float] = (0, 0.0)
+    cached_tokens: int = 0
+    answer: Answer | ServiceError | None = None
+    """Once it waits no longer."""
+    since: float = -1.0  # when it began to wait; below 0: it did not
+    until: float = math.inf  # then it has waited too long
+    ask: Ask | None = None  # what the gate was asked of one that waits there
+    asked: Ask | None = None  # what a gate was asked last, whatever came of it
+    said: Decision | None = None  # and what it said
+    waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
+    place: int | None = None  # the full worker whose waiting place it holds
+    in_wave: bool = False  # it goes where others of its wave are; see `waves/waves.py`
+    in_session: bool = False  # it goes where its session is; see `booking/sessions.py`
+
+    @property
+    def deadline(self) -> float:
+        """When it will have waited too long, by its own time or that of a policy's queue."""
+        return self.until if self.waiting is None else min(self.until, self.waiting.deadline)
+
+
+def order_key(
+    policy: QueuePolicy, ticket: Ticket, now: float, overtaking_s: float = 0.0
+) -> tuple[int, float]:
+    """Return the ticket's rank in the queue, smallest first (contract 3.6).
+
+    fcfs: max(priority_jump, 0) - arrival seconds. wspt: (1 + max(priority_jump, 0)) divided by the
+    tokens still to prefill on the best eligible rank. strict_priority goes before either.
+
+    Not of the contract: with `overtaking_s` a place in line by arrival is later by so many seconds
+    for each 1,000 tokens still to prefill, so that who is short overtakes who came so much earlier,
+    and nobody else does.
+    """
+    request = ticket.request
+    jump = max(request.priority_jump or 0.0, 0.0)
+    left = max(1, ticket.prompt.isl_tokens - ticket.cached_tokens)
+    if policy == "fcfs":
+        score = jump - now
+        if overtaking_s:
+            score -= overtaking_s * left / 1_000
+    else:
+        score = (1.0 + jump) / left
+    return (-(request.strict_priority or 0), -score)
+
+
+class PendingQueue:
+    """Waiting tickets in order; ties leave in order of arrival. O(log n) to enter and leave."""
+
+    def __init__(self) -> None:
+        self._order: SortedKeyList[Ticket, tuple[int, float]] = SortedKeyList(
+            key=lambda ticket: ticket.key
+        )
+        self.pending = 0  # tickets; asked with every request, so it is a plain number
+        self.pending_isl_tokens = 0
+        self.pending_cached_tokens = 0
+
+    def __len__(self) -> int:
+        return self.pending
+
+    def push(self, ticket: Ticket) -> None:
+        """Let a ticket with its key set wait; equal keys keep their order of arrival."""
+        self._order.add(ticket)
+        self.pending += 1
+        self.pending_isl_tokens += ticket.prompt.isl_tokens
+        self.pending_cached_tokens += ticket.cached_tokens
+
+    def head(self) -> Ticket | None:
+        """Return who is next, without taking it."""
+        return self._order[0] if self._order else None
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Take a ticket out wherever it stands; False when it is not waiting."""
+        try:
+            self._order.remove(ticket)
+        except ValueError:
+            return False
+        self.pending -= 1
+        self.pending_isl_tokens -= ticket.prompt.isl_tokens
+        self.pending_cached_tokens -= ticket.cached_tokens
+        return True
+
+    def tickets(self) -> list[Ticket]:
+        """Return all waiting tickets in order."""
+        return list(self._order)
+
+    def check(self) -> None:
+        """State every promise of the queue."""
+        tickets = self.tickets()
+        assert self.pending == len(tickets)
+        assert self.pending_isl_tokens == sum(t.prompt.isl_tokens for t in tickets)
+        assert self.pending_cached_tokens == sum(t.cached_tokens for t in tickets)
+        assert all(before.key <= after.key for before, after in pairwise(tickets))
+
+
+class Patience:
+    """Waiting tickets whose time will be up, by that time. O(log n) to enter and leave."""
+
+    def __init__(self) -> None:
+        self._order: SortedKeyList[Ticket, tuple[float, int]] = SortedKeyList(
+            key=lambda ticket: (ticket.until, id(ticket))
+        )
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def watch(self, ticket: Ticket) -> None:
+        """From now on its time counts, if it has an end."""
+        if ticket.until != math.inf:
+            self._order.add(ticket)
+
+    def forget(self, ticket: Ticket) -> None:
+        """It waits no longer."""
+        if ticket.until != math.inf:
+            self._order.discard(ticket)
+
+    def next(self) -> float:
+        """When the first will have waited too long; infinity if nobody will."""
+        return self._order[0].until if self._order else math.inf
+
+    def due(self, now: float, limit: int) -> list[Ticket]:
+        """Return up to `limit` tickets whose time is up; they stay until they are forgotten."""
+        due: list[Ticket] = []
+        for ticket in self._order:
+            if ticket.until > now or len(due) >= limit:
+                break
+            due.append(ticket)
+        return due

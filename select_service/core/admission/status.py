@@ -1,0 +1,85 @@
+"""How admission stands, for people: what is in force, and what became of everybody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.admission_types import AdmissionStatus, ClassCounts, ScopeAdmission
+from select_service.core.admission.slo_shed import SloShed
+from select_service.core.admission.tallies import ClassTally
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from indexer.types import Scope
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.partition import Partition
+
+
+def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> AdmissionStatus:
+    """Return what is in force, and what became of everybody."""
+    steps = status_in_steps(admitting, partitions)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            status: AdmissionStatus = end.value
+            return status
+
+
+def status_in_steps(
+    admitting: Admitting, partitions: Mapping[Scope, Partition]
+) -> Generator[None, None, AdmissionStatus]:
+    """Do the same with a pause after every scope and threshold, to let others go first."""
+    keepers = [
+        (one, one.admission) for _, one in sorted(partitions.items()) if one.admission is not None
+    ]
+    counters: dict[str, ClassTally] = {name: ClassTally() for name in admitting.classes.names}
+    scopes = []
+    for partition, keeper in keepers:
+        keeper.refresh(keeper.now)
+        for name, tally in keeper.gate.tallies.of.items():
+            total = counters.setdefault(name, ClassTally())
+            for field in ClassTally.__struct_fields__:
+                setattr(total, field, getattr(total, field) + getattr(tally, field))
+        scopes.append(_scope(partition, keeper))
+        yield
+    thresholds = []
+    for model, tenant_id in admitting.threshold_names():
+        thresholds.append(admitting.busy_threshold(model, tenant_id))
+        yield
+    return AdmissionStatus(
+        policy=admitting.policy,
+        config=admitting.config,
+        mode=admitting.settings.mode,
+        thresholds=thresholds,
+        classes=dict(admitting.classes.priorities),
+        counters={name: _counts(tally) for name, tally in counters.items()},
+        scopes=scopes,
+    )
+
+
+def _counts(tally: ClassTally) -> ClassCounts:
+    return ClassCounts(
+        offered=tally.offered,
+        admitted=tally.admitted,
+        refused=tally.refused,
+        withdrawn=tally.withdrawn,
+        waiting=tally.waiting,
+    )
+
+
+def _scope(partition: Partition, keeper: Gatekeeper) -> ScopeAdmission:
+    gate = keeper.gate
+    return ScopeAdmission(
+        model_name=partition.scope.model_name,
+        tenant_id=partition.scope.tenant_id,
+        saturation=round(keeper.pool.saturation, 6),
+        prefill_tokens_per_s=round(keeper.pool.prefill_rate, 3),
+        waiting=partition.pending_count,
+        busy_ranks=keeper.busy.count,
+        full_ranks=keeper.caps.full_slots,
+        promises=gate.returns.size,
+        flaps=sum(gate.queue.flaps) if isinstance(gate.queue, SloShed) else 0,
+    )

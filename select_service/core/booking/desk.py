@@ -1,0 +1,537 @@
+"""The booking desk: the only place where a reservation begins and ends.
+
+Keeps ledger, ids, counters and replicas in step; whoever chooses a rank (`service.py`) books it
+here. A booking is refused only for its id (D14, D16): everything else was checked before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+from msgspec import UNSET
+
+from indexer.core.hashing import unpack_i64
+from select_service.core.books.bookings import Booking, Bookings
+from select_service.core.books.deadlines import rounded_up
+from select_service.core.books.leases import Leases
+from select_service.core.books.ledger import BLOCKS_PER_STEP
+from select_service.core.effects import NOTHING, Effects
+from select_service.core.fleet.catalog import check_name
+from select_service.core.pricing.prompt import packed
+from select_service.core.replicas.announcer import Announcer
+from select_service.core.replicas.messages import Renewed
+from select_service.errors import (
+    InvalidField,
+    NameRefused,
+    ReservationConflict,
+    ReservationNotFound,
+    TooManyReservations,
+)
+from select_service.types import (
+    PairSelection,
+    PromptFields,
+    ReservationAnswer,
+    Selection,
+    SelectRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indexer.types import PackedHashes
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.books.leases import Lease
+    from select_service.core.books.reservation import Reservation
+    from select_service.core.counters import Counters
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.replicas.messages import ClaimRecord
+    from select_service.types import (
+        CoreLimits,
+        ReservationRequest,
+        SelectAndReserveRequest,
+        SelectRequest,
+    )
+
+_TOLD_AGAIN = 0.125
+"""Of a lease's time to live: so often lifecycle calls here are told to its owner as renewals."""
+
+_NO_FINGERPRINT = b"-"
+"""Nobody's: those are empty or 16 bytes long."""
+
+_BOOKING_FAILED = "failed to book scheduler state: "
+
+
+def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
+    """Return 16 bytes that two requests share iff they are the same body on the same route.
+
+    Two spellings of one hash, signed and unsigned, are the same. 1 µs for 128 blocks.
+
+    Args:
+        request: as decoded, or by a caller in this process: its lists have been found right.
+        unknown: canonical bytes of the members that nobody knows.
+    """
+    route = type(request).__name__.encode()
+    if isinstance(request, SelectRequest) and request.explain is not UNSET:
+        request = msgspec.structs.replace(request, explain=UNSET)  # changes nothing of a booking
+    if isinstance(request, PromptFields):
+        request = packed(request)
+    body = msgspec.msgpack.encode(request, order="deterministic")  # members have no order
+    return xxhash.xxh3_128_digest(route + body + unknown)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a caller wants booked, once a rank is known; what comes of it is a claim."""
+
+    reservation_id: str
+    fingerprint: bytes
+    prompt: Prompt
+    prefill_tokens: int
+    track_prefill_tokens: bool  # told to replicas, with the tokens only when true (6.3)
+    lease: Lease | None  # it lives as long as that
+    ttl_s: float  # or, without, so long after its last lifecycle call; 0: for ever
+    fairness_id: str = ""  # whose share of the pool it is
+    pair: str | None = None  # of which it is a leg
+
+
+class Desk:
+    """Begins, repeats and ends reservations across all partitions."""
+
+    def __init__(self, limits: CoreLimits, counters: Counters, router_id: int, epoch: int) -> None:
+        self.bookings = Bookings(freed_ids_max=limits.freed_ids_max)
+        self.leases = Leases(limits)
+        self._limits = limits
+        self._counters = counters
+        self.announcer = Announcer(limits, router_id, epoch)
+        self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
+        """How answers carry hashes: as numbers, or as a JSON text of them when a door asks so."""
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def check_room(self, request: SelectAndReserveRequest | ReservationRequest) -> None:
+        """Refuse a booking that there is no room for, or that would keep what is no name.
+
+        Raises:
+            TooManyReservations: as many are live or waited for as may be.
+            NameRefused: an id or a name that is too long, or that no log could print.
+        """
+        limits = self._limits
+        if self.bookings.expected >= limits.reservations_max:
+            self._counters.reservations_refused += 1
+            raise TooManyReservations(limits.reservations_max)
+        most = limits.id_length_max
+        one = request.reservation_id
+        if one is not None and (len(one) > most or not one.isprintable()):
+            raise NameRefused.of("reservation_id", one, most, "id_length_max")
+        one = request.selection_id
+        if one is not None and (len(one) > most or not one.isprintable()):
+            raise NameRefused.of("selection_id", one, most, "id_length_max")
+        if request.lora_name is not None:
+            check_name("lora_name", request.lora_name, limits.name_length_max)
+
+    # -- repeats (D14) -------------------------------------------------------------------------
+
+    def repeated_selection(
+        self, reservation_id: str, fingerprint: bytes
+    ) -> Selection | PairSelection | Ticket | None:
+        """Return the first answer, or the ticket to share, when this request came before.
+
+        Raises:
+            ReservationConflict: the id is taken by something else.
+        """
+        try:
+            booking = self.bookings.repeated(reservation_id, fingerprint, _BOOKING_FAILED)
+            ticket = self.bookings.join_waiting(reservation_id, fingerprint, _BOOKING_FAILED)
+        except ReservationConflict:
+            self._counters.reservations_conflicting += 1
+            raise
+        if booking is None:
+            return ticket
+        self._counters.reservations_repeated += 1
+        if isinstance(booking.answer, PairSelection):
+            return booking.answer
+        assert isinstance(booking.answer, Selection), "the fingerprint names the route"
+        hashes = booking.partition.ledger.chain_of(booking.reservation)
+        return msgspec.structs.replace(booking.answer, sequence_hashes=self.show_hashes(hashes))
+
+    def repeated_reservation(
+        self, reservation_id: str, fingerprint: bytes
+    ) -> ReservationAnswer | None:
+        """Return the first answer when this request came before.
+
+        Raises:
+            ReservationConflict: the id is taken by something else.
+        """
+        try:
+            booking = self.bookings.repeated(reservation_id, fingerprint)
+        except ReservationConflict:
+            self._counters.reservations_conflicting += 1
+            raise
+        if booking is None:
+            return None
+        self._counters.reservations_repeated += 1
+        assert isinstance(booking.answer, ReservationAnswer), "the fingerprint names the route"
+        return booking.answer
+
+    def check_unused(self, reservation_id: str) -> None:
+        """Refuse an id that a leg is to have, and somebody else has.
+
+        Raises:
+            ReservationConflict: it is live.
+        """
+        try:
+            self.bookings.repeated(reservation_id, _NO_FINGERPRINT, _BOOKING_FAILED)
+        except ReservationConflict:
+            self._counters.reservations_conflicting += 1
+            raise
+
+    # -- how long (D15) ------------------------------------------------------------------------
+
+    def terms(
+        self, request: SelectAndReserveRequest | ReservationRequest
+    ) -> tuple[Lease | None, float]:
+        """Return the lease a booking is to live under, or its own time to live.
+
+        Raises:
+            InvalidField: `ttl_s` is out of bounds, or comes with a lease.
+            LeaseNotFound: the lease is not open.
+        """
+        ttl_s = request.ttl_s
+        if request.lease_id is None:
+            if ttl_s is None:
+                return None, self._limits.reservation_ttl_s
+            longest = self._limits.reservation_ttl_max_s
+            if not 0.0 < ttl_s <= longest:
+                raise InvalidField(f"ttl_s must be above 0 and at most {longest:g}", field="ttl_s")
+            return None, rounded_up(ttl_s)
+        if ttl_s is not None:
+            raise InvalidField("what has a lease has no ttl_s of its own", field="ttl_s")
+        return self.leases.get(request.lease_id), 0.0
+
+    # -- begin ---------------------------------------------------------------------------------
+
+    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
+        """Put the load of a new reservation on a slot; `confirm` makes it known."""
+        reservation = partition.ledger.book(
+            order.reservation_id,
+            slot,
+            order.prompt.sequence_hashes,
+            order.prefill_tokens,
+            now,
+            isl_tokens=order.prompt.isl_tokens,
+            ttl_s=order.ttl_s,
+            fairness_id=order.fairness_id,
+        )
+        if order.lease is not None:
+            self.leases.join(order.lease, reservation)
+            self.leases.touch(order.lease, now)
+        reservation.fingerprint = order.fingerprint
+        reservation.pair = order.pair
+        reservation.track_prefill_tokens = order.track_prefill_tokens
+        return reservation
+
+    def confirm(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        request: SelectRequest | ReservationRequest,
+        answer: Selection | PairSelection | ReservationAnswer,
+        effects: Effects,
+    ) -> Effects:
+        """Note whose reservation it is and what was answered, and tell the replicas."""
+        reservation.selection_id = request.selection_id
+        reservation.lora_name = request.lora_name
+        reservation.expected_output_tokens = request.expected_output_tokens
+        self.bookings.add(Booking(partition, reservation, answer))
+        self._counters.reservations_booked += 1
+        if self.announcer.speaks:
+            effects = Effects() if effects is NOTHING else effects
+            effects.published.append(self.announcer.booked(partition, reservation))
+        return effects
+
+    def learn(  # noqa: PLR0913 - the facts of a booking, no more
+        self,
+        partition: Partition,
+        slot: int,
+        record: ClaimRecord,
+        hashes: PackedHashes,
+        origin: str | int,
+        now: float,
+        *,
+        watched: bool = False,
+    ) -> Reservation:
+        """Book what a replica has booked, or own again; its id must not be live here.
+
+        `watched` when a copy of its lease says how long it lives.
+        """
+        lease = None
+        if origin == "local" and record.lease is not None:
+            lease = self.leases.find(record.lease.lease_id)
+            assert lease is not None, "it has ended with its lease"
+        limits = self._limits
+        is_ours = origin == "local"
+        default_s = limits.reservation_ttl_s if is_ours else limits.replica_orphan_ttl_s
+        unbound = lease is None and not watched
+        reservation = partition.ledger.book(
+            record.reservation_id,
+            slot,
+            hashes,
+            record.prefill_tokens,
+            now,
+            isl_tokens=record.isl_tokens,
+            ttl_s=self._told_ttl(record, default_s) if unbound else 0.0,
+            fairness_id=record.fairness_id or partition.scope.tenant_id,
+        )
+        if lease is not None:
+            self.leases.join(lease, reservation)
+        reservation.track_prefill_tokens = record.track_prefill_tokens
+        reservation.selection_id = record.selection_id
+        reservation.pair = record.pair
+        reservation.lora_name = record.lora_name
+        reservation.expected_output_tokens = record.expected_output_tokens
+        reservation.origin = origin
+        self.bookings.add(Booking(partition, reservation, None))
+        return reservation
+
+    def _told_ttl(self, record: ClaimRecord, default_s: float) -> float:
+        """Its time to live alone, by what was told of it."""
+        told = record.ttl_s if record.lease is None else record.lease.ttl_s
+        ttl_s = self.announcer.claims.copies.ttl(told)
+        return default_s if ttl_s is None else ttl_s
+
+    # -- go on ---------------------------------------------------------------------------------
+
+    def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
+        """The prompt is computed: its prefill tokens leave, its blocks stay. Repeatable.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        booking = self.bookings.find(name)
+        if booking is None:
+            raise ReservationNotFound(name)
+        partition, reservation = booking.partition, booking.reservation
+        if not reservation.prefill_done:
+            demand = partition.demand
+            demand.first_tokens += 1
+            demand.ttft_s += now - reservation.created
+            reservation.first_token_at = now
+        partition.ledger.prefill_complete(reservation, now)
+        if (  # as a rule there is nobody to tell
+            reservation.lease is not None
+            or reservation.claim is not None
+            or self.bookings.changes is not None
+        ):
+            self._cared_for(booking, now)
+        if not self.announcer.speaks:
+            return partition, NOTHING
+        effects = Effects()
+        effects.published.append(self.announcer.completed(partition, reservation))
+        return partition, effects
+
+    def output_block(
+        self, name: str, decay_fraction: float | None, now: float, count: int = 1
+    ) -> None:
+        """So many more blocks are filled; see contract 4.3 for the fraction.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        booking = self.bookings.get(name)
+        booking.partition.ledger.output_block(booking.reservation, decay_fraction, now, count)
+        self._cared_for(booking, now)
+        if self.announcer.speaks:
+            name = booking.reservation.reservation_id
+            self.announcer.claims.output(name, decay_fraction, count)
+
+    def outputs(self, name: str) -> int:
+        """Return how many output blocks it has, those that other replicas were told of included.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        return self.bookings.get(name).reservation.output_blocks
+
+    def _cared_for(self, booking: Booking, now: float) -> None:
+        """A lifecycle call came: it lives, and is ours if its owner is gone."""
+        self._renew_lease(booking, now)
+        if self.announcer.speaks and self.announcer.may_adopt(booking.reservation):
+            self.adopt(booking, now)
+        self.bookings.touched(booking)
+
+    def _renew_lease(self, booking: Booking, now: float) -> None:
+        """Whoever cares for one reservation cares for all under the same lease, wherever it is."""
+        reservation = booking.reservation
+        if reservation.lease is not None:
+            self.leases.touch(reservation.lease, now)
+        claim = reservation.claim
+        if claim is None or claim.record.lease is None:
+            return
+        lease_id = claim.record.lease.lease_id
+        self.sign_of_life(lease_id, now)
+        copies = self.announcer.claims.copies
+        copy = copies.find(lease_id)
+        if copy is not None:
+            copy.renewed_at = now
+            if copy.told_at is None or now - copy.told_at >= copy.lease_ttl_s * _TOLD_AGAIN:
+                copy.told_at = now
+                self.announcer.claims.say_of_lease(Renewed(lease_id))
+
+    def sign_of_life(self, lease_id: str, now: float, ttl_s: float | None = None) -> None:
+        """Somebody cares for a lease, here or at a replica, and perhaps for how long from now."""
+        lease = self.leases.find(lease_id)
+        if lease is not None:
+            self.leases.touch(lease, now, ttl_s)
+        copies = self.announcer.claims.copies
+        copy = copies.find(lease_id)
+        if copy is not None:
+            copies.touch(copy, now, ttl_s)
+
+    def adopt(self, booking: Booking, now: float) -> None:
+        """Own an orphan (`may_adopt`), and have its lease open here if there is room for it."""
+        partition, reservation = booking.partition, booking.reservation
+        claim = reservation.claim
+        assert claim is not None
+        record, lease = claim.record, None
+        if claim.lease is not None:
+            state = claim.lease.state
+            lease = self.leases.find(state.lease_id)
+            if lease is None:
+                lease = self.leases.admit(state, now)
+                self.announcer.claims.counters.leases_adopted += lease is not None
+            self.announcer.claims.copies.adopted_from[state.lease_id] = None
+        if lease is not None:
+            partition.ledger.touch(reservation, now, 0.0)
+            self.leases.join(lease, reservation)
+        else:
+            partition.ledger.touch(
+                reservation, now, self._told_ttl(record, self._limits.reservation_ttl_s)
+            )
+        self.announcer.adopt(partition, reservation, now)
+        self.bookings.touched(booking)
+
+    # -- end -----------------------------------------------------------------------------------
+
+    def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
+        """End a reservation; ending a recently freed one is no error and frees nothing (D4).
+
+        Raises:
+            ReservationNotFound: the id was never seen.
+        """
+        booking = self.bookings.find(name)
+        if booking is None:
+            said = self.announcer.freed_unbooked(name, now) if self.announcer.speaks else None
+            if said is not None:
+                self.bookings.remember(name, now)
+                return None, Effects(published=[said])
+            if self.bookings.was_freed(name):
+                if self.announcer.speaks:
+                    self.announcer.claims.note_freed(name, now)
+                return None, NOTHING
+            raise ReservationNotFound(name)
+        partition, reservation = booking.partition, booking.reservation
+        if reservation.lease is not None or reservation.claim is not None:
+            self._renew_lease(booking, now)
+        effects = self._announce_end(booking, now) if self.announcer.speaks else NOTHING
+        demand = partition.demand
+        demand.ended += 1
+        demand.request_s += now - reservation.created
+        outputs = reservation.whole_outputs + reservation.faded_outputs
+        if outputs:
+            tokens = outputs * partition.index.block_size
+            demand.tell_output(tokens, reservation.first_token_at, now)
+        self.release(booking, now)
+        self._counters.reservations_freed += 1
+        return partition, effects
+
+    def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
+        """End reservations nobody has touched for their TTL; return how many steps that took.
+
+        Takes about `limit` steps. Only the process that booked one tells the replicas (D15).
+        """
+        steps = 0
+        for reservation in partition.ledger.expired(now, limit):
+            if not self.announcer.expires(reservation):
+                partition.ledger.touch(reservation, now)
+                steps += 1
+                continue
+            steps += self._end(partition, reservation, now, effects)
+            self._counters.reservations_expired += 1
+            if steps >= limit:
+                break
+        return steps
+
+    def clear_leases(
+        self, limit: int, now: float, effects: Effects, lease: Lease | None = None
+    ) -> tuple[int, set[Partition]]:
+        """End what an ended lease (None: any of them) left behind, in about `limit` steps.
+
+        Returns:
+            (steps, partitions): steps taken, 0 when nothing is left; where load went.
+        """
+        lighter: set[Partition] = set()
+        steps = 0
+        while steps < limit and (reservation := self.leases.left_behind(lease)) is not None:
+            if not reservation.live:  # its rank went, and the sweep will forget it
+                self.leases.leave(reservation)
+                steps += 1
+                continue
+            partition = self.bookings.get(reservation.reservation_id).partition
+            steps += self._end(partition, reservation, now, effects)
+            lighter.add(partition)
+            self._counters.reservations_lease_ended += 1
+        return steps, lighter
+
+    def _end(
+        self, partition: Partition, reservation: Reservation, now: float, effects: Effects
+    ) -> int:
+        """End one whose owner was silent, and return the price in steps."""
+        booking = self.bookings.get(reservation.reservation_id)
+        if reservation.origin != "local":
+            return self.let_go(booking, now)
+        if self.announcer.speaks:
+            effects.published.append(self.announcer.expired(partition, reservation, now))
+        return self._release_counted(booking, now)
+
+    def let_go(self, booking: Booking, now: float) -> int:
+        """End an orphan nobody has cared for, and return the price in steps."""
+        self.announcer.orphan_expired(booking.partition, booking.reservation)
+        return self._release_counted(booking, now)
+
+    def _release_counted(self, booking: Booking, now: float) -> int:
+        blocks = booking.partition.ledger.blocks
+        before = blocks.blocks
+        self.release(booking, now)
+        return 1 + (before - blocks.blocks) // BLOCKS_PER_STEP
+
+    def dropped(self, count: int) -> None:
+        """Note that so many reservations have lost their rank; `sweep` clears them away."""
+        self.bookings.expect_dropped(count)
+        self._counters.reservations_dropped += count
+
+    def sweep(self, partition: Partition, limit: int, now: float) -> int:
+        """Forget up to `limit` reservations whose rank has gone; return how many."""
+        swept = partition.ledger.sweep(limit)
+        for reservation in swept:
+            self._forget_dropped(reservation, now)
+        return len(swept)
+
+    def _forget_dropped(self, reservation: Reservation, now: float) -> None:
+        self.leases.leave(reservation)
+        self.bookings.forget_dropped(reservation, now)
+        self.announcer.dropped(reservation, now)
+
+    def release(self, booking: Booking, now: float) -> None:
+        """Take a live reservation out of the ledger; its id counts as freed."""
+        reservation = booking.reservation
+        booking.partition.ledger.free(reservation)
+        if reservation.lease is not None:
+            self.leases.leave(reservation)
+        self.bookings.forget(reservation, now)
+
+    def _announce_end(self, booking: Booking, now: float) -> Effects:
+        return Effects(
+            published=[self.announcer.freed(booking.partition, booking.reservation, now)]
+        )

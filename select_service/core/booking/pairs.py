@@ -1,0 +1,285 @@
+"""Pairs of reservations: booked in one step, and reached under one id until the last leg ends.
+
+Each leg is a reservation like any other, with a rank, a load and an id of its own, and travels to
+replicas and to disk as such; that it is a leg is a fact of it. Ids of legs follow from the pair's,
+so that whoever knows the one finds the other. `pricing/pairing.py` chooses the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from select_service.core.booking.desk import Order
+from select_service.core.books.bookings import leg_ids
+from select_service.core.effects import NOTHING, Effects
+from select_service.core.pricing.prompt import Prompt
+from select_service.core.replicas.messages import Ended
+from select_service.errors import ReservationNotFound
+from select_service.types import PairLeg, PairSelection, SelectPairRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.booking.desk import Desk
+    from select_service.core.books.bookings import Booking
+    from select_service.core.counters import Counters
+    from select_service.core.partition import Partition, Placement
+    from select_service.core.pricing.pairing import Plan
+    from select_service.core.replicas.messages import ReplicaMessage
+
+
+class Pairs:
+    """Books pairs, and carries lifecycle calls under a pair's id to the legs they mean."""
+
+    def __init__(self, desk: Desk, counters: Counters) -> None:
+        self._desk = desk
+        self._counters = counters
+
+    # -- begin ---------------------------------------------------------------------------------
+
+    def book(
+        self, ticket: Ticket, plan: Plan, now: float, effects: Effects
+    ) -> tuple[PairSelection, Effects]:
+        """Book both legs, or neither.
+
+        Raises:
+            ReservationConflict: an id that a leg would have is taken.
+            ServiceError: as `Desk.terms`.
+        """
+        partition, request, couple = ticket.partition, ticket.request, plan.couple
+        pair, prompt = ticket.reservation_id, ticket.prompt
+        assert couple is not None
+        assert pair is not None
+        assert isinstance(request, SelectPairRequest)
+        ids = leg_ids(pair)
+        for name in ids:
+            self._desk.check_unused(name)
+        terms = *self._desk.terms(request), _fairness_of(ticket)
+        track = ticket.weights.track_prefill_tokens
+        tokens = couple.effective_prefill_tokens
+        computing = Order(
+            *(ids[0], ticket.fingerprint, Prompt(prompt.block_hashes, b"", prompt.isl_tokens)),
+            tokens if track else 0,
+            track,
+            *terms,
+            pair,
+        )
+        decoding = Order(ids[1], ticket.fingerprint, prompt, 0, False, *terms, pair)  # noqa: FBT003
+        answer = _answer(
+            ticket,
+            plan,
+            prefill=_leg(partition, plan, couple.prefill_slot, ids[0], tokens, 0),
+            decode=_leg(
+                partition, plan, couple.decode_slot, ids[1], 0, couple.potential_decode_blocks
+            ),
+        )
+        # Everything that may be refused has been checked: from here both are booked.
+        legs = [
+            self._desk.book(partition, slot, order, now)
+            for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding))
+        ]
+        for leg in legs:
+            effects = self._desk.confirm(partition, leg, request, answer, effects)
+        self._count(plan, ticket, tokens)
+        return answer, effects
+
+    def book_one(
+        self, ticket: Ticket, plan: Plan, placement: Placement, now: float, effects: Effects
+    ) -> tuple[PairSelection, Effects]:
+        """Book the one rank that does better than any pair, under the pair's id.
+
+        Raises:
+            ServiceError: as `Desk.terms`.
+        """
+        partition, request, name = ticket.partition, ticket.request, ticket.reservation_id
+        assert name is not None
+        assert isinstance(request, SelectPairRequest)
+        track = ticket.weights.track_prefill_tokens
+        tokens = placement.effective_prefill_tokens
+        terms = *self._desk.terms(request), _fairness_of(ticket)
+        order = Order(
+            name, ticket.fingerprint, ticket.prompt, tokens if track else 0, track, *terms
+        )
+        leg = PairLeg(
+            reservation_id=name,
+            worker_id=placement.worker.worker_id,
+            dp_rank=placement.dp_rank,
+            endpoint=placement.worker.spec.endpoint,
+            overlap=placement.overlap,
+            effective_prefill_tokens=tokens,
+            potential_decode_blocks=placement.potential_decode_blocks,
+        )
+        answer = _answer(ticket, plan, prefill=None, decode=leg)
+        reservation = self._desk.book(partition, placement.slot, order, now)
+        effects = self._desk.confirm(partition, reservation, request, answer, effects)
+        self._count(plan, ticket, tokens)
+        return answer, effects
+
+    def _count(self, plan: Plan, ticket: Ticket, prefill_tokens: int) -> None:
+        key, counters = (plan.mode, plan.reason), self._counters
+        isl_tokens, demand = ticket.prompt.isl_tokens, ticket.partition.demand
+        demand.isl_counts[isl_tokens.bit_length()] += 1
+        demand.isl_tokens += isl_tokens
+        demand.prefill_tokens += prefill_tokens
+        counters.selections += 1
+        counters.selected_isl_tokens += isl_tokens
+        counters.selected_prefill_tokens += prefill_tokens
+        counters.pairs[key] = counters.pairs.get(key, 0) + 1
+
+    # -- go on, and end ------------------------------------------------------------------------
+
+    def prefill_complete(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
+        """The prompt is computed and moved: the prefill leg ends. Repeatable; None: no pair."""
+        known = self._legs(name)
+        if known is None:
+            return None
+        pair, legs = known
+        prefill_id, decode_id = leg_ids(pair)
+        ids = self._ids(pair, legs)
+        done = [leg for leg in legs if leg.reservation.reservation_id == decode_id]
+        if decode_id not in ids and legs and legs[0].reservation.origin != "local":
+            # We may have yet to hear of the other leg: with this one the pair would be forgotten.
+            done, ids = legs, []
+        else:
+            self._end_unheard(pair, now, prefill_id)
+        partition, told = self._end([one for one in ids if one == prefill_id], now)
+        for leg in done:
+            partition, effects = self._desk.prefill_complete(leg.reservation.reservation_id, now)
+            told += effects.published
+        return partition, Effects(published=told) if told else NOTHING
+
+    def output_block(self, name: str, decay_fraction: float | None, now: float, count: int) -> bool:
+        """So many more blocks are filled on the decode leg; False: there is no such pair.
+
+        Raises:
+            ReservationNotFound: its decode leg has ended.
+        """
+        known = self._legs(name)
+        if known is None:
+            return False
+        pair, legs = known
+        decode_id = leg_ids(pair)[1]
+        if all(leg.reservation.reservation_id != decode_id for leg in legs):
+            raise ReservationNotFound(name)
+        self._desk.output_block(decode_id, decay_fraction, now, count)
+        return True
+
+    def outputs(self, name: str) -> int | None:
+        """Return how many output blocks the legs have; None: there is no such pair."""
+        known = self._legs(name)
+        return None if known is None else sum(leg.reservation.output_blocks for leg in known[1])
+
+    def free(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
+        """End both legs, or the one that is left; None: there is no such pair."""
+        known = self._legs(name)
+        if known is None:
+            return None
+        self._end_unheard(known[0], now)
+        partition, told = self._end(self._ids(*known), now)
+        return partition, Effects(published=told) if told else NOTHING
+
+    def _end(self, ids: Iterable[str], now: float) -> tuple[Partition | None, list[ReplicaMessage]]:
+        lighter: Partition | None = None
+        told: list[ReplicaMessage] = []
+        for name in ids:
+            partition, effects = self._desk.free(name, now)
+            lighter = partition or lighter
+            told += effects.published
+        return lighter, told
+
+    def _end_unheard(self, pair: str, now: float, only: str | None = None) -> None:
+        """Of a replica's pair we may have heard but one leg; the other ends as well.
+
+        Both were booked in one step, so that their claims have neighbouring numbers.
+        """
+        announcer = self._desk.announcer
+        if not announcer.speaks:
+            return
+        claims = announcer.claims
+        prefill_id, decode_id = leg_ids(pair)
+        for name, other, step in ((prefill_id, decode_id, 1), (decode_id, prefill_id, -1)):
+            if only not in (None, other):
+                continue
+            for claim in claims.alive(name):
+                owner, born = (*claim.record.adopts, claim.key)[0]
+                key = owner, born + step
+                if claim.record.pair != pair or owner == claims.router_id or key in claims.ends:
+                    continue
+                if not any(key in (one.key, *one.record.adopts) for one in claims.alive(other)):
+                    claims.note_end(other, key, now, by_owner=False, freed=True)
+                    claims.say_later(Ended(other, *key, freed=True))
+
+    def _legs(self, name: str) -> tuple[str, list[Booking]] | None:
+        """Return the pair meant, and those of its legs that are booked here."""
+        if not self._desk.bookings.pairs and not self._desk.announcer.speaks:
+            return None
+        legs = self._desk.bookings.legs(name)
+        if legs:
+            pair = legs[0].reservation.pair
+            assert pair is not None
+            return pair, legs
+        if self._desk.bookings.find(name) is None and self._claimed(name):
+            return name, []
+        return None
+
+    def _ids(self, pair: str, legs: Iterable[Booking]) -> list[str]:
+        """Return the ids of the legs that live: booked here, or on ranks only replicas know."""
+        booked = {leg.reservation.reservation_id for leg in legs}
+        elsewhere = self._claimed(pair)
+        return [one for one in leg_ids(pair) if one in booked or one in elsewhere]
+
+    def _claimed(self, pair: str) -> list[str]:
+        announcer = self._desk.announcer
+        if not announcer.speaks:
+            return []
+        return [
+            name
+            for name in leg_ids(pair)
+            if any(claim.record.pair == pair for claim in announcer.claims.alive(name))
+        ]
+
+
+def _fairness_of(ticket: Ticket) -> str:
+    fairness_id = ticket.request.fairness_id
+    return ticket.partition.scope.tenant_id if fairness_id is None else fairness_id
+
+
+def _leg(
+    partition: Partition, plan: Plan, slot: int, name: str, prefill_tokens: int, blocks: int
+) -> PairLeg:
+    worker, dp_rank = partition.rank_at(slot)
+    return PairLeg(
+        reservation_id=name,
+        worker_id=worker.worker_id,
+        dp_rank=dp_rank,
+        endpoint=worker.spec.endpoint,
+        overlap=partition.worker_overlap(worker, plan.projection.matched),
+        effective_prefill_tokens=prefill_tokens,
+        potential_decode_blocks=blocks,
+    )
+
+
+def _answer(
+    ticket: Ticket, plan: Plan, *, prefill: PairLeg | None, decode: PairLeg
+) -> PairSelection:
+    scope, request, couple = ticket.partition.scope, ticket.request, plan.couple
+    assert ticket.reservation_id is not None
+    return PairSelection(
+        selection_id=UNSET if request.selection_id is None else request.selection_id,
+        reservation_id=ticket.reservation_id,
+        model_name=scope.model_name,
+        tenant_id=scope.tenant_id,
+        block_size=ticket.partition.index.block_size,
+        mode=plan.mode,
+        reason=plan.reason,
+        prefill=prefill,
+        decode=decode,
+        transfer_blocks=0 if prefill is None or couple is None else couple.transfer_blocks,
+        isl_tokens=ticket.prompt.isl_tokens,
+        track_prefill_tokens=ticket.weights.track_prefill_tokens,
+        aggregated_cost=plan.whole_cost,
+        disaggregated_cost=None if couple is None else couple.cost,
+    )

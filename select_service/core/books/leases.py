@@ -1,0 +1,354 @@
+"""Who owns reservations and until when: leases, renewed as a whole, ended as a whole.
+
+A reservation under a lease has no deadline of its own, so that one renewal costs the same whatever
+the lease holds. This room knows who is under which lease; `desk.py` stands before it, and frees
+what a lease leaves behind a few at a time. A lease that has ended is remembered for a while, so
+that its owner learns what happened instead of renewing into the void.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from select_service.core.books.deadlines import Deadlines, rounded_up
+from select_service.core.changes import LEASE
+from select_service.errors import (
+    InvalidField,
+    LeaseClosed,
+    LeaseConflict,
+    LeaseExpired,
+    LeaseNotFound,
+    LeaseReopened,
+    NameRefused,
+    TooManyLeases,
+)
+from select_service.types import LeaseList, LeaseRecord, LeaseState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+    from select_service.core.books.reservation import Reservation
+    from select_service.core.changes import Changes
+    from select_service.types import CoreLimits
+
+ENDED_MEMORY_S: Final = 600.0
+LISTED_MAX: Final = 500
+"""Records in one answer of GET /leases, whatever is asked for; 0.3 ms of event loop."""
+
+Ending: TypeAlias = Literal["closed", "expired"]
+"""As it is kept on disk too."""
+
+
+class Lease:
+    """One owner's promise to be alive. Written by `Leases` only."""
+
+    __slots__ = ("deadline", "is_open", "lease_id", "owner", "reservations", "touched", "ttl_s")
+
+    def __init__(self, lease_id: str, owner: str, now: float) -> None:
+        self.lease_id = lease_id
+        self.owner = owner
+        self.reservations: OrderedDict[Reservation, None] = OrderedDict()
+        """Who lives under it; those of ranks that went too, until they are swept."""
+        self.touched = now
+        self.ttl_s = 0.0
+        self.deadline = 0.0
+        self.is_open = True
+
+
+class Leases:
+    """Open leases by id, owner and deadline; ended ones by id, and by what they leave behind."""
+
+    def __init__(self, limits: CoreLimits) -> None:
+        self._limits = limits
+        self._open: dict[str, Lease] = {}
+        self._by_owner: dict[str, dict[str, Lease]] = {}
+        self._deadlines: Deadlines[Lease] = Deadlines()
+        self._ended: OrderedDict[str, tuple[Ending, float]] = OrderedDict()
+        self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
+        self.changes: Changes | None = None  # when the state is kept on disk
+        self.opened = self.renewed = self.closed = self.expired = self.refused = 0  # since start
+        self.reopening = 0  # that came too late, and were refused
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def ended_count(self) -> int:
+        """How many ended leases are remembered."""
+        return len(self._ended)
+
+    # -- begin and go on -----------------------------------------------------------------------
+
+    def open(self, lease_id: str, owner: str, ttl_s: float, now: float) -> Lease:
+        """Open a lease, or renew the one this owner has under this id already. O(1).
+
+        Raises:
+            InvalidField: a name too long or empty, or a time to live out of bounds.
+            LeaseConflict: the id is another owner's.
+            LeaseReopened: it was closed a moment ago; what is booked under it would not be freed.
+            TooManyLeases: as many are open as may be.
+        """
+        self._check_name("owner", owner)
+        self._check_name("lease_id", lease_id)
+        ttl_s = self.checked_ttl(ttl_s)
+        known = self._open.get(lease_id)
+        if known is not None:
+            if known.owner != owner:
+                raise LeaseConflict(lease_id)
+            self.touch(known, now, ttl_s)
+            return known
+        self._check_not_closed(lease_id, now)
+        lease = self.admit(LeaseState(lease_id, owner, ttl_s), now)
+        if lease is None:
+            full = TooManyLeases(self._limits.leases_max)
+            full.retry_after_s = max(0.0, self.next_expiry() - now)
+            raise full
+        return lease
+
+    def _check_not_closed(self, lease_id: str, now: float) -> None:
+        """Refuse what its owner has just closed. One that was missed may be taken up again."""
+        how, at = self._ended.get(lease_id, ("expired", now))
+        left = at + self._limits.lease_reopen_s - now
+        if how == "closed" and left > 0.0:
+            self.reopening += 1
+            raise LeaseReopened(lease_id, left)
+
+    def admit(self, state: LeaseState, now: float) -> Lease | None:
+        """Open one whose id is not open; None when as many are open as may be. O(1)."""
+        if len(self._open) >= self._limits.leases_max:
+            self.refused += 1
+            return None
+        self.opened += 1
+        return self.restore(state, now)
+
+    def restore(self, state: LeaseState, now: float) -> Lease:
+        """Put a lease back as it was written down, with its whole time to live before it.
+
+        Its id must not be open. Nothing is under it yet: see `join`.
+        """
+        assert state.lease_id not in self._open
+        lease = Lease(state.lease_id, state.owner, now)
+        self._open[lease.lease_id] = lease
+        self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
+        self._deadlines.add(lease, state.ttl_s, now)
+        self._ended.pop(lease.lease_id, None)
+        self._changed(lease.lease_id)
+        return lease
+
+    def _changed(self, lease_id: str) -> None:
+        """It opened, ended or has another time to live: renewals are not worth writing down."""
+        if self.changes is not None:
+            self.changes.mark(LEASE, lease_id)
+
+    def _check_name(self, field: str, text: str) -> None:
+        longest = self._limits.lease_name_length_max
+        if not 0 < len(text) <= longest:
+            limit = "lease_name_length_max" if text else None
+            why = f"{field} must have 1 to {longest} characters"
+            raise InvalidField(why, field=field, limit=limit)
+        if not text.isprintable():
+            raise NameRefused(field, longest)
+
+    def checked_ttl(self, ttl_s: float) -> float:
+        """Return a time to live as it is used here.
+
+        Raises:
+            InvalidField: it is out of bounds.
+        """
+        least, most = self._limits.lease_ttl_min_s, self._limits.lease_ttl_max_s
+        if not least <= ttl_s <= most:
+            raise InvalidField(f"ttl_s must be between {least:g} and {most:g}", field="ttl_s")
+        return rounded_up(ttl_s)
+
+    def find(self, lease_id: str) -> Lease | None:
+        """Return an open lease, None if there is none."""
+        return self._open.get(lease_id)
+
+    def get(self, lease_id: str) -> Lease:
+        """Return an open lease.
+
+        Raises:
+            LeaseNotFound: there is none; LeaseExpired, LeaseClosed when there was one lately.
+        """
+        lease = self._open.get(lease_id)
+        if lease is not None:
+            return lease
+        how = self.ending(lease_id)
+        if how is None:
+            raise LeaseNotFound(lease_id)
+        raise LeaseExpired(lease_id) if how == "expired" else LeaseClosed(lease_id)
+
+    def renew(self, lease_id: str, ttl_s: float | None, now: float) -> Lease:
+        """The owner says it is alive, and perhaps for how long from now on. O(1).
+
+        Raises:
+            InvalidField: a time to live out of bounds.
+            LeaseNotFound: as `get`.
+        """
+        ttl_s = None if ttl_s is None else self.checked_ttl(ttl_s)
+        lease = self.get(lease_id)
+        self.touch(lease, now, ttl_s)
+        self.renewed += 1
+        return lease
+
+    def touch(self, lease: Lease, now: float, ttl_s: float | None = None) -> None:
+        """Note a sign of life; one of an ended lease says nothing. O(1)."""
+        if not lease.is_open:
+            return
+        lease.touched = now
+        if ttl_s is None or ttl_s == lease.ttl_s:
+            self._deadlines.touch(lease, now)
+        else:
+            self._deadlines.remove(lease)
+            self._deadlines.add(lease, ttl_s, now)
+            self._changed(lease.lease_id)
+
+    # -- who is under it -----------------------------------------------------------------------
+
+    def join(self, lease: Lease, reservation: Reservation) -> None:
+        """Let a reservation live and end with an open lease."""
+        assert lease.is_open
+        assert not reservation.ttl_s, "it has no deadline of its own"
+        reservation.lease = lease
+        lease.reservations[reservation] = None
+
+    def leave(self, reservation: Reservation) -> None:
+        """It has ended; idempotent."""
+        lease = reservation.lease
+        if lease is not None:
+            reservation.lease = None
+            del lease.reservations[reservation]
+            if not lease.is_open and not lease.reservations:
+                del self._leaving[lease]
+
+    # -- end -----------------------------------------------------------------------------------
+
+    def end(self, lease: Lease, how: Ending, now: float) -> None:
+        """Close the book of a lease; who was under it is still to be freed: `left_behind`."""
+        lease.is_open = False
+        self._deadlines.remove(lease)
+        del self._open[lease.lease_id]
+        of_owner = self._by_owner[lease.owner]
+        del of_owner[lease.lease_id]
+        if not of_owner:
+            del self._by_owner[lease.owner]
+        if lease.reservations:
+            self._leaving[lease] = None
+        self.remember_ended(lease.lease_id, how, now)
+        if how == "expired":
+            self.expired += 1
+        else:
+            self.closed += 1
+
+    def close(self, lease_id: str, now: float) -> Lease | None:
+        """End a lease for its owner; None when it has ended before.
+
+        Raises:
+            LeaseNotFound: it was never open.
+        """
+        lease = self._open.get(lease_id)
+        if lease is None:
+            if lease_id in self._ended:
+                return None
+            raise LeaseNotFound(lease_id)
+        self.end(lease, "closed", now)
+        return lease
+
+    def expire(self, now: float, limit: int) -> int:
+        """End up to `limit` leases nobody has renewed; return how many."""
+        due = self._deadlines.due(now, limit)
+        for lease in due:
+            self.end(lease, "expired", now)
+        return len(due)
+
+    def next_expiry(self) -> float:
+        """When `expire` may have something to do next; infinity if nothing can expire."""
+        return self._deadlines.next()
+
+    def left_behind(self, lease: Lease | None = None) -> Reservation | None:
+        """Return a reservation an ended lease (None: any of them) leaves, until it `leave`s."""
+        if lease is None:
+            lease = next(iter(self._leaving), None)
+        return None if lease is None else next(iter(lease.reservations), None)
+
+    def remember_ended(self, lease_id: str, how: Ending, now: float) -> None:
+        """Note that a lease that is not open has ended, here or, as its owner says, elsewhere."""
+        assert lease_id not in self._open
+        self._ended[lease_id] = (how, now)
+        self._ended.move_to_end(lease_id)
+        self._changed(lease_id)
+        if len(self._ended) > self._limits.ended_leases_max:
+            self._changed(self._ended.popitem(last=False)[0])
+
+    def recall_ended(self, lease_id: str, how: Ending, now: float) -> bool:
+        """Remember an end of another life of the process; False when there is no room for it."""
+        if len(self._ended) >= self._limits.ended_leases_max or lease_id in self._open:
+            return False
+        self.remember_ended(lease_id, how, now)
+        return True
+
+    def ending(self, lease_id: str) -> Ending | None:
+        """Return how a lease ended, None if it has not, or nobody remembers."""
+        entry = self._ended.get(lease_id)
+        return None if entry is None else entry[0]
+
+    def purge_ended(self, now: float, limit: int) -> int:
+        """Forget up to `limit` leases that ended more than ten minutes ago; return how many."""
+        gone = 0
+        while gone < limit and self._ended:
+            lease_id, (_, at) = next(iter(self._ended.items()))
+            if now - at < ENDED_MEMORY_S:
+                break
+            del self._ended[lease_id]
+            self._changed(lease_id)
+            gone += 1
+        return gone
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def record(self, lease: Lease, now: float) -> LeaseRecord:
+        """Describe an open lease for its owner."""
+        left = max(0.0, lease.deadline - now)
+        return LeaseRecord(lease.lease_id, lease.owner, lease.ttl_s, left, len(lease.reservations))
+
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> LeaseList:
+        """Describe the first `limit` open leases, of one owner or of all, oldest first."""
+        chosen = self._open if owner is None else self._by_owner.get(owner, {})
+        if prefixes is not None:
+            chosen = {name: one for name, one in chosen.items() if name.startswith(prefixes)}
+        first = islice(chosen.values(), min(limit, LISTED_MAX))
+        return LeaseList([self.record(lease, now) for lease in first], len(chosen))
+
+    def states(self) -> Iterator[LeaseState]:
+        """Every open lease as `restore` takes it."""
+        return (self.state(lease) for lease in self._open.values())
+
+    def state(self, lease: Lease) -> LeaseState:
+        """What must be kept of a lease to put it back."""
+        return LeaseState(lease.lease_id, lease.owner, lease.ttl_s)
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with leases; see `slimming.py`."""
+        yield from (self._open, self._by_owner)
+
+    def check(self) -> None:
+        """State every promise; O(everything)."""
+        self._deadlines.check(self._open.values())
+        assert len(self._ended) <= self._limits.ended_leases_max
+        assert not self._ended.keys() & self._open.keys(), "open and ended at once"
+        owned = {lease for leases in self._by_owner.values() for lease in leases.values()}
+        assert owned == set(self._open.values())
+        for lease in self._open.values():
+            assert lease.is_open
+            assert lease.lease_id in self._by_owner[lease.owner]
+        for lease in self._leaving:
+            assert not lease.is_open
+            assert lease.reservations, "an ended lease is forgotten with its last reservation"
+        for lease in (*self._open.values(), *self._leaving):
+            for reservation in lease.reservations:
+                assert reservation.lease is lease
+                assert not reservation.ttl_s

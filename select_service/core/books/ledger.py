@@ -1,0 +1,565 @@
+"""The book of active load of one partition: reservations, and P, D and requests per slot.
+
+The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
+`partition.py` books and frees here, `projection.py` reads the columns and the shared prefixes,
+`active_blocks.py` below counts distinct blocks and `deadlines.py` knows who expires. Contract 4.
+
+A slot that loses its rank may carry a hundred thousand reservations. They run in a lane of their
+own: closing it takes them out of every answer at once, the slot goes on in a new lane, and `sweep`
+takes the old one apart a few at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from indexer.types import HASH_BYTES
+from select_service.core.books.active_blocks import ActiveBlocks
+from select_service.core.books.deadlines import Deadlines
+from select_service.core.books.decode_blocks import DecodeBlocks, rounded
+from select_service.core.books.loads import TOTALS
+from select_service.core.books.reservation import Lane, Reservation
+from select_service.core.books.work_done import WorkDone
+from select_service.core.columns import slots_of_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sized
+
+    from numpy.typing import NDArray
+
+    from indexer.types import PackedHashes
+    from select_service.core.books.load_changes import LoadChanges
+    from select_service.core.columns import Floats, Slots
+
+CHURN_MEMORY_S: Final = 300.0
+"""After so long a booking counts for a third. What is compared are ranks of one fleet: between a
+minute and a quarter of an hour it makes no difference that could be measured."""
+
+CHURN_STEP_S: Final = 1.0
+"""Between two looks at how old it is."""
+
+BLOCKS_PER_STEP: Final = 64
+"""Blocks nobody else has booked that cost about as much to forget as one short reservation."""
+
+
+class Ledger:
+    """Active load per slot, kept up with every booking and lifecycle call.
+
+    The columns are replaced, not resized, by `ensure`; read them through the ledger every time.
+    """
+
+    def __init__(self) -> None:
+        self.prefill: Floats = np.zeros(0)
+        """P: booked prefill tokens of reservations whose prefill is not complete."""
+        self.decode: Floats = np.zeros(0)
+        """D: weight of the distinct live blocks, rounded half up."""
+        self.requests: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Live reservations."""
+        self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Of them, those whose prefill is not complete."""
+        self.context: Floats = np.zeros(0)
+        """Blocks that live requests attend to: those several have in common count for each, as an
+        engine reads them for each, and a prompt without a whole block counts as one: a sequence is
+        decoded for it, too. Whole numbers."""
+        self.tenures: list[int] = []
+        """How many ranks had the slot before."""
+        self.churn: Floats = np.zeros(0)
+        """Prefill tokens booked lately, which `CHURN_MEMORY_S` forgets: what went into a cache."""
+        self.churned = 0.0
+        """The sum of that."""
+        self._churn_faded = 0.0  # when
+        self.prefill_backlog = 0
+        """The sum of P."""
+        self.work = WorkDone()
+        self._view()
+        self._prefill_tokens: list[int] = []  # P again; doubles would drift beyond 2^53
+        self._weights = DecodeBlocks()  # by lane
+        self.blocks = ActiveBlocks(self._weights)  # chains by lane
+        self._deadlines: Deadlines[Reservation] = Deadlines()
+        self.live = 0  # reservations
+        self.prefilling = 0  # those whose prefill is not complete
+        self._lanes: list[Lane] = []  # by slot
+        self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number of a lane; -1: of none
+        self._numbers = 0  # of lanes ever used
+        self._free_numbers: list[int] = []  # a heap, so that lanes stay where slots are
+        self._displaced = 0  # slots whose lane has another number than they
+        self._closed: deque[Lane] = deque()  # with reservations to sweep
+        self.changes: LoadChanges | None = None  # for a gate that follows; see `gatekeeping.py`
+
+    def ensure(self, capacity: int) -> None:
+        """Make room for slots below `capacity`; never shrinks."""
+        missing = capacity - len(self._lanes)
+        if missing <= 0:
+            return
+        self.prefill = np.concatenate([self.prefill, np.zeros(missing)])
+        self.decode = np.concatenate([self.decode, np.zeros(missing)])
+        self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
+        self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
+        self.churn = np.concatenate([self.churn, np.zeros(missing)])
+        self.context = np.concatenate([self.context, np.zeros(missing)])
+        self._view()
+        self._prefill_tokens += [0] * missing
+        self.tenures += [0] * missing
+        for slot in range(len(self._lanes), capacity):
+            self._lanes.append(self._open_lane(slot))
+            self._displaced += self._lanes[slot].number != slot
+
+    def _view(self) -> None:
+        """The columns once more, for one element at a time: numpy takes half as long again."""
+        self._prefill = self.prefill.data
+        self._decode = self.decode.data
+        self._requests = self.requests.data
+        self._computing = self.computing.data
+        self._churn = self.churn.data
+        self._context = self.context.data
+        self._loads = self._prefill, self._decode, self._churn, self._context
+        self.packed = b""
+        """What `columns` returns, b"" when it has to be made anew: any load has changed."""
+
+    def columns(self) -> bytes:
+        """Return P, D, churn and context of every slot, and their `TOTALS`; see `loads.py`.
+
+        It is the same object while nothing changes.
+        """
+        packed = self.packed
+        if not packed:
+            totals = TOTALS.pack(self.prefilling, self.churned)
+            packed = self.packed = b"".join((*self._loads, totals))
+        return packed
+
+    def _open_lane(self, slot: int) -> Lane:
+        if self._free_numbers:
+            number = heappop(self._free_numbers)
+        else:
+            number = self._numbers
+            self._numbers += 1
+            self._weights.ensure(self._numbers)
+            if number == len(self._slots):
+                more = np.full(max(16, number), -1, dtype=np.int64)
+                self._slots = np.concatenate([self._slots, more])
+        self._slots[number] = slot
+        return Lane(number)
+
+    # -- lifecycle -----------------------------------------------------------------------------
+
+    def book(  # noqa: PLR0913 - the facts of a booking, no more
+        self,
+        reservation_id: str,
+        slot: int,
+        sequence_hashes: PackedHashes,
+        prefill_tokens: int,
+        now: float,
+        *,
+        isl_tokens: int = 0,
+        ttl_s: float = 0.0,
+        fairness_id: str = "",
+    ) -> Reservation:
+        """Book a request on a slot below the capacity; the id must not be live in this ledger.
+
+        `sequence_hashes` may hold any values in any order. O(nodes on the path of the chain), plus
+        some tens of nanoseconds for each block that nobody has booked on any slot.
+        """
+        lane = self._lanes[slot]
+        assert reservation_id not in lane.reservations
+        chain = self.blocks.acquire(sequence_hashes, lane.number)
+        reservation = Reservation(reservation_id, slot, lane, chain, prefill_tokens, now)
+        reservation.isl_tokens = isl_tokens
+        reservation.fairness_id = fairness_id
+        lane.reservations[reservation_id] = reservation
+        self._computing[slot] += 1
+        self.live += 1
+        self.prefilling += 1
+        requests = self._requests[slot] = len(lane.reservations)
+        decode = self._decode[slot] = self._weights.count(lane.number)
+        blocks = len(sequence_hashes) // HASH_BYTES or 1  # a prompt shorter than one is no nothing
+        reservation.prompt_blocks = reservation.context_blocks = blocks
+        self._context[slot] += blocks
+        self.packed = b""
+        work = self.work
+        if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
+            work.at = now
+        self._add_prefill(slot, prefill_tokens)
+        if now - self._churn_faded > CHURN_STEP_S:
+            self._fade_churn(now)
+        self._churn[slot] += prefill_tokens
+        self.churned += prefill_tokens
+        if ttl_s:
+            self._deadlines.add(reservation, ttl_s, now)
+        changes = self.changes
+        if changes is not None:
+            if (
+                requests >= changes.requests_alarm
+                or self._prefill_tokens[slot] > changes.prefill_alarm
+                or decode > changes.decode_alarm
+            ):
+                changes.note(slot)
+            if changes.names_wanted:
+                changes.begun.append(fairness_id)
+        return reservation
+
+    def prefill_complete(self, reservation: Reservation, now: float) -> None:
+        """The prompt is computed: its tokens leave P, its blocks stay. Repeatable."""
+        assert reservation.lane.is_open
+        reservation.touched = now
+        if reservation.ttl_s:
+            self._deadlines.touch(reservation, now)
+        if not reservation.prefill_done:
+            reservation.prefill_done = True
+            slot, tokens = reservation.slot, reservation.prefill_tokens
+            self._computing[slot] -= 1
+            self.prefilling -= 1
+            work = self.work
+            if now > work.at:  # noqa: PLR1730 - as above
+                work.at = now
+            work.computed += tokens
+            self._add_prefill(slot, -tokens)
+            self.packed = b""
+            changes = self.changes
+            if (
+                changes is not None
+                and changes.look
+                and (slot in changes.busy or slot in changes.full)
+            ):
+                changes.note(slot)
+
+    def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
+        """Of an incomplete prefill, so many tokens are left."""
+        assert not reservation.prefill_done
+        self._add_prefill(reservation.slot, tokens - reservation.prefill_tokens)
+        self.packed = b""
+        reservation.prefill_tokens = tokens
+        self._changed(reservation.slot)
+
+    def output_block(
+        self, reservation: Reservation, decay_fraction: float | None, now: float, count: int = 1
+    ) -> None:
+        """Add private blocks; with a fraction, all blocks of this reservation alone get it.
+
+        `decay_fraction` in [0, 1] is absolute, not cumulative; without it the fractions stay as
+        they are and a new block weighs 1. `count` blocks at once are as many one after another.
+        """
+        assert reservation.live
+        self.touch(reservation, now)
+        number = reservation.lane.number
+        if decay_fraction is None:
+            reservation.whole_outputs += count
+            self._weights.whole[number] += count
+        else:
+            outputs = reservation.output_blocks + count
+            self._drop_outputs(reservation)
+            reservation.output_fraction = decay_fraction
+            if decay_fraction == 1.0:
+                reservation.whole_outputs = outputs
+            else:
+                reservation.faded_outputs = outputs
+            self._weights.add(number, outputs, decay_fraction)
+            self.blocks.fade(reservation.chain, number, decay_fraction)
+        self._decode[reservation.slot] = self._weights.count(number)
+        self._attend(reservation)
+        self.packed = b""
+        self._changed(reservation.slot)
+
+    def resume_outputs(
+        self, reservation: Reservation, whole: int, faded: int, fraction: float
+    ) -> None:
+        """Give a reservation that has none the output blocks it had in another life.
+
+        The blocks it alone references get the fraction again. A prompt block that was faded and
+        shared afterwards weighs 1 again: which history it had is not among a reservation's facts.
+        """
+        number = reservation.lane.number
+        reservation.whole_outputs, reservation.faded_outputs = whole, faded
+        reservation.output_fraction = fraction
+        self._weights.whole[number] += whole
+        if faded:
+            self._weights.add(number, faded, fraction)
+        if fraction != 1.0:
+            self.blocks.fade(reservation.chain, number, fraction)
+        self._decode[reservation.slot] = self._weights.count(number)
+        self._attend(reservation)
+        self.packed = b""
+        self._changed(reservation.slot)
+
+    def learn_outputs(
+        self, reservation: Reservation, outputs: int, faded_at: int, fraction: float
+    ) -> None:
+        """Follow what others say: so many output blocks, the first `faded_at` with a fraction."""
+        assert reservation.live
+        number = reservation.lane.number
+        faded = faded_at if fraction != 1.0 else 0
+        refade = faded_at > 0 and (
+            reservation.faded_outputs != faded or reservation.output_fraction != fraction
+        )
+        self._drop_outputs(reservation)
+        reservation.output_fraction = fraction
+        reservation.whole_outputs = outputs - faded
+        reservation.faded_outputs = faded
+        self._weights.whole[number] += outputs - faded
+        self._weights.add(number, faded, fraction)
+        if refade:
+            self.blocks.fade(reservation.chain, number, fraction)
+        self._decode[reservation.slot] = self._weights.count(number)
+        self._attend(reservation)
+        self.packed = b""
+        self._changed(reservation.slot)
+
+    def free(self, reservation: Reservation) -> None:
+        """Take a live reservation out of the book."""
+        slot, lane = reservation.slot, reservation.lane
+        assert lane.is_open
+        self._take_out(reservation)
+        self.live -= 1
+        self._requests[slot] = len(lane.reservations)
+        self._decode[slot] = self._weights.count(lane.number)
+        self._context[slot] -= reservation.context_blocks
+        self.packed = b""
+        if not reservation.prefill_done:
+            self._computing[slot] -= 1
+            self.prefilling -= 1
+            self._add_prefill(slot, -reservation.prefill_tokens)
+        changes = self.changes
+        if changes is not None and changes.look and (slot in changes.busy or slot in changes.full):
+            changes.note(slot)
+
+    def _take_out(self, reservation: Reservation) -> None:
+        lane = reservation.lane
+        del lane.reservations[reservation.reservation_id]
+        self._deadlines.remove(reservation)
+        self.blocks.release(reservation.chain, lane.number)
+        reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
+        if reservation.whole_outputs or reservation.faded_outputs:
+            self._drop_outputs(reservation)
+        reservation.leave()
+        self.work.ended += 1
+        if self.changes is not None and self.changes.names_wanted:
+            self.changes.ended.append(reservation.fairness_id)
+
+    def _fade_churn(self, now: float) -> None:
+        """Let what was computed count for less with time. O(slots), a µs for a thousand."""
+        self.churn *= math.exp((self._churn_faded - now) / CHURN_MEMORY_S)
+        self.churned = float(self.churn.sum())
+        self._churn_faded = now
+
+    def _forget_churn(self, slot: int) -> None:
+        """Whoever comes to a slot has an empty cache."""
+        self.churn[slot] = 0.0
+        self.packed = b""
+        self.churned = float(self.churn.sum())
+
+    # -- a rank goes ---------------------------------------------------------------------------
+
+    def drop_slot(self, slot: int) -> int:
+        """Empty a slot whose rank has gone; returns how many reservations that ended.
+
+        They are live no longer and count nowhere; `sweep` returns them later. O(1), whatever their
+        number.
+        """
+        self._forget_churn(slot)
+        self.tenures[slot] += 1
+        lane = self._lanes[slot]
+        dropped = len(lane.reservations)
+        if not dropped:
+            return 0
+        lane.is_open = False
+        self._closed.append(lane)
+        self._slots[lane.number] = -1
+        fresh = self._lanes[slot] = self._open_lane(slot)
+        self._displaced += (fresh.number != slot) - (lane.number != slot)
+        self.live -= dropped
+        self.prefilling -= self._computing[slot]
+        self._add_prefill(slot, -self._prefill_tokens[slot])
+        self.requests[slot] = self.decode[slot] = self._computing[slot] = 0
+        self.context[slot] = 0.0
+        self.packed = b""
+        self._changed(slot)
+        return dropped
+
+    def sweep(self, limit: int) -> list[Reservation]:
+        """Let go of up to `limit` dropped reservations and return them; see `is_swept`.
+
+        Long prompts of their own count for several.
+        """
+        swept: list[Reservation] = []
+        blocks = self.blocks.blocks
+        while (
+            self._closed and len(swept) + (blocks - self.blocks.blocks) // BLOCKS_PER_STEP < limit
+        ):
+            lane = self._closed[0]
+            reservation = next(reversed(lane.reservations.values()))  # a dict is slow at its head
+            if reservation.claim is not None:  # may be booked again when the rank comes back
+                reservation.claim.hashes = self.blocks.chain(reservation.chain)
+            self._take_out(reservation)
+            swept.append(reservation)
+            if not lane.reservations:
+                self._closed.popleft()
+                heappush(self._free_numbers, lane.number)
+        return swept
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether nothing is left of dropped slots."""
+        return not self._closed
+
+    # -- expiry --------------------------------------------------------------------------------
+
+    def touch(self, reservation: Reservation, now: float, ttl_s: float | None = None) -> None:
+        """Note a sign of life, and a new time to live if one is given (0: never expires). O(1)."""
+        reservation.touched = now
+        if ttl_s is None or ttl_s == reservation.ttl_s:
+            self._deadlines.touch(reservation, now)
+            return
+        self._deadlines.remove(reservation)
+        if ttl_s:
+            self._deadlines.add(reservation, ttl_s, now)
+
+    def expired(self, now: float, limit: int) -> list[Reservation]:
+        """Live reservations whose time has passed since they were last touched.
+
+        Looks at no more than `limit` deadlines; `next_expiry() <= now` tells that there is more to
+        look at. Frees nothing: what is returned will be returned again until it is freed.
+        """
+        due = self._deadlines.due(now, limit)
+        for reservation in due:
+            if not reservation.live:  # dropped, and not swept yet
+                self._deadlines.remove(reservation)
+        return [reservation for reservation in due if reservation.live]
+
+    def next_expiry(self) -> float:
+        """When `expired` may have something to do next; infinity if nothing can expire."""
+        return self._deadlines.next()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
+        """Return (blocks, slots) as a column by slot."""
+        column = np.zeros(len(self._lanes))
+        for blocks, slots in groups:
+            column[slots] = blocks
+        return column
+
+    def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
+        """The m of contract 3.2 as (blocks, slots), disjoint; None when it is 0 everywhere.
+
+        The longest common prefix, in blocks, with the chain of any live reservation on the slot.
+        """
+        groups = self.blocks.shared_prefix(sequence_hashes)
+        by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
+        if self._displaced or self._closed:  # a closed lane may have a number no slot has
+            return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane] or None
+        return by_lane or None
+
+    def _slots_of(self, lanes: Slots) -> Slots:
+        """Return the slots of those lanes that are not closed."""
+        slots = self._slots[lanes]
+        return slots[slots >= 0]
+
+    def chain_of(self, reservation: Reservation) -> PackedHashes:
+        """The sequence hashes a live reservation was booked with."""
+        assert reservation.live
+        return self.blocks.chain(reservation.chain)
+
+    def prefill_tokens(self, slot: int) -> int:
+        """P as an exact integer, for answers."""
+        return self._prefill_tokens[slot]
+
+    def all_reservations(self) -> Iterator[Reservation]:
+        """Yield every reservation in the book, also those whose rank has gone."""
+        for lane in (*self._lanes, *self._closed):
+            yield from lane.reservations.values()
+
+    def reservations_on(self, slot: int) -> Collection[Reservation]:
+        """Live reservations of a slot, oldest booking first; a view."""
+        return self._lanes[slot].reservations.values()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _changed(self, slot: int) -> None:
+        """Its blocks or tokens have, its requests have not become more."""
+        changes = self.changes
+        if changes is not None and (
+            self._decode[slot] > changes.decode_alarm
+            or self._prefill_tokens[slot] > changes.prefill_alarm
+            or slot in changes.busy
+            or slot in changes.full
+        ):
+            changes.note(slot)
+
+    def _add_prefill(self, slot: int, tokens: int) -> None:
+        if not tokens:
+            return
+        self.prefill_backlog += tokens
+        left = self._prefill_tokens[slot] + tokens
+        self._prefill_tokens[slot] = self._prefill[slot] = left
+        if left == tokens:
+            self.work.starts()
+        elif not left:
+            self.work.stops()
+
+    def _attend(self, reservation: Reservation) -> None:
+        """Follow its output; a fraction of its blocks is a fraction of its context."""
+        blocks = reservation.prompt_blocks + reservation.output_blocks
+        if reservation.output_fraction != 1.0:
+            blocks = rounded(reservation.output_fraction * blocks)
+        self._context[reservation.slot] += blocks - reservation.context_blocks
+        reservation.context_blocks = blocks
+
+    def _drop_outputs(self, reservation: Reservation) -> None:
+        number = reservation.lane.number
+        self._weights.whole[number] -= reservation.whole_outputs
+        if reservation.faded_outputs:
+            self._weights.add(number, -reservation.faded_outputs, reservation.output_fraction)
+        reservation.whole_outputs = reservation.faded_outputs = 0
+
+    def check(self) -> None:
+        """Assert every promise of the ledger; O(everything)."""
+        self.blocks.check()
+        assert self.live == sum(len(lane.reservations) for lane in self._lanes)
+        for slot, lane in enumerate(self._lanes):
+            of_slot = lane.reservations.values()
+            assert all(r.live and r.lane is lane and r.slot == slot for r in of_slot)
+            assert self.requests[slot] == len(of_slot)
+            assert self.computing[slot] == sum(not r.prefill_done for r in of_slot)
+            waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
+            assert self.prefill_tokens(slot) == waiting, "P is the sum of what is not complete"
+            assert self.prefill[slot] == float(waiting)
+            assert self.decode[slot] == self._weights.count(lane.number)
+            assert self.context[slot] == sum(r.context_blocks for r in of_slot)
+            if not of_slot:
+                assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
+        columns = self.prefill, self.decode, self.churn, self.context
+        loads = b"".join(column.tobytes() for column in columns)
+        totals = TOTALS.pack(self.prefilling, self.churned)
+        assert self.columns() == loads + totals, "a true copy"
+        assert (self.churn >= 0.0).all()
+        assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
+        assert self.prefilling == self.computing.sum()
+        assert self.prefill_backlog == sum(self._prefill_tokens)
+        assert self.work.computing == sum(tokens > 0 for tokens in self._prefill_tokens)
+        self._check_lanes()
+        booked = [r for lane in (*self._lanes, *self._closed) for r in lane.reservations.values()]
+        self._deadlines.check(r for r in booked if r.ttl_s)
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with reservations; see `slimming.py`."""
+        yield self.blocks.root.children
+        yield from [lane.reservations for lane in self._lanes]
+
+    def _check_lanes(self) -> None:
+        used = [lane.number for lane in (*self._lanes, *self._closed)]
+        assert sorted(used + self._free_numbers) == list(range(self._numbers)), "one lane a number"
+        slots = [-1] * len(self._slots)
+        for slot, lane in enumerate(self._lanes):
+            slots[lane.number] = slot
+        assert self._slots.tolist() == slots
+        displaced = sum(lane.number != slot for slot, lane in enumerate(self._lanes))
+        assert self._displaced == displaced
+        for lane in self._closed:
+            assert lane.reservations, "a closed lane ends with its last reservation"
+            assert not lane.is_open
+        for number in self._free_numbers:
+            assert self._weights.count(number) == 0, "nothing is inherited"

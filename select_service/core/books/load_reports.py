@@ -1,0 +1,88 @@
+"""What workers tell of their own load, the latest of each rank: kept also where no gate is yet.
+
+A report counts until it is too old (`--load-report-stale-s`) and goes with its worker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.admission_types import RankMetrics, WorkerMetricsAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indexer.types import Scope
+    from select_service.admission_types import WorkerMetrics
+    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.fleet.catalog import Catalog, Worker
+    from select_service.core.partition import Partition
+
+
+class Report:
+    """What one rank told, and when."""
+
+    __slots__ = ("at", "stale", "told")
+
+    def __init__(self, told: RankMetrics, at: float) -> None:
+        self.told = told
+        self.at = at
+        self.stale = False
+
+
+class LoadReports:
+    """Reports by worker and rank; gates are told as they come, and again when they open."""
+
+    def __init__(self, catalog: Catalog, partitions: Mapping[Scope, Partition]) -> None:
+        self.by_worker: dict[int, dict[int, Report]] = {}
+        self.dropped = 0
+        """Reports of ranks the worker has not declared."""
+        self._catalog = catalog
+        self._partitions = partitions
+
+    def replay(self, worker: Worker, keeper: Gatekeeper) -> None:
+        """Tell a gate what is known of a worker."""
+        for report in self.by_worker.get(worker.worker_id, {}).values():
+            if not report.stale:
+                keeper.report(worker, report.told)
+
+    def report(
+        self, worker_id: int, metrics: WorkerMetrics, now: float
+    ) -> tuple[WorkerMetricsAnswer, Partition | None]:
+        """Take in what a worker says of its ranks; those it has not declared are dropped.
+
+        Raises:
+            WorkerNotFound: no such worker.
+        """
+        worker = self._catalog.get(worker_id)
+        partition = self._partitions.get(worker.scope)
+        keeper = None if partition is None else partition.admission
+        accepted, dropped = [], []
+        told = self.by_worker.setdefault(worker_id, {})
+        for rank in metrics.ranks:
+            if rank.dp_rank not in worker.ranks:
+                dropped.append(rank.dp_rank)
+                continue
+            told[rank.dp_rank] = Report(rank, now)
+            accepted.append(rank.dp_rank)
+            if keeper is not None:
+                keeper.report(worker, rank)
+        self.dropped += len(dropped)
+        return WorkerMetricsAnswer(accepted, dropped), partition if keeper is not None else None
+
+    def forget(self, worker_id: int) -> None:
+        """It is gone, and what it told with it."""
+        self.by_worker.pop(worker_id, None)
+
+    def age(self, now: float, stale_s: float) -> None:
+        """Stop believing what is too old; O(ranks that ever told anything)."""
+        oldest = now - stale_s
+        for worker_id, ranks in self.by_worker.items():
+            for rank, report in ranks.items():
+                if report.stale or report.at >= oldest:
+                    continue
+                report.stale = True
+                worker = self._catalog.find(worker_id)
+                partition = None if worker is None else self._partitions.get(worker.scope)
+                if worker is not None and partition is not None and partition.admission:
+                    partition.admission.report_stale(worker, rank)

@@ -1,0 +1,116 @@
+"""One booked request, and the lane its load runs in.
+
+Plain records: `ledger.py` writes them, `deadlines.py` keeps them by the time they expire, and
+everybody else reads. A lane belongs to one life of a rank: it closes when the rank goes, and from
+that moment none of its reservations is live, however many they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from select_service.core.books.active_blocks import ChainNode
+    from select_service.core.books.leases import Lease
+    from select_service.core.replicas.claims import Claim
+
+
+class Lane:
+    """The reservations of one slot since its rank came; its number is a bit in masks of chains."""
+
+    __slots__ = ("is_open", "number", "reservations")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reservations: dict[str, Reservation] = {}
+        self.is_open = True
+
+
+_NOWHERE: Final = Lane(-1)
+_NOWHERE.is_open = False
+
+
+class Reservation:
+    """One booked request. Written by the ledger, but for the plain facts at the end."""
+
+    __slots__ = (
+        "chain",
+        "claim",
+        "context_blocks",
+        "created",
+        "deadline",
+        "expected_output_tokens",
+        "faded_outputs",
+        "fairness_id",
+        "fingerprint",
+        "first_token_at",
+        "isl_tokens",
+        "lane",
+        "lease",
+        "lora_name",
+        "origin",
+        "output_fraction",
+        "pair",
+        "prefill_done",
+        "prefill_tokens",
+        "prompt_blocks",
+        "reservation_id",
+        "selection_id",
+        "slot",
+        "touched",
+        "track_prefill_tokens",
+        "ttl_s",
+        "whole_outputs",
+    )
+
+    def __init__(
+        self,
+        reservation_id: str,
+        slot: int,
+        lane: Lane,
+        chain: ChainNode,
+        prefill_tokens: int,
+        now: float,
+    ) -> None:
+        self.reservation_id = reservation_id
+        self.slot = slot
+        self.lane = lane
+        self.chain = chain
+        self.prefill_tokens = prefill_tokens  # as booked; see prefill_done
+        self.prefill_done = False
+        self.whole_outputs = 0  # output blocks of weight 1
+        self.faded_outputs = 0  # output blocks of weight output_fraction
+        self.output_fraction = 1.0
+        self.prompt_blocks = 0
+        self.context_blocks = 0  # of its slot's context, what is its own
+        self.created = now
+        self.first_token_at = 0.0  # when this process was told of it; 0: it was not
+        self.touched = now  # last lifecycle call
+        self.ttl_s = 0.0  # 0: never expires by itself
+        self.deadline = 0.0  # when it expires, if it can
+        # Facts the ledger only keeps:
+        self.fairness_id = ""  # whose share of the pool it is
+        self.isl_tokens = 0
+        self.selection_id: str | None = None
+        self.lora_name: str | None = None
+        self.pair: str | None = None  # the id of the pair it is a leg of
+        self.expected_output_tokens: int | None = None
+        self.track_prefill_tokens = True
+        self.fingerprint: bytes | None = None  # of the request, to recognise a repeat (D14)
+        self.lease: Lease | None = None  # `leases.py` writes it; then no deadline of its own
+        self.origin: str | int = "local"  # or the router id of the replica it was learnt from
+        self.claim: Claim | None = None  # whose word it is, when replicas talk
+
+    @property
+    def live(self) -> bool:
+        """Whether it is in the book: neither freed, nor has its rank gone."""
+        return self.lane.is_open
+
+    @property
+    def output_blocks(self) -> int:
+        """Output blocks so far, whatever their fraction."""
+        return self.whole_outputs + self.faded_outputs
+
+    def leave(self) -> None:
+        """It is in no lane any more."""
+        self.lane = _NOWHERE

@@ -1,0 +1,384 @@
+"""The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
+
+A selection notes what decided it; of some at once records are made: a row of references and a copy
+of the prompt's hashes each, and one of the load columns when a load has changed. What an answer
+about it costs is paid by who asks (`explaining.py`). `placing.py` leaves what it decides here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET
+
+from indexer.compiled import usable
+from select_service.core.books.loads import ranks_in
+from select_service.core.decisions.lookout import Lookout
+from select_service.core.decisions.record import (
+    SEEN,
+    SIZE,
+    Odds,
+    Record,
+)
+from select_service.decision_types import DecisionRefusal
+from select_service.errors import AdmissionRefused
+from select_service.types import SelectPairRequest
+
+if not TYPE_CHECKING and usable("select_service.core._speed", 10):
+    from select_service.core._speed import RecordRing
+else:
+    from select_service.core.decisions.plain_record_ring import RecordRing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from indexer.core.stream import EventStream
+    from indexer.types import Scope, WorkerRank
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.columns import Rows
+    from select_service.core.decisions.record import Noted, Seen
+    from select_service.core.fleet.catalog import Catalog
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.scoring import Weights
+    from select_service.core.verbs.matchmaking import Match
+    from select_service.errors import ServiceError
+    from select_service.types import CacheHit
+
+EXPLAINED_MAX: Final = 64
+"""Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
+a client repeats within seconds, and explains by hand."""
+
+EXPLAINED_BYTES_MAX: Final = 4 << 20
+"""What they may take together: a client may name a booking by a megabyte."""
+
+NOTED_MAX: Final = 32
+"""Decisions noted until records are made of them, for which code and memory come from afar: for
+thirty-two at once that takes less time. What reads the ring has them made, and every tick."""
+
+_CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
+_ODDS_BYTES: Final = 512
+_SIGHTING_BYTES: Final = 768  # two tuples of numbers; the weights are shared
+_PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
+_REFUSED: Final = frozenset({429, 503})
+"""Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
+id that is somebody's already (409): they must not stand where that one's decision does."""
+
+
+class Decisions:
+    """One ring for the whole process."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        stream_of: Callable[[WorkerRank], EventStream | None],
+        partitions: Mapping[Scope, Partition],
+        *,
+        count_max: int,
+        bytes_max: int,
+        first: int = 1,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            catalog: knows who is not schedulable.
+            stream_of: the open event stream of a rank.
+            partitions: those there are, by scope; each keeps what is noted of it.
+            count_max: records kept; 0: none.
+            bytes_max: bytes they may take together.
+            first: number of the first; beyond those of the process's earlier lives.
+        """
+        self.is_on = count_max > 0 and bytes_max > 0
+        self._catalog = catalog
+        self._partitions = partitions
+        catalog.watchers.append(self._note)
+        self._stream_of = stream_of
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._first = first
+        self._ring = RecordRing(count_max, bytes_max, first)
+        self._noted: list[Noted] = []
+        self._explained: dict[str, Record] = {}
+        self._explained_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody wants decisions to be told here."""
+        return self.is_on
+
+    @property
+    def bytes(self) -> int:
+        """What the records take together."""
+        return self._written.bytes
+
+    @property
+    def evicted(self) -> int:
+        """Records that had to go for others."""
+        ring = self._written
+        return ring.next - self._first - len(ring)
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def keep(  # noqa: PLR0913, PLR0917 - in one call: all pay for it
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None = None,
+        cache_hit: CacheHit | None = None,
+        weights: Weights | None = None,
+    ) -> Record | None:
+        """A decision was made; its record is returned to who is to have it explained.
+
+        Args:
+            ticket: the request.
+            seen: what it met, before anything was booked.
+            rows: the candidates.
+            slot: who was chosen; -1: nobody.
+            now: monotonic seconds.
+            odds: what is unusual, if the caller knows of something.
+            cache_hit: how it stands to a cache-hit threshold, if one is in force.
+            weights: by which it was chosen; None: those of the ticket.
+        """
+        partition, more = ticket.partition, 0
+        if odds is None and (
+            rows is not partition.everyone or ticket.request.routing_constraints is not UNSET
+        ):
+            odds = odds_of(ticket)
+        if odds is not None:
+            more = _size_of(odds, rows, seen[0])
+        lookout = partition.lookout
+        if lookout is None or now >= lookout.until:
+            lookout = self._look_at(partition, now)
+            more += lookout.size
+        if weights is None:
+            weights = ticket.weights
+        noted, told = self._noted, lookout.told
+        noted.append((ticket, seen, rows, slot, now, odds, cache_hit, weights, told, more))
+        if len(noted) < NOTED_MAX and not ticket.request.explain:
+            return None
+        return self.write()
+
+    def write(self) -> Record | None:
+        """Make records of what was noted; return the last if it is to be told.
+
+        Called every so often, too: what is noted holds its whole partition, records hold nothing.
+        """
+        noted, self._noted = self._noted, []
+        return self._ring.keep(noted)
+
+    @property
+    def _written(self) -> RecordRing:
+        """The ring with all records there are."""
+        if self._noted:
+            self.write()
+        return self._ring
+
+    def note_explained(self, ticket: Ticket, record: Record) -> None:
+        """Keep a record that was told with its booking, for who repeats that."""
+        name, explained = ticket.reservation_id, self._explained
+        if name is None:
+            return
+        before = explained.pop(name, None)
+        if before is not None:
+            self._explained_bytes -= _whole_size(before)
+        explained[name] = record
+        self._explained_bytes += _whole_size(record)
+        while len(explained) > EXPLAINED_MAX or self._explained_bytes > EXPLAINED_BYTES_MAX:
+            self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
+
+    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record | None:
+        """Two ranks were chosen, or one that does better, and booked."""
+        plan, odds = match.plan, odds_of(ticket)
+        odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.roles
+        if match.placement is not None:
+            slot = match.placement.slot
+        else:
+            assert plan.couple is not None
+            slot = plan.couple.decode_slot
+        return self.keep(ticket, seen, plan.whole, slot, now, odds)
+
+    def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> Record | None:
+        """It was turned away, before anybody was priced; if that is a decision."""
+        gate = refusal.gate if isinstance(refusal, AdmissionRefused) else None
+        if gate is None and refusal.status not in _REFUSED:
+            return None
+        odds = odds_of(ticket)
+        odds.refusal = DecisionRefusal(
+            code=refusal.code,
+            error=str(refusal),
+            gate=gate,
+            reason=None if gate is None else refusal.code,
+        )
+        seen = ticket.partition.ledger.columns(), None, None, None
+        return self.keep(ticket, seen, None, -1, now, odds)
+
+    # -- who sits where -------------------------------------------------------------------------
+
+    def _look_at(self, partition: Partition, now: float) -> Lookout:
+        lookout = partition.lookout
+        if lookout is None:
+            lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
+        lookout.look(now)
+        return lookout
+
+    def _note(self, scope: Scope, worker_id: int) -> None:
+        """Some record is another; of a worker that is seated its partition tells, too."""
+        partition = self._partitions.get(scope)
+        if partition is not None and partition.lookout is not None:
+            partition.lookout.note(worker_id)
+
+    # -- who asks -------------------------------------------------------------------------------
+
+    def find(
+        self,
+        name: str,
+        tenants: frozenset[str] | None = None,
+        aliases: frozenset[str] = frozenset(),
+    ) -> Record | None:
+        """Return the newest record under an id: a selection's, a reservation's, or one of ours.
+
+        O(records), some 40 ns each: no selection should pay for finding it.
+
+        Args:
+            name: the id.
+            tenants: whose it has to be; None: anybody's.
+            aliases: names that mean the same.
+        """
+        names = aliases | {name}
+        ring = self._written
+        for number in ring.numbers_of(names):
+            kept = ring.numbered(number)
+            if kept is not None and is_of(found := Record._make(kept), tenants):
+                return found
+        kept = next((self._explained[one] for one in names if one in self._explained), None)
+        if kept is None:
+            kept = self._numbered(name)
+        return None if kept is None or not is_of(found := Record._make(kept), tenants) else found
+
+    def _numbered(self, name: str) -> Record | None:
+        """Return the record under an id that neither a selection nor a reservation gave."""
+        digits = name.removeprefix(PREFIX)
+        if name == digits or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
+            return None
+        return self._written.numbered(int(digits))
+
+    def explained(self, name: str) -> Record | None:
+        """Return the record behind a booking that is repeated."""
+        found = self._explained.get(name)
+        return self.find(name) if found is None else Record._make(found)
+
+    def newest_first(self) -> Iterator[Record]:
+        """Yield the records there are now, whatever comes meanwhile; but not what goes for it."""
+        ring = self._written
+        newest, count = ring.next - 1, len(ring)
+        for number in range(newest, newest - count, -1):
+            record = ring.numbered(number)
+            if record is not None:
+                yield Record._make(record)
+
+    def check(self) -> None:
+        """State every promise of the ring."""
+        records = list(self.newest_first())
+        assert len(records) <= self._count_max
+        before: list[bytes] = [one.seen[0] for one in records[1:]]
+        held = sum(len(one.seen[0]) for one in records[-1:])
+        for one, other in zip(records, before, strict=False):
+            held += 0 if one.seen[0] is other else len(one.seen[0])
+        assert self.bytes == held + sum(one.size for one in records)
+        assert self.bytes <= self._bytes_max
+        assert len(self._explained) <= EXPLAINED_MAX
+        assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
+        assert self._explained_bytes <= EXPLAINED_BYTES_MAX
+        numbers = [one.number for one in records]
+        following = self._written.next
+        assert numbers == [*range(following - 1, following - 1 - len(numbers), -1)]
+        assert all(self._written.numbered(one.number) == one for one in records)
+
+
+PREFIX: Final = "decision-"
+"""Of an id that neither a selection nor a reservation gave."""
+
+_DIGITS_MAX: Final = 18  # of a number of 64 bits
+
+
+def odds_of(ticket: Ticket) -> Odds:
+    """Return what is unusual about a request and its moment."""
+    request, keeper = ticket.request, ticket.partition.admission
+    constraints = request.routing_constraints
+    odds = Odds(
+        request.pinned_worker,
+        request.allowed_worker_ids,
+        None if constraints is UNSET else constraints,
+        is_pair=isinstance(request, SelectPairRequest),
+        in_wave=ticket.in_wave,
+        in_session=ticket.in_session,
+    )
+    if keeper is not None and (keeper.busy.slots or keeper.caps.slots):
+        odds.busy, odds.full = frozenset(keeper.busy.slots), frozenset(keeper.caps.slots)
+    return odds
+
+
+def _size_of(odds: Odds, rows: Rows | None, loads: bytes) -> int:
+    """Return about how many bytes what is odd takes."""
+    size = _ODDS_BYTES + 32 * (len(odds.busy) + len(odds.full))
+    if rows is not None and not isinstance(rows, slice):
+        size += rows.nbytes
+    if odds.allowed is not None:
+        size += 48 * len(odds.allowed)
+    if odds.refusal is not None:
+        size += _text_bytes(odds.refusal.error)
+    constraints = odds.constraints
+    if constraints is not None:
+        size += sum(map(_text_bytes, constraints.required_taints))
+        size += sum(map(_text_bytes, constraints.preferred_taints))
+    if odds.shadow is not None:
+        size += _SIGHTING_BYTES
+    if odds.plan is not None:
+        size += _PLAN_BYTES_PER_RANK * ranks_in(loads)
+    return size
+
+
+def _text_bytes(text: str) -> int:
+    return 160 + (len(text) if text.isascii() else _CHAR_BYTES * len(text))
+
+
+def _whole_size(record: Record) -> int:
+    return record[SIZE] + len(record[SEEN][0])
+
+
+def is_of(record: Record, tenants: frozenset[str] | None) -> bool:
+    """Tell whether a record is of one of these tenants; None: of whomever."""
+    return tenants is None or record.seating.scope.tenant_id in tenants
+
+
+def only_scope(
+    record: Record, model_name: str | None, tenant_id: str | None, worker_id: int | None
+) -> bool:
+    """Tell whether a record is of this model and tenant, and its chosen worker is this one."""
+    scope = record.seating.scope
+    if model_name is not None and scope.model_name != model_name:
+        return False
+    if tenant_id is not None and scope.tenant_id != tenant_id:
+        return False
+    return worker_id is None or worker_id in chosen_workers(record)
+
+
+def chosen_workers(record: Record) -> list[int]:
+    """Return who a decision sends the request to: none, one, or both of a pair."""
+    slots, odds, seating = [record.slot], record.odds, record.seating
+    if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
+        assert odds.plan.couple is not None
+        slots.append(odds.plan.couple.prefill_slot)
+    return [seating.seats[seating.at[slot]].worker_id for slot in slots if slot >= 0]
+
+
+def decision_id(record: Record) -> str:
+    """Return the id a record is told under."""
+    if record.selection_id is not None:
+        return record.selection_id
+    return f"{PREFIX}{record.number}" if record.reservation_id is None else record.reservation_id

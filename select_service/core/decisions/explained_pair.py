@@ -1,0 +1,143 @@
+"""What a request that may take a pair compared: each rank's cost as a leg, and the best two.
+
+Computed again from the record like all else (`explaining.py` stands behind), by the formulas of
+`pricing/pairing.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from select_service.decision_types import Chosen, DecisionLeg, DecisionLegs, DecisionPair
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from select_service.core.columns import Floats, Slots
+    from select_service.core.decisions.explained_terms import Terms
+    from select_service.core.decisions.record import Record
+    from select_service.core.pricing.pairing import Couple
+
+
+class PairTerms:
+    """The legs of one record, as columns by seat; nan where a rank is no such leg."""
+
+    def __init__(self, record: Record, terms: Terms, transfer_cost: float) -> None:
+        odds = record.odds
+        assert odds is not None
+        assert odds.plan is not None
+        assert odds.legs is not None
+        self._record, self._plan = record, odds.plan
+        self._prefill = self._positions(odds.legs.prefill)
+        self._decode = self._positions(odds.legs.decode)
+        count = len(record.seating.seats)
+        self._computing: Floats = np.full(count, np.nan)
+        self._decoding: Floats = np.full(count, np.nan)
+        held: Floats = sum(terms.overlap)  # type: ignore[assignment]
+        if terms.trust is not None:
+            held = np.floor(held * terms.trust)
+        blocks = -(-record.isl_tokens // record.seating.block_size)
+        self._to_move: Floats = np.maximum(blocks - held, 0.0)
+        factors = np.ones(count) if terms.factors is None else terms.factors
+        prefill, decode = self._prefill, self._decode
+        if len(prefill):
+            mask = np.zeros(count, dtype=np.bool_)
+            mask[prefill] = True
+            self._computing[prefill] = (terms.adjusted(mask)[1] * factors)[prefill]
+        couple = odds.plan.couple
+        if couple is not None:
+            costs = (terms.bare + transfer_cost * self._to_move) * factors
+            self._decoding[decode] = self._moved(costs, couple)[decode]
+
+    @property
+    def is_leg(self) -> NDArray[np.bool_]:
+        """Who might have been one, by seat."""
+        mask = np.zeros(len(self._to_move), dtype=np.bool_)
+        mask[self._prefill] = mask[self._decode] = True
+        return mask
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether two ranks were booked."""
+        return self._plan.mode == "disaggregated"
+
+    def _positions(self, slots: Slots) -> Slots:
+        at = self._record.seating.at
+        return np.array([at[slot] for slot in slots.tolist()], dtype=np.int64)
+
+    def _moved(self, costs: Floats, couple: Couple) -> Floats:
+        """Return decode costs as seen from the prefill rank chosen; infinite: nothing moves."""
+        odds = self._record.odds
+        assert odds is not None
+        assert odds.roles is not None
+        assert odds.legs is not None
+        slots = self._record.seating.slots
+        for positions, transfer in odds.roles.transfers(odds.legs.prefill):
+            if couple.prefill_slot not in odds.legs.prefill[positions]:
+                continue
+            if transfer.factors is not None:
+                costs = costs * transfer.factors[slots]
+            if transfer.allowed is not None:
+                costs = np.where(transfer.allowed[slots], costs, np.inf)
+        return costs
+
+    def pair(self) -> DecisionPair:
+        """Return what was compared."""
+        plan, couple = self._plan, self._plan.couple
+        prefill = decode = None
+        if couple is not None:
+            prefill = self._leg(couple.prefill_slot, self._computing)
+            decode = self._leg(couple.decode_slot, self._decoding)
+        return DecisionPair(
+            mode=plan.mode,
+            reason=plan.reason,
+            aggregated_cost=plan.whole_cost,
+            disaggregated_cost=None if couple is None else couple.cost,
+            prefill=prefill,
+            decode=decode,
+        )
+
+    def _leg(self, slot: int, costs: Floats) -> DecisionLeg:
+        at = self._record.seating.at[slot]
+        seat = self._record.seating.seats[at]
+        return DecisionLeg(
+            worker_id=seat.worker_id,
+            dp_rank=seat.dp_rank,
+            endpoint=seat.endpoint,
+            cost=float(costs[at]),
+        )
+
+    def chosen(self) -> Chosen:
+        """Return the decode leg at the price of both; the other way is one rank for the whole."""
+        plan, couple = self._plan, self._plan.couple
+        assert couple is not None
+        leg = self._leg(couple.decode_slot, self._decoding)
+        whole = plan.whole_cost
+        drawn = self._record.weights.temperature > 0.0
+        return Chosen(
+            worker_id=leg.worker_id,
+            dp_rank=leg.dp_rank,
+            endpoint=leg.endpoint,
+            cost=couple.cost,
+            margin=None if whole is None else whole - couple.cost,
+            runner_up=None,
+            ties=1,
+            picked_by="softmax" if drawn else "lowest",
+        )
+
+    def legs(self, some: slice[int, int, None]) -> list[DecisionLegs]:
+        """Return what some ranks would cost as legs."""
+        decode = set(self._decode.tolist())
+        computing, decoding = self._computing[some].tolist(), self._decoding[some].tolist()
+        to_move = self._to_move[some].tolist()
+        return [
+            DecisionLegs(
+                None if math.isnan(computing[at]) else computing[at],
+                decoding[at] if math.isfinite(decoding[at]) else None,
+                int(to_move[at]) if some.start + at in decode else None,
+            )
+            for at in range(len(to_move))
+        ]

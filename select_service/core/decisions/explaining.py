@@ -1,0 +1,287 @@
+"""A record of a decision, told: every rank with every term of its cost, and who won by how much.
+
+Nothing was told when the decision was made; all of it is made up here, when somebody asks. A large
+fleet may be told in slices (`Told.candidates`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from indexer.core.hashing import unpack_u64
+from indexer.core.progress import PLAUSIBLE_LAG_S
+from indexer.types import HASH_BYTES
+from select_service.core.decisions.decisions import decision_id
+from select_service.core.decisions.explained_pair import PairTerms
+from select_service.core.decisions.explained_terms import Terms
+from select_service.core.decisions.record import HASHES_KEPT, REPLAYING, STREAM_STATES
+from select_service.decision_types import (
+    Candidate,
+    Chosen,
+    Decision,
+    DecisionAdmission,
+    DecisionIndex,
+    DecisionPrompt,
+    DecisionShadow,
+    DecisionShadowChoice,
+    DecisionWeights,
+    RunnerUp,
+)
+from select_service.shadow_types import ShadowWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal
+
+    from select_service.core.decisions.record import Odds, Record, Seat
+    from select_service.core.shadow.tally import Side, Sighting
+    from select_service.decision_types import Excluded
+
+
+class Told:
+    """One record, told piece by piece."""
+
+    def __init__(self, record: Record, wall_offset: float, transfer_cost: float) -> None:
+        """Look at a record.
+
+        Args:
+            record: it stays as it is.
+            wall_offset: unix seconds when the monotonic clock shows 0.
+            transfer_cost: of moving a block, in blocks of prefill.
+        """
+        self._record = record
+        self._wall_at = record.at + wall_offset
+        self._transfer_cost = transfer_cost
+        self._terms = terms = Terms(record)
+        self._stamps = np.frombuffer(record.lookout[2]).tolist()
+        self._pair = None
+        self._in_play = terms.considered
+        odds = record.odds
+        if odds is not None and odds.plan is not None:
+            self._pair = PairTerms(record, terms, transfer_cost)
+            self._in_play = terms.considered | self._pair.is_leg
+        self._allowed = None
+        if odds is not None and odds.allowed is not None:
+            self._allowed = frozenset(odds.allowed)
+
+    def __len__(self) -> int:
+        """How many candidates there are to tell of."""
+        return len(self._record.seating.seats) + len(self._record.seating.absent)
+
+    def decision(self) -> Decision:
+        """Return all but the candidates; some 20 µs, and a tenth of one a rank."""
+        record, scope = self._record, self._record.seating.scope
+        odds = record.odds
+        told = Decision(
+            decision_id=decision_id(record),
+            selection_id=record.selection_id,
+            reservation_id=record.reservation_id,
+            route=_route(record),
+            at_ms=round(self._wall_at * 1e3, 3),
+            waited_s=0.0 if record.since < 0.0 else record.at - record.since,
+            model_name=scope.model_name,
+            tenant_id=scope.tenant_id,
+            outcome=_outcome(record),
+            refusal=None if odds is None else odds.refusal,
+            prompt=_prompt(record),
+            weights=DecisionWeights(
+                **record.weights._asdict(), kv_transfer_cost_per_block=self._transfer_cost
+            ),
+            admission=_admission(record),
+            chosen=None if record.slot < 0 else self._chosen(),
+        )
+        if self._pair is not None:
+            told.pair = self._pair.pair()
+        if odds is not None and odds.shadow is not None:
+            told.shadow = _shadow(odds.shadow, record)
+        return told
+
+    def whole(self) -> Decision:
+        """Return it with all candidates at once; a µs for each of them."""
+        told = self.decision()
+        told.candidates = self.candidates(0, len(self))
+        return told
+
+    def _chosen(self) -> Chosen:
+        record, terms = self._record, self._terms
+        if self._pair is not None and self._pair.is_pair:
+            return self._pair.chosen()
+        seats, at = record.seating.seats, record.seating.at[record.slot]
+        costs = terms.cost[terms.considered]
+        others = terms.considered.copy()
+        others[at] = False
+        behind = np.flatnonzero(others)
+        cost, ties = float(terms.cost[at]), int((costs == costs.min()).sum())
+        runner_up, margin = None, None
+        if len(behind):
+            second = int(behind[terms.cost[behind].argmin()])
+            margin = float(terms.cost[second]) - cost
+            seat = seats[second]
+            runner_up = RunnerUp(seat.worker_id, seat.dp_rank, float(terms.cost[second]))
+        how: Literal["lowest", "tie", "softmax", "only"] = "tie" if ties > 1 else "lowest"
+        if not len(behind):
+            how = "only"
+        elif record.weights.temperature > 0.0:
+            how = "softmax"
+        seat = seats[at]
+        return Chosen(
+            worker_id=seat.worker_id,
+            dp_rank=seat.dp_rank,
+            endpoint=seat.endpoint,
+            cost=cost,
+            margin=margin,
+            runner_up=runner_up,
+            ties=ties,
+            picked_by=how,
+        )
+
+    # -- the ranks ------------------------------------------------------------------------------
+
+    def candidates(self, start: int, stop: int) -> list[Candidate]:
+        """Return some of the ranks: those seated, by worker and rank, then the others."""
+        seating = self._record.seating
+        seated = len(seating.seats)
+        told = self._seated(slice(min(start, seated), min(stop, seated)))
+        absent = seating.absent[max(0, start - seated) : max(0, stop - seated)]
+        return told + [_absent(*one) for one in absent]
+
+    def _seated(self, some: slice[int, int, None]) -> list[Candidate]:
+        terms, seats = self._terms, self._record.seating.seats[some]
+        count = len(seats)
+        in_play = self._in_play[some].tolist()
+        columns: list[Sequence[object]] = [
+            [seat.worker_id for seat in seats],
+            [seat.dp_rank for seat in seats],
+            [seat.endpoint for seat in seats],
+            [
+                None if plays else self._excluded(seat)
+                for plays, seat in zip(in_play, seats, strict=True)
+            ],
+        ]
+        whole = (terms.prefill, terms.decode, terms.shared, *terms.overlap, terms.cached)
+        columns += [list(map(int, column[some].tolist())) for column in whole]
+        columns += [column[some].tolist() for column in (terms.raw, terms.credit, terms.bare)]
+        columns.append([None] * count if terms.factors is None else terms.factors[some].tolist())
+        columns.append(terms.cost[some].tolist())
+        if not terms.is_priced:
+            columns[6:] = [[None] * count] * (len(columns) - 6)
+        columns.append([self._index(at) for at in range(some.start, some.stop)])
+        columns.append([1.0] * count if terms.trust is None else terms.trust[some].tolist())
+        if terms.is_priced:
+            columns.append(list(map(int, terms.expected[some].tolist())))
+            ours = (terms.churn, terms.delay, terms.eviction, terms.context)
+            columns += [column[some].tolist() for column in ours]
+        else:
+            columns += [[None] * count] * 5
+        if self._pair is not None:
+            columns.append(self._pair.legs(some))
+        return list(map(Candidate, *columns))
+
+    def _excluded(self, seat: Seat) -> Excluded:
+        """Say why a rank was no candidate: the first reason, in the order they are judged."""
+        odds = self._record.odds
+        assert odds is not None, "everybody is considered otherwise"
+        pinned = odds.pinned
+        if self._allowed is not None and seat.worker_id not in self._allowed:
+            return "not_allowed"
+        if pinned is not None and (pinned.worker_id, pinned.dp_rank) != seat[1:3]:
+            return "pinned_elsewhere"
+        if odds.constraints and not seat.taints.issuperset(odds.constraints.required_taints):
+            return "taint"
+        return _unfit(odds, seat, holds_to_cache=self._record.cache_hit is not None)
+
+    def _index(self, position: int) -> DecisionIndex:
+        states = self._record.lookout[1]
+        age = self._wall_at - self._stamps[position]
+        lag = max(age, 0.0) if abs(age) < PLAUSIBLE_LAG_S else None  # nor is nan
+        state = states[position]
+        return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING))
+
+
+def _shadow(sighting: Sighting, record: Record) -> DecisionShadow:
+    return DecisionShadow(
+        weights=ShadowWeights(**sighting.weights._asdict()),
+        agrees=sighting.agrees,
+        regret_by_live_weights=sighting.regret_live,
+        regret_by_shadow_weights=sighting.regret_shadow,
+        live=_shadow_choice(sighting.live, record),
+        shadow=_shadow_choice(sighting.shadow, record),
+    )
+
+
+def _shadow_choice(side: Side, record: Record) -> DecisionShadowChoice:
+    seating = record.seating
+    seat = seating.seats[seating.at[side.slot]]
+    return DecisionShadowChoice(
+        worker_id=seat.worker_id,
+        dp_rank=seat.dp_rank,
+        cost_by_live_weights=side.cost_live,
+        cost_by_shadow_weights=side.cost_shadow,
+        prefill_tokens=side.prefill_tokens,
+        cached_tokens=side.cached_tokens,
+        queued_prefill_tokens=int(side.queued_prefill_tokens),
+        decode_blocks=int(side.decode_blocks),
+    )
+
+
+def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
+    """Say why a rank that meets every wish was no candidate."""
+    if not odds.is_pair and not (
+        seat.role == "aggregated" or (seat.role == "decode" and holds_to_cache)
+    ):
+        return "role"
+    if seat.slot in odds.full:
+        return "full"
+    if seat.slot in odds.busy:
+        return "busy"
+    if odds.refusal is not None:
+        return "refused"
+    if (odds.in_wave or odds.in_session) and not holds_to_cache:
+        return "wave" if odds.in_wave else "session"
+    return "role" if odds.is_pair else "cache_hit"
+
+
+def _absent(worker_id: int, dp_rank: int, endpoint: str | None) -> Candidate:
+    return Candidate(
+        *(worker_id, dp_rank, endpoint, "not_schedulable", None, None, None, None, None, None),
+        *(None, None, None, None, None, None, None, 1.0),
+    )
+
+
+def _route(record: Record) -> Literal["select", "select_and_reserve", "select_pair"]:
+    if record.odds is not None and record.odds.is_pair:
+        return "select_pair"
+    return "select" if record.reservation_id is None else "select_and_reserve"
+
+
+def _outcome(record: Record) -> Literal["placed", "refused", "cache_threshold"]:
+    if record.odds is not None and record.odds.refusal is not None:
+        return "refused"
+    return "placed" if record.slot >= 0 else "cache_threshold"
+
+
+def _prompt(record: Record) -> DecisionPrompt:
+    hashes = record.block_hashes
+    return DecisionPrompt(
+        isl_tokens=record.isl_tokens,
+        blocks=record.blocks,
+        block_size=record.seating.block_size,
+        block_hashes=[str(one) for one in unpack_u64(hashes)],
+        is_cut=record.blocks > HASHES_KEPT <= len(hashes) // HASH_BYTES,
+    )
+
+
+def _admission(record: Record) -> DecisionAdmission | None:
+    ask, said = record.ask, record.said
+    if ask is None or said is None:
+        return None
+    return DecisionAdmission(
+        policy=said.policy,
+        slo_class=ask.slo_class or None,
+        tenant=ask.tenant_id,
+        outcome=said.outcome,
+        reason=said.reason,
+        gate=said.gate or None,
+    )

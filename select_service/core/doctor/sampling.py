@@ -1,0 +1,103 @@
+"""A few of the prompts that were placed, for the doctor: the first ones after each examination.
+
+A placement asks `left` and, while it is above 0, tells what it did; all others pay for one look at
+a number. Of a prompt no more is kept than its beginning, and no longer than until the next
+examination, or until somebody has to say why it never matches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
+
+from indexer.core.hashing import TOKEN_BYTES
+from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace
+
+if TYPE_CHECKING:
+    from indexer.types import Scope
+    from select_service.core.partition import Placement
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.types import SelectRequest
+
+BEGINNING_TOKENS: Final = 16
+"""What of a prompt tells it from others; the first token alone is the same for all."""
+
+Form = Literal["tokens", "media", "hashes"]
+
+
+class Sample(Struct, frozen=True, gc=False):
+    """One prompt that was placed."""
+
+    scope: Scope
+    worker_id: int
+    dp_rank: int
+    at: float
+    beginning: bytes  # hashes of its first blocks: one, or more if they are tiny
+    blocks: int
+    new_blocks: int  # that the chosen rank does not hold, as far as the index knows
+    isl_tokens: int
+    form: Form
+    namespace: Namespace  # the request's; unknown, and the base, with hashes
+    tokens: list[int]  # the same, and one more; only of prompts that came as tokens
+    end: bytes = b""  # hash of its last block: with its length it tells one prompt from others
+
+
+class Sampler:
+    """Takes samples while it may.
+
+    Attributes:
+        left: So many more until the next examination.
+    """
+
+    __slots__ = ("left", "samples")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.samples: list[Sample] = []
+
+    def take(
+        self, scope: Scope, request: SelectRequest, prompt: Prompt, placement: Placement, now: float
+    ) -> None:
+        """Note a prompt; one without a whole block says nothing about caches."""
+        if not prompt.block_hashes:
+            return
+        self.left -= 1
+        size = placement.worker.spec.block_size or 1
+        blocks = max(1, BEGINNING_TOKENS // size)
+        held = placement.device_blocks + placement.host_blocks + placement.disk_blocks
+        form = _form(request)
+        named = form != "hashes"
+        salt = request.cache_salt or request.cache_namespace or ""
+        self.samples.append(
+            Sample(
+                *(scope, placement.worker.worker_id, placement.dp_rank, now),
+                prompt.block_hashes[: blocks * HASH_BYTES],
+                prompt.blocks,
+                max(0, prompt.blocks - int(held)),
+                prompt.isl_tokens,
+                form,
+                Namespace(request.lora_name or "", salt) if named else BASE_NAMESPACE,
+                _first_tokens(request, blocks * size + 1) if form == "tokens" else [],
+                end=prompt.block_hashes[-HASH_BYTES:],
+            )
+        )
+
+    def drain(self, samples_max: int) -> list[Sample]:
+        """Hand over what was taken, and take so many more from now on."""
+        samples, self.samples, self.left = self.samples, [], samples_max
+        return samples
+
+
+def _form(request: SelectRequest) -> Form:
+    media = request.mm_routing_info
+    if (media is not None and media.routing_token_ids) or request.block_mm_infos:
+        return "media"
+    return "hashes" if request.token_ids is None else "tokens"
+
+
+def _first_tokens(request: SelectRequest, count: int) -> list[int]:
+    tokens = request.token_ids
+    if isinstance(tokens, bytes):
+        return memoryview(tokens[: count * TOKEN_BYTES]).cast("I").tolist()
+    return [] if tokens is None else list(tokens[:count])

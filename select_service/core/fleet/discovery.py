@@ -1,0 +1,66 @@
+"""What a source of workers says against what the catalog has: the changes that make both agree.
+
+A source names all its workers every time. It owns the records it made and no others: whoever
+registered an id first keeps it, and the clash is reported. The edge looks (`edge/discovery`), the
+driver applies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from select_service.core.fleet.catalog import Catalog
+    from select_service.types import WorkerSpec
+
+API: Final = "api"
+"""The source of workers registered over HTTP or by embedding."""
+
+
+class Plan(NamedTuple):
+    """What to do, in this order."""
+
+    removed: list[int]
+    put: list[WorkerSpec]
+    conflicts: list[tuple[int, str]]  # worker_id, the source that has it
+
+
+class Roster:
+    """One source's workers over time.
+
+    Attributes:
+        missed: how many of its workers the source does not name at present; they stay for the
+            grace it was given, since a flap must not cost the load and the index of a worker.
+    """
+
+    def __init__(self, source: str, *, grace_s: float) -> None:
+        self.source = source
+        self._grace_s = grace_s
+        self._missing_since: dict[int, float] = {}
+
+    @property
+    def missed(self) -> int:
+        """How many workers are in their grace."""
+        return len(self._missing_since)
+
+    def plan(self, named: Mapping[int, WorkerSpec], catalog: Catalog, now: float) -> Plan:
+        """Compare; O(workers)."""
+        plan = Plan([], [], [])
+        for worker_id, spec in named.items():
+            known = catalog.find(worker_id)
+            if known is not None and known.source != self.source:
+                plan.conflicts.append((worker_id, known.source))
+            elif known is None or known.spec != spec:
+                plan.put.append(spec)
+        mine = {worker.worker_id for worker in catalog if worker.source == self.source}
+        missing = mine - named.keys()
+        self._missing_since = {
+            worker_id: self._missing_since.get(worker_id, now) for worker_id in missing
+        }
+        for worker_id in sorted(missing):
+            if now - self._missing_since[worker_id] >= self._grace_s:
+                del self._missing_since[worker_id]
+                plan.removed.append(worker_id)
+        return plan

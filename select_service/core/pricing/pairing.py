@@ -1,0 +1,238 @@
+"""One worker for the whole request, or one that prefills and one that decodes: what costs less.
+
+Both are priced by the formula of contract 3.2, in blocks: the whole request on its best rank,
+against the prefill part on the best prefill rank plus the decode part (active and new blocks) on
+the best decode rank plus what moving the blocks costs that the decode rank does not hold. Equal
+costs go to the one worker. Nothing is booked here; `booking/pairs.py` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from msgspec import UNSET
+
+from select_service.core.pricing.picking import pick
+from select_service.core.pricing.projection import Overlap
+from select_service.core.pricing.scoring import costs, prefer
+from select_service.types import Advice, PrefillCandidate
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from select_service.core.columns import Floats, Slots
+    from select_service.core.fleet.roles import Legs, Transfer
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.projection import Projection
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.types import SelectRequest
+
+Mode = Literal["aggregated", "disaggregated"]
+Reason = Literal[
+    "cached",
+    "cheaper",
+    "no_aggregated_worker",
+    "no_decode_worker",
+    "no_kv_transfer",
+    "no_prefill_worker",
+    "not_cached",
+]
+"""Why that mode. Aggregated: nobody to pair with, `cached` (the rank holds enough of the prompt),
+or `cheaper`. Disaggregated: nobody for the whole, `not_cached` (nobody holds enough), or
+`cheaper`. They are part of the API."""
+
+
+Holders: TypeAlias = "Callable[[Slots, Projection], Slots | None]"
+
+
+class Couple(NamedTuple):
+    """The best two ranks."""
+
+    prefill_slot: int
+    decode_slot: int
+    cost: float
+    effective_prefill_tokens: int
+    potential_decode_blocks: int
+    transfer_blocks: int
+
+
+class Plan(NamedTuple):
+    """How a request should be served."""
+
+    mode: Mode
+    reason: Reason
+    whole: Slots  # who may take all of it
+    whole_cost: float | None  # of the best of them
+    couple: Couple | None  # the best one, whichever mode it is
+    projection: Projection  # on every rank looked at; its `matched` is by slot
+
+    def advice(self, partition: Partition) -> Advice:
+        """Say it to a caller."""
+        couple = self.couple
+        candidate = None
+        if couple is not None and self.mode == "disaggregated":
+            worker, dp_rank = partition.rank_at(couple.prefill_slot)
+            candidate = PrefillCandidate(
+                worker_id=worker.worker_id,
+                dp_rank=dp_rank,
+                endpoint=worker.spec.endpoint,
+                effective_prefill_tokens=couple.effective_prefill_tokens,
+            )
+        return Advice(
+            mode=self.mode,
+            reason=self.reason,
+            prefill=candidate,
+            aggregated_cost=self.whole_cost,
+            disaggregated_cost=None if couple is None else couple.cost,
+        )
+
+
+class Question(NamedTuple):
+    """A request whose legs are to be found."""
+
+    partition: Partition
+    request: SelectRequest
+    prompt: Prompt
+    weights: Weights
+    transfer_cost: float  # of one block, in blocks of prefill
+
+
+def plan(question: Question, legs: Legs, rng: random.Random, holders: Holders) -> Plan:
+    """Choose between the whole and a pair.
+
+    Args:
+        question: what is asked.
+        legs: who may be chosen.
+        rng: draws ties.
+        holders: tells of slots, with the projection on them, who holds enough of the prompt for
+            the threshold in force; None: there is none, and a decode rank must hold all of it.
+    """
+    partition, prompt = question.partition, question.prompt
+    rows = np.concatenate([legs.whole, legs.prefill, legs.decode])
+    projection = partition.project(prompt, rows, question.weights)
+    ends = len(legs.whole), len(legs.whole) + len(legs.prefill)
+    prefill = _part(projection, np.arange(*ends))
+    decode = _part(projection, np.arange(ends[1], len(rows)))
+    cached = holders(rows, projection)
+    couple = _couple(question, legs, prefill, decode, rng)
+    alone, is_cached = _alone(legs, decode, cached)
+    cost = _cheapest(question, projection, rows, alone)
+    if is_cached:
+        mode: tuple[Mode, Reason] = "aggregated", "cached"
+    elif cached is not None and couple is not None:
+        mode = "disaggregated", "not_cached"
+    else:
+        mode = _compare(cost, couple, legs)
+    return Plan(*mode, alone, cost, couple, projection)
+
+
+def _alone(legs: Legs, decode: Projection, cached: Slots | None) -> tuple[Slots, bool]:
+    """Return who may take the whole request, and whether that is for what they hold of it."""
+    if cached is None:
+        ready = legs.decode[decode.cached_tokens >= decode.isl_tokens]
+        return np.sort(np.concatenate([legs.whole, ready])), False
+    everyone = np.sort(np.concatenate([legs.whole, legs.decode]))
+    holders = everyone[np.isin(everyone, cached)]
+    return (holders, True) if len(holders) else (legs.whole, False)
+
+
+def _compare(cost: float | None, couple: Couple | None, legs: Legs) -> tuple[Mode, Reason]:
+    if couple is None:
+        if not len(legs.prefill):
+            return "aggregated", "no_prefill_worker"
+        return "aggregated", "no_kv_transfer" if len(legs.decode) else "no_decode_worker"
+    if cost is None:
+        return "disaggregated", "no_aggregated_worker"
+    return "disaggregated" if couple.cost < cost else "aggregated", "cheaper"
+
+
+def _cheapest(
+    question: Question, projection: Projection, rows: Slots, alone: Slots
+) -> float | None:
+    if not len(alone):
+        return None
+    chosen = np.isin(rows, alone).nonzero()[0]
+    prices = costs(_part(projection, chosen), question.weights)
+    return float(_preferred(question, prices, rows[chosen]).min())
+
+
+def _couple(
+    question: Question, legs: Legs, prefill: Projection, decode: Projection, rng: random.Random
+) -> Couple | None:
+    """Return the cheapest prefill and decode rank between which blocks may move."""
+    if not legs.can_pair:
+        return None
+    weights = question.weights
+    computing = prefill._replace(decode=np.zeros(len(legs.prefill)))
+    computing_costs = _preferred(question, costs(computing, weights), legs.prefill)
+    to_move = _to_move(decode)
+    decoding_costs = decode.decode + question.transfer_cost * to_move
+    decoding_costs = _preferred(question, decoding_costs, legs.decode)
+    found: list[tuple[int, int]] = []
+    totals: list[float] = []
+    for positions, transfer in question.partition.roles.transfers(legs.prefill):
+        prices = _moved(decoding_costs, legs.decode, transfer)
+        open_to = np.isfinite(prices).nonzero()[0]
+        if not len(open_to):
+            continue
+        first = int(positions[pick(computing_costs[positions], weights.temperature, rng)])
+        second = int(open_to[pick(prices[open_to], weights.temperature, rng)])
+        found.append((first, second))
+        totals.append(float(computing_costs[first] + prices[second]))
+    if not found:
+        return None
+    best = pick(np.array(totals), 0.0, rng)
+    first, second = found[best]
+    return Couple(
+        prefill_slot=int(legs.prefill[first]),
+        decode_slot=int(legs.decode[second]),
+        cost=totals[best],
+        effective_prefill_tokens=max(
+            0, question.prompt.isl_tokens - int(prefill.cached_tokens[first])
+        ),
+        potential_decode_blocks=int(decode.decode[second]),
+        transfer_blocks=int(to_move[second]),
+    )
+
+
+def _to_move(decode: Projection) -> Floats:
+    """Return the blocks of the prompt that each decode rank does not hold, on whatever tier."""
+    blocks = np.full(len(decode.decode), float(-(-decode.isl_tokens // decode.block_size)))
+    if decode.overlap is None:
+        return blocks
+    device, host, disk = decode.overlap
+    held = device + host + disk
+    if decode.trust is not None:
+        held = np.floor(held * decode.trust)
+    return np.maximum(blocks - held, 0.0)
+
+
+def _moved(prices: Floats, slots: Slots, transfer: Transfer) -> Floats:
+    """Return decode costs as seen from one kind of prefill rank; infinite where nothing moves."""
+    if transfer.factors is not None:
+        prices = prices * transfer.factors[slots]
+    if transfer.allowed is not None:
+        prices = np.where(transfer.allowed[slots], prices, np.inf)
+    return prices
+
+
+def _preferred(question: Question, prices: Floats, slots: Slots) -> Floats:
+    constraints = question.request.routing_constraints
+    if constraints is UNSET or not constraints.preferred_taints or question.request.pinned_worker:
+        return prices
+    taints = [question.partition.rank_at(slot)[0].taints for slot in slots.tolist()]
+    return prefer(prices, constraints.preferred_taints, taints)
+
+
+def _part(projection: Projection, of: Slots) -> Projection:
+    overlap = projection.overlap
+    return projection._replace(
+        prefill=projection.prefill[of],
+        decode=projection.decode[of],
+        overlap=overlap and Overlap(*(column[of] for column in overlap)),
+        cached_tokens=projection.cached_tokens[of],
+        trust=None if projection.trust is None else projection.trust[of],
+    )

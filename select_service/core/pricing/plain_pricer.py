@@ -1,0 +1,325 @@
+"""Prices the fleet for the request without special wishes, and picks the cheapest.
+
+The plain twins of `Pricer` and `Fill` in `_speed.pyx`: same names, same numbers to the last bit.
+The formula with all its terms is in `scoring.py`; what is left of it here is what nearly every
+request needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from select_service.core.books.loads import TOTALS
+from select_service.core.pricing.picking import FEW, cheapest, cheapest_of_few
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.core.columns import Floats, Rows, Slots
+
+__all__ = ["Fill", "Pricer"]
+
+_DOUBLE = 8  # bytes
+_LANES = 8
+"""Sums side by side that make up one."""
+
+
+class Fill:
+    """How full ranks are, read from columns whose content changes.
+
+    Args:
+        prefill: booked tokens.
+        decode: blocks.
+        block_tokens: tokens that fill a rank as much as one of its blocks does.
+        floor: how full a rank is in any case; 1 is full.
+    """
+
+    __slots__ = ("_block_tokens", "_decode", "_floor", "_prefill")
+
+    def __init__(
+        self, prefill: Floats, decode: Floats, block_tokens: Floats, floor: Floats
+    ) -> None:
+        if not len(prefill) == len(decode) == len(block_tokens) == len(floor):
+            raise ValueError("columns of one length")
+        self._prefill = prefill
+        self._decode = decode
+        self._block_tokens = block_tokens
+        self._floor = floor
+
+    def total(self, room: float) -> float:
+        """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room).
+
+        Args:
+            room: tokens that fill a rank.
+        """
+        each = np.maximum(self._decode * self._block_tokens, self._prefill)
+        np.maximum(each, self._floor * room, out=each)
+        lanes = np.zeros(-(-len(each) // _LANES) * _LANES)
+        lanes[: len(each)] = each
+        sums = np.add.reduce(lanes.reshape(-1, _LANES), axis=0)  # row after row, as the kernel adds
+        return float(np.add.accumulate(sums)[-1])
+
+
+class Pricer:
+    """Reads the first rows of the columns."""
+
+    __slots__ = ("_churn", "_context", "_decode", "_matched", "_prefill")
+
+    def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None:
+        if not len(prefill) == len(decode) == len(churn) == len(context):
+            raise ValueError("columns of one length")
+        self._churn = churn
+        self._context = context
+        self._prefill = prefill
+        self._decode = decode
+        self._matched: list[int] = []
+
+    def cheapest(  # noqa: PLR0913, PLR0917 - every term of the formula, as the kernel has them
+        self,
+        rows: int | Slots,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        matched: list[tuple[int, Slots]] | None,
+        shared: list[tuple[int, Slots]] | None,
+        draw: Callable[[], float],
+        trust: Floats | None = None,
+        ours: tuple[float, float, float, bool, float] | None = None,
+    ) -> tuple[int, float, int]:
+        """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
+
+        Args:
+            rows: how many of the first, or which ones.
+            isl_tokens: length of the prompt.
+            block_size: tokens per block.
+            blocks: of the prompt.
+            scale: weight of the prefill.
+            credit: of a matched block, in blocks.
+            track: whether prefill counts.
+            matched: (blocks, rows) on the device, disjoint; None: nothing.
+            shared: (blocks, rows) with active chains, disjoint; None: nothing.
+            draw: gives a number in [0, 1) when several are the cheapest.
+            trust: by what the credit of each row of the columns is multiplied; None: 1.0.
+            ours: the weights that only `first-token` has, as `Weights` ends; None: `kv-cost`.
+        """
+        count = rows if isinstance(rows, int) else len(rows)
+        is_short = trust is not None and len(trust) < len(self._prefill)
+        if not 0 < count <= len(self._prefill) or is_short:
+            raise ValueError("rows beyond the columns")
+        if not isinstance(rows, int):
+            self._check(rows)
+        common = None if shared is None else self._by_row(_listed(shared))
+        groups = [] if matched is None else _listed(matched)
+        self._matched = [] if matched is None else self._by_row(groups)
+        among = slice(0, rows) if isinstance(rows, int) else rows
+        if ours is not None:
+            return self._cheapest_of_ours(
+                *(rows, isl_tokens, block_size, blocks, scale, credit, track, common, draw, trust),
+                ours,
+            )
+        if common is None and trust is None and isinstance(rows, int) and self._is_level(rows):
+            found = self._cheapest_of_equals(
+                *(rows, isl_tokens, block_size, blocks, scale, credit, track, groups, draw)
+            )
+            if found is not None:
+                return found
+        if count > FEW or trust is not None:
+            bare = self._decode[among] + blocks
+            if common is not None:
+                bare -= np.array(common, dtype=np.float64)[among]
+            raw = self._raw_of_many(among, isl_tokens, block_size, credit, track, trust)
+            prices = scale * raw + bare
+            at = cheapest(prices, draw)
+            return self._row(rows, at), float(prices[at]), int(bare[at])
+        return self._cheapest_of_few(
+            *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, common, draw)
+        )
+
+    def _cheapest_of_few(  # noqa: PLR0913, PLR0917 - as `cheapest`
+        self,
+        rows: int | Slots,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        matched: list[tuple[int, Slots]] | None,
+        common: list[int] | None,
+        draw: Callable[[], float],
+    ) -> tuple[int, float, int]:
+        """Do it with numbers of Python: there is less to fetch than with columns."""
+        among = slice(0, rows) if isinstance(rows, int) else rows
+        left = [held + blocks for held in self._decode[among].tolist()]
+        if common is not None:
+            here = _of(common, rows)
+            left = [held - number for held, number in zip(left, here, strict=True)]
+        active = self._prefill[among].tolist()
+        if not track:
+            numbers = _of(self._matched, rows) if self._matched else [0] * len(left)
+            few = [max(0.0, -credit * number) for number in numbers]
+        elif matched is None:
+            few = [(booked + isl_tokens) / block_size for booked in active]
+        else:
+            few = []
+            for booked, number in zip(active, _of(self._matched, rows), strict=True):
+                tokens = number * block_size
+                if tokens < isl_tokens:  # noqa: PLR1730 - max() is slow
+                    tokens = isl_tokens
+                raw_blocks = (booked + tokens) / block_size - credit * number
+                few.append(max(0.0, raw_blocks))
+        few = [scale * one + held for one, held in zip(few, left, strict=True)]
+        at = cheapest_of_few(few, draw)
+        return self._row(rows, at), few[at], int(left[at])
+
+    def _cheapest_of_ours(  # noqa: PLR0913, PLR0917 - as `cheapest`
+        self,
+        rows: int | Slots,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        common: list[int] | None,
+        draw: Callable[[], float],
+        trust: Floats | None,
+        ours: tuple[float, float, float, bool, float],
+    ) -> tuple[int, float, int]:
+        decode_scale, delay, eviction, expects, context_scale = ours
+        among = slice(0, rows) if isinstance(rows, int) else rows
+        bare, prefill = self._decode[among] + blocks, self._prefill[among]
+        device, tokens = np.zeros(len(bare)), np.full(len(bare), float(isl_tokens))
+        credited = device
+        if self._matched:
+            device = np.array(self._matched, dtype=np.float64)[among]
+            tokens, credited = device * block_size, credit * device
+            if trust is not None:
+                tokens, credited = np.floor(tokens * trust[among]), credited * trust[among]
+            tokens = np.maximum(tokens, isl_tokens)
+        raw = (prefill + tokens) / block_size if track else np.zeros(len(bare))
+        own = tokens / block_size if track else raw
+        raw, own = raw - credited, own - credited
+        if common is not None:
+            booked = np.array(common, dtype=np.float64)[among]
+            bare -= booked
+            if expects:
+                expected = np.maximum(booked - device, 0.0)
+                raw, own = raw - expected, own - expected
+        raw, own = np.maximum(raw, 0.0), np.maximum(own, 0.0)
+        prices = scale * (raw + (delay + eviction * self._churn[among]) * own)
+        prices += decode_scale * bare
+        prices += context_scale * (self._context[among] + blocks)
+        at = cheapest(prices, draw)
+        return self._row(rows, at), float(prices[at]), int(bare[at])
+
+    def _is_level(self, rows: int) -> bool:
+        """Tell whether the first rows carry the same, as all do where nobody books."""
+        prefill, decode = self._prefill[:rows].tobytes(), self._decode[:rows].tobytes()
+        return prefill[_DOUBLE:] == prefill[:-_DOUBLE] and decode[_DOUBLE:] == decode[:-_DOUBLE]
+
+    def _cheapest_of_equals(  # noqa: PLR0913, PLR0917 - as `cheapest`
+        self,
+        rows: int,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        matched: list[tuple[int, list[int]]],
+        draw: Callable[[], float],
+    ) -> tuple[int, float, int] | None:
+        """Do it with one price for each group of rows that carry the same; None: not that plain."""
+        booked, bare = float(self._prefill[0]), float(self._decode[0]) + blocks
+        best: list[int] | None = None
+        low, others = 0.0, rows
+        for number, group in matched:
+            if not group or max(group) >= rows:  # among them is one that nobody may be sent to
+                return None
+            others -= len(group)
+            raw = -credit * number
+            if track:
+                cached = number * block_size
+                if cached < isl_tokens:  # noqa: PLR1730 - max() is slow
+                    cached = isl_tokens
+                raw += (booked + cached) / block_size
+            price = bare if raw < 0.0 else scale * raw + bare
+            if best is not None and price == low:
+                return None
+            if best is None or price < low:
+                low, best = price, group
+        if others:
+            price = scale * ((booked + isl_tokens) / block_size if track else 0.0) + bare
+            if best is None:  # nothing is matched: whoever is drawn
+                return (int(draw() * rows) if rows > 1 else 0), price, int(bare)
+            if price <= low:
+                return None
+        assert best is not None
+        best.sort()
+        return best[int(draw() * len(best)) if len(best) > 1 else 0], low, int(bare)
+
+    def _row(self, rows: int | Slots, at: int) -> int:
+        return at if isinstance(rows, int) else int(rows[at])
+
+    def _check(self, rows: Slots) -> None:
+        beyond = (rows < 0) | (rows >= len(self._prefill))
+        if beyond.any():
+            raise IndexError(int(rows[beyond][0]))
+
+    def _raw_of_many(
+        self,
+        among: Rows,
+        isl_tokens: int,
+        block_size: int,
+        credit: float,
+        track: bool,  # noqa: FBT001
+        trust: Floats | None,
+    ) -> Floats:
+        """Return the prefill blocks of each row, less what is credited, at least 0."""
+        prefill = self._prefill[among]
+        if not self._matched:
+            return (prefill + isl_tokens) / block_size if track else np.zeros(len(prefill))
+        device = np.array(self._matched, dtype=np.float64)[among]
+        raw: Floats = np.zeros(len(prefill))
+        cached, credited = device * block_size, credit * device
+        if trust is not None:
+            cached, credited = np.floor(cached * trust[among]), credited * trust[among]
+        if track:
+            raw = (prefill + np.maximum(cached, isl_tokens)) / block_size
+        return np.maximum(raw - credited, 0.0)
+
+    def matched_at(self, row: int) -> int:
+        """Blocks that `matched` of the last call gave a row."""
+        if not 0 <= row < len(self._matched):
+            raise IndexError(row)
+        return self._matched[row]
+
+    def packed(self, prefilling: float, churned: float) -> bytes:
+        """Return the columns as they are now, one behind the other, and these totals."""
+        totals = TOTALS.pack(prefilling, churned)
+        columns = self._prefill, self._decode, self._churn, self._context
+        return b"".join((*(column.data for column in columns), totals))
+
+    def _by_row(self, groups: list[tuple[int, list[int]]]) -> list[int]:
+        column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too
+        for blocks, slots in groups:
+            for slot in slots:
+                if slot < 0:
+                    raise IndexError(slot)
+                column[slot] = blocks
+        return column
+
+
+def _listed(groups: list[tuple[int, Slots]]) -> list[tuple[int, list[int]]]:
+    return [(blocks, slots.tolist()) for blocks, slots in groups]
+
+
+def _of(column: list[int], rows: int | Slots) -> list[int]:
+    """Return the chosen rows of a column."""
+    return column[:rows] if isinstance(rows, int) else [column[row] for row in rows.tolist()]

@@ -1,0 +1,213 @@
+"""The router policy file (contract 9): classes of requests with thresholds, order and limits.
+
+Text in, `RoutingPolicy` out; the file itself is read by the edge. A request's class is found by
+its uncached length: the bucket with the largest `min_tokens` it reaches names a class of the
+profile's default family.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from select_service.core.admission.queue import QueuePolicy
+
+
+class PolicyError(ValueError):
+    """The policy file cannot be used; the text goes into not_schedulable_reasons."""
+
+
+class PolicyClass(Struct, frozen=True):
+    """How requests of one class wait."""
+
+    name: str = "default"
+    queue_policy: QueuePolicy = "fcfs"
+    overtaking_s: float = 0.0  # of fcfs; see `order_key`
+    quantum: int = 1
+    prefill_busy_threshold: float | None = None  # tokens; None: the fraction decides
+    prefill_busy_threshold_frac: float | None = None  # of max_num_batched_tokens
+    request_queue_limit_per_worker: int | None = None
+    raw_isl_token_queue_limit_per_worker: int | None = None
+    cached_token_queue_limit_per_worker: int | None = None
+
+
+class RoutingPolicy(Struct, frozen=True):
+    """The classes of one model, and from which uncached length each one applies."""
+
+    classes: tuple[PolicyClass, ...]
+    buckets: tuple[tuple[int, int], ...] = ((0, 0),)  # (min uncached tokens, class), descending
+
+    def class_for(self, uncached_tokens: int) -> int:
+        """Return the position of the class of a request with that many tokens to prefill."""
+        for min_tokens, position in self.buckets:
+            if uncached_tokens >= min_tokens:
+                return position
+        return self.buckets[-1][1]
+
+
+class PolicyBook(Struct, frozen=True):
+    """The root profile and its per-model overrides."""
+
+    root: RoutingPolicy
+    models: dict[str, RoutingPolicy]
+
+    def policy_for(self, model_name: str) -> RoutingPolicy:
+        """Return the model's own profile, else the root's."""
+        return self.models.get(model_name, self.root)
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class _Bucket(msgspec.Struct, forbid_unknown_fields=True):
+    min_tokens: _Count
+    bucket: str
+
+
+class _Class(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    policy_family: str
+    cache_bucket: str
+    queue_policy: str = "fcfs"
+    quantum: int = 1
+    prefill_busy_threshold: _Share | None = None
+    prefill_busy_threshold_frac: _Share | None = None
+    request_queue_limit_per_worker: _Count | None = None
+    raw_isl_token_queue_limit_per_worker: _Count | None = None
+    cached_token_queue_limit_per_worker: _Count | None = None
+
+
+class _Profile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    default_policy_family: str | None = None
+    uncached_isl_buckets: list[_Bucket] | None = None
+    policy_classes: list[_Class] | None = None
+
+
+class _File(_Profile, forbid_unknown_fields=True, kw_only=True):
+    models: dict[str, _Profile] | None = None
+
+
+_FIELDS: Final = "default_policy_family, uncached_isl_buckets, and policy_classes"
+
+
+def default_policy(queue_threshold: float, overtaking_s: float = 0.0) -> PolicyBook:
+    """Return one fcfs class with the process-wide busy fraction."""
+    only = PolicyClass(prefill_busy_threshold_frac=queue_threshold, overtaking_s=overtaking_s)
+    return PolicyBook(RoutingPolicy((only,)), {})
+
+
+def read_policy(text: str, path: str, queue_threshold: float) -> PolicyBook:
+    """Parse a policy file.
+
+    Args:
+        text: the YAML.
+        path: where it came from, for the error.
+        queue_threshold: the fraction a class without any threshold inherits.
+
+    Raises:
+        PolicyError: with the text the reference puts into not_schedulable_reasons.
+    """
+    import yaml  # noqa: PLC0415 - 10 ms of a start that only a policy file should cost
+
+    try:
+        parsed = msgspec.convert(yaml.safe_load(text) or {}, _File)
+    except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
+        why = f"failed to parse router policy config {path}: {_explain(error)}"
+        raise PolicyError(why) from None
+    root = _profile(parsed, "root", queue_threshold)
+    if root is None:
+        root = default_policy(queue_threshold).root
+    models = {}
+    for name, profile in (parsed.models or {}).items():
+        policy = _profile(profile, f"model {name}", queue_threshold)
+        if policy is not None:
+            models[name] = policy
+    return PolicyBook(root, models)
+
+
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?")
+
+
+def _explain(error: Exception) -> str:
+    """Say what is wrong; a name nobody knows with the names that are known at its place."""
+    unknown = _UNKNOWN.fullmatch(str(error))
+    if unknown is None:
+        return str(error)
+    name, place = unknown[1], unknown[2] or ""
+    kind: type[msgspec.Struct] = _Profile if place else _File
+    if "policy_classes" in place:
+        kind = _Class
+    elif "uncached_isl_buckets" in place:
+        kind = _Bucket
+    known = ", ".join(f"`{one}`" for one in kind.__struct_fields__)
+    where = f"{place}: " if place else ""
+    return f"{where}unknown field `{name}`, expected one of {known}"
+
+
+def _profile(profile: _Profile, where: str, queue_threshold: float) -> RoutingPolicy | None:
+    family, buckets, classes = (
+        profile.default_policy_family,
+        profile.uncached_isl_buckets,
+        profile.policy_classes,
+    )
+    if family is None and buckets is None and classes is None:
+        return None
+    if family is None or not buckets or not classes:
+        raise _invalid(
+            f"{where} profile must specify {_FIELDS} when any {where} profile field is present"
+        )
+    compiled = tuple(_compile(one, where, queue_threshold) for one in classes)
+    names = [one.name for one in classes]
+    for name in names:
+        if names.count(name) > 1:
+            raise _invalid(f'{where} contains duplicate policy class "{name}"')
+    table = []
+    for bucket in buckets:
+        position = next(
+            (
+                number
+                for number, one in enumerate(classes)
+                if one.policy_family == family and one.cache_bucket == bucket.bucket
+            ),
+            None,
+        )
+        if position is None:
+            raise _invalid(f"no policy class for family {family} and bucket {bucket.bucket}")
+        table.append((bucket.min_tokens, position))
+    if not any(min_tokens <= 0 for min_tokens, _ in table):
+        raise _invalid(f"{where} profile needs a bucket with min_tokens 0")
+    return RoutingPolicy(compiled, tuple(sorted(table, reverse=True)))
+
+
+def _compile(one: _Class, where: str, queue_threshold: float) -> PolicyClass:
+    if one.queue_policy == "fcfs":
+        order: QueuePolicy = "fcfs"
+    elif one.queue_policy == "wspt":
+        order = "wspt"
+    else:
+        raise _invalid(f'{where} policy class "{one.name}" queue_policy must be fcfs or wspt')
+    if one.quantum < 1:
+        raise _invalid(f'{where} policy class "{one.name}" quantum must be greater than zero')
+    fraction = one.prefill_busy_threshold_frac
+    if fraction is None and one.prefill_busy_threshold is None:
+        fraction = queue_threshold
+    return PolicyClass(
+        one.name,
+        order,
+        0.0,  # a file says in which order they wait
+        one.quantum,
+        one.prefill_busy_threshold,
+        fraction,
+        one.request_queue_limit_per_worker,
+        one.raw_isl_token_queue_limit_per_worker,
+        one.cached_token_queue_limit_per_worker,
+    )
+
+
+def _invalid(why: str) -> PolicyError:
+    return PolicyError(f"invalid router policy config: {why}")

@@ -1,0 +1,239 @@
+"""What our own callers do, put into words for replicas.
+
+The desk begins, continues and ends reservations; here that becomes claims (`claims.py`) and the
+events of contract 6.2, stamped with our number. A router id of 0 keeps silent: the desk asks
+`speaks` first. What is not worth a message of its own is left to the next batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from indexer.core.hashing import unpack_u64
+from select_service.core.replicas.claims import Claims
+from select_service.core.replicas.events import (
+    AddRequest,
+    AddRequestData,
+    EventWorker,
+    PrefillLoadHint,
+    ReplicaEnvelope,
+    ReplicaEvent,
+    Stamp,
+)
+from select_service.core.replicas.messages import ClaimRecord, Ended
+from select_service.types import LeaseState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.core.books.reservation import Reservation
+    from select_service.core.partition import Partition
+    from select_service.core.replicas.events import Ending
+    from select_service.core.replicas.messages import Said
+    from select_service.types import CoreLimits
+
+
+class Announcer:
+    """Speaks for this process on the replica plane."""
+
+    def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
+        self.claims = Claims(limits, router_id, epoch)
+        self.speaks = router_id != 0
+        self._limits = limits
+
+    # -- what the desk does --------------------------------------------------------------------
+
+    def booked(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
+        """Own a new reservation and return its admission; untracked prefill is not told."""
+        hashes = partition.ledger.chain_of(reservation)
+        stamp = msgspec.structs.replace(
+            self.claims.stamp(),
+            isl_tokens=reservation.isl_tokens,
+            selection_id=reservation.selection_id,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+            fairness_id=_fairness_told(partition, reservation),
+            pair=reservation.pair,
+        )
+        self.own(partition, reservation, stamp.seq)
+        track = reservation.track_prefill_tokens
+        add = AddRequest(
+            token_sequence=unpack_u64(hashes),
+            track_prefill_tokens=track,
+            expected_output_tokens=reservation.expected_output_tokens,
+            prefill_load_hint=PrefillLoadHint(reservation.prefill_tokens) if track else None,
+        )
+        return self._envelope(partition, reservation, AddRequestData(add), stamp)
+
+    def _ttl_told(self, reservation: Reservation) -> float | None:
+        """Its own time to live. The default is not told: each of us has one for its orphans."""
+        ttl_s = reservation.ttl_s
+        is_usual = ttl_s == self._limits.reservation_ttl_s
+        return None if reservation.lease is not None or is_usual else ttl_s
+
+    def own(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        born: int,
+        adopts: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Claim a live reservation under this number; one from an earlier life keeps its own."""
+        before = self.claims.own.by_id.get(reservation.reservation_id)
+        if before is not None and before.reservation is not None:
+            # Booked anew although its rank took the first one along and nobody has swept yet.
+            self.dropped(before.reservation, reservation.created)
+        worker, dp_rank = partition.rank_at(reservation.slot)
+        record = ClaimRecord(
+            reservation_id=reservation.reservation_id,
+            born=born,
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            block_size=partition.index.block_size,
+            worker_id=worker.worker_id,
+            dp_rank=dp_rank,
+            hashes=partition.ledger.chain_of(reservation),
+            prefill_tokens=reservation.prefill_tokens,
+            isl_tokens=reservation.isl_tokens,
+            track_prefill_tokens=reservation.track_prefill_tokens,
+            expected_output_tokens=reservation.expected_output_tokens,
+            lora_name=reservation.lora_name,
+            selection_id=reservation.selection_id,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+            adopts=list(adopts),
+            fairness_id=_fairness_told(partition, reservation),
+            pair=reservation.pair,
+        )
+        claim = self.claims.open(record, reservation)
+        claim.prefill_done = reservation.prefill_done
+        if reservation.output_blocks:
+            claim.outputs[self.claims.router_id] = reservation.output_blocks
+            claim.faded_at = reservation.faded_outputs
+            claim.fraction = reservation.output_fraction
+
+    def completed(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
+        """Return the completion of a prefill, said of every claim on the id."""
+        meant = self.claims.complete(reservation.reservation_id)
+        stamp = self.claims.stamp(meant)
+        return self._envelope(partition, reservation, "MarkPrefillCompleted", stamp)
+
+    def freed(self, partition: Partition, reservation: Reservation, now: float) -> ReplicaEnvelope:
+        """End every claim on the id and return the end of the reservation, which is still live."""
+        meant = self.claims.alive(reservation.reservation_id)
+        stamp = self.claims.stamp(meant)
+        envelope = self._envelope(partition, reservation, "Free", stamp)
+        if reservation.claim is not None:
+            self.claims.untie(reservation.claim, b"")
+        self.claims.end_all(reservation.reservation_id, meant, now)
+        return envelope
+
+    def expired(
+        self, partition: Partition, reservation: Reservation, now: float
+    ) -> ReplicaEnvelope:
+        """End our own claim alone, as nobody has cared for it, and return the end to publish.
+
+        Somebody may care for the same id where others have booked it.
+        """
+        claim = reservation.claim
+        assert claim is not None
+        stamp = msgspec.structs.replace(self.claims.stamp([claim]), lapsed=True)
+        envelope = self._envelope(partition, reservation, "Free", stamp)
+        self.claims.untie(claim, b"")
+        self.claims.end_own_said(claim, now)
+        self.claims.homeless.append(reservation.reservation_id)
+        return envelope
+
+    def freed_unbooked(self, reservation_id: str, now: float) -> Said | None:
+        """End the claims on an id whose worker is not known here; None: there are none."""
+        meant = self.claims.alive(reservation_id)
+        if not meant:
+            return None
+        self.claims.end_all(reservation_id, meant, now)
+        return self.claims.say([Ended(reservation_id, *one.key, freed=True) for one in meant])
+
+    def expires(self, reservation: Reservation) -> bool:
+        """Tell whether time may end it: its owner is who watches the time, while it is there."""
+        claim = reservation.claim
+        claims = self.claims
+        return claim is None or claim.owner == claims.router_id or claim.owner in claims.gone
+
+    def orphan_expired(self, partition: Partition, reservation: Reservation) -> None:
+        """Its owner is gone, and nobody has cared since; not said, as others watch it too.
+
+        The claim stays: its owner may come back with it, and somebody may yet end it here.
+        """
+        claim = reservation.claim
+        if claim is not None:
+            self.claims.untie(claim, partition.ledger.chain_of(reservation))
+            self.claims.age(claim)
+            self.claims.counters.orphans_expired += 1
+            self.claims.homeless.append(reservation.reservation_id)
+
+    def dropped(self, reservation: Reservation, now: float) -> None:
+        """Its rank has gone. Ours ends with that; that of others waits for the rank."""
+        claim = reservation.claim
+        if claim is None:
+            return
+        self.claims.untie(claim, claim.hashes)
+        if claim.owner == self.claims.router_id:
+            self.claims.end_own(claim, now)
+        self.claims.homeless.append(reservation.reservation_id)
+
+    def may_adopt(self, reservation: Reservation) -> bool:
+        """Tell whether a booked reservation is an orphan that can be ours."""
+        claim = reservation.claim
+        if claim is None or claim.owner not in self.claims.gone:
+            return False
+        # Of another claim of ours on this id: it will be booked in its turn.
+        return reservation.reservation_id not in self.claims.own.by_id
+
+    def adopt(self, partition: Partition, reservation: Reservation, now: float) -> None:
+        """Own an orphan from now on, under the lease or with the time to live it has by now."""
+        claim = reservation.claim
+        assert claim is not None
+        self.claims.adopt(
+            claim,
+            partition.ledger.chain_of(reservation),
+            now,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+        )
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def _envelope(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        data: AddRequestData | Ending,
+        stamp: Stamp,
+    ) -> ReplicaEnvelope:
+        worker, dp_rank = partition.rank_at(reservation.slot)
+        return ReplicaEnvelope(
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            routing_group=partition.scope.tenant_id,
+            block_size=partition.index.block_size,
+            event=ReplicaEvent(
+                request_id=reservation.reservation_id,
+                worker=EventWorker(worker.worker_id, dp_rank),
+                data=data,
+                router_id=self.claims.router_id,
+                lora_name=reservation.lora_name,
+            ),
+            select_service=stamp,
+        )
+
+
+def _fairness_told(partition: Partition, reservation: Reservation) -> str:
+    """Whose share it is, unless its tenant's: whoever hears of it knows that."""
+    told = reservation.fairness_id
+    return "" if told == partition.scope.tenant_id else told
+
+
+def _lease_of(reservation: Reservation) -> LeaseState | None:
+    lease = reservation.lease
+    return None if lease is None else LeaseState(lease.lease_id, lease.owner, lease.ttl_s)

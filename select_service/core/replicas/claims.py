@@ -1,0 +1,620 @@
+"""Who claims which reservation: our own claims and everybody's, and what became of each.
+
+A claim is named (owner, born) and only grows until it has ended; its end is remembered for a while,
+so that statements may arrive in any order and any number of times. The desk opens, grows and ends
+claims here when its callers do; `replicas.py` does so when publishers say so, and books the winner.
+Nothing here knows a ledger, a publisher's silence or a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import xxhash
+
+from indexer.types import Scope
+from select_service.core.counters import ReplicaCounters
+from select_service.core.memory import Memory
+from select_service.core.replicas.ends import ANCESTORS_MAX, Ends, Key
+from select_service.core.replicas.events import Stamp
+from select_service.core.replicas.lease_copies import LeaseCopies
+from select_service.core.replicas.messages import (
+    ClaimRecord,
+    Closed,
+    Ended,
+    Grown,
+    Growth,
+    Renewed,
+    Said,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sized
+
+    from select_service.core.books.reservation import Reservation
+    from select_service.core.replicas.lease_copies import LeaseCopy
+    from select_service.core.replicas.messages import Statement
+    from select_service.types import CoreLimits, LeaseState
+
+SEQ_BITS: Final = 40
+"""Statements of one life; the epoch stands above them, so that numbers never repeat."""
+
+_DIGEST_MASK: Final = (1 << 64) - 1
+_NOTHING: Final = Growth()
+
+
+class Claim:
+    """One publisher's word that an id is booked on a rank; see ClaimRecord for the facts."""
+
+    __slots__ = (
+        "aged",
+        "born",
+        "dead",
+        "digest",
+        "faded_at",
+        "fraction",
+        "hashes",
+        "hashes_digest",
+        "hearsay",
+        "lease",
+        "noted",
+        "outputs",
+        "owner",
+        "prefill_done",
+        "record",
+        "reservation",
+        "reservation_id",
+        "scope",
+        "tellers",
+    )
+
+    def __init__(self, owner: int, record: ClaimRecord, hashes_digest: int | None = None) -> None:
+        if hashes_digest is None:
+            hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
+        self.hashes_digest = hashes_digest
+        self.owner = owner
+        self.born = record.born
+        self.reservation_id = record.reservation_id
+        self.scope = Scope(record.model_name, record.tenant_id)
+        self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
+        self.digest = _digest(record, hashes_digest)
+        self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
+        self.reservation: Reservation | None = None  # its booking in our ledger
+        self.dead = False  # has ended, but its owner does not say so yet
+        self.aged = False  # its owner is gone and its time was up; a return wakes it
+        self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
+        self.lease: LeaseCopy | None = None  # it lives under; of our own, the booking knows
+        self.noted = False  # we have said how it grew, and it is not ours
+        self.hearsay = False  # its owner has not told us of it: its terms may be others
+        growth = record.growth
+        self.prefill_done = growth.prefill_done
+        self.outputs = dict(growth.outputs)
+        self.faded_at = growth.faded_at
+        self.fraction = growth.fraction
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return self.owner, self.born
+
+    @property
+    def names(self) -> set[Key]:
+        """Its own, and those of the claims it took over."""
+        return {self.key, *self.record.adopts}
+
+    @property
+    def booked(self) -> bool:
+        """Whether our ledger carries its load."""
+        return self.reservation is not None and self.reservation.live
+
+    def succeeded(self, born: int) -> ClaimRecord:
+        """What somebody states who adopts it: the same but for name, growth and terms."""
+        adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
+        return msgspec.structs.replace(self.record, born=born, adopts=adopts)
+
+    def growth(self) -> Growth:
+        """What became of it so far."""
+        return Growth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
+
+    def join(self, growth: Growth) -> bool:
+        """Take in what somebody knows of it; tells whether that was news."""
+        news = False
+        if growth.prefill_done and not self.prefill_done:
+            self.prefill_done = news = True
+        for router_id, count in growth.outputs.items():
+            if count > self.outputs.get(router_id, 0):
+                self.outputs[router_id] = count
+                news = True
+        if (growth.faded_at, -growth.fraction) > (self.faded_at, -self.fraction):
+            self.faded_at, self.fraction = growth.faded_at, growth.fraction
+            news = True
+        return news
+
+
+def _name_digest(name: str) -> bytes:
+    return xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass"))
+
+
+def _digest(record: ClaimRecord, hashes_digest: int) -> int:
+    facts = (
+        f"{record.born} {record.worker_id} {record.dp_rank} {record.prefill_tokens} "
+        f"{hashes_digest} {record.model_name!r} {record.tenant_id!r} "
+        f"{record.reservation_id!r}"
+    )
+    return xxhash.xxh3_64_intdigest(facts.encode("utf-8", "surrogatepass"))
+
+
+class ClaimSet:
+    """What one publisher owns, by id, with the digest of it all."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Claim] = {}
+        self.digest = 0  # a sum, so that order does not matter and parts can leave
+        self.tied = 0  # those the ledger carries
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def add(self, claim: Claim) -> None:
+        """Take a claim in; its id must be free in this set."""
+        assert claim.reservation_id not in self.by_id
+        self.by_id[claim.reservation_id] = claim
+        self.digest = (self.digest + claim.digest) & _DIGEST_MASK
+        self.tied += claim.reservation is not None
+
+    def remove(self, claim: Claim) -> None:
+        """Let a claim of this set go."""
+        del self.by_id[claim.reservation_id]
+        self.digest = (self.digest - claim.digest) & _DIGEST_MASK
+        self.tied -= claim.reservation is not None
+
+    def find(self, reservation_id: str, born: int) -> Claim | None:
+        """Return the claim of that name."""
+        claim = self.by_id.get(reservation_id)
+        return claim if claim is not None and claim.born == born else None
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether this very claim is in the set."""
+        return self.by_id.get(claim.reservation_id) is claim
+
+    def check(self) -> None:
+        """State every promise."""
+        assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
+        assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
+        assert all(one.reservation_id == name for name, one in self.by_id.items())
+
+
+class Claims:
+    """Everybody's claims, the ends of claims, and what we have yet to say about them.
+
+    All moves O(1); a router id of 0 keeps no claims at all.
+    """
+
+    def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
+        self.router_id = router_id
+        self.epoch = epoch
+        self.seq = (epoch - 1) << SEQ_BITS
+        self.own = ClaimSet()
+        self.sets = {router_id: self.own}  # by owner; one for each publisher we know
+        self.ready: list[Said] = []  # to be published with the next turn
+        self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
+        self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.ends = Ends(limits.replica_ended_max)
+        self.copies = LeaseCopies(limits)
+        self.counters = ReplicaCounters()
+        self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
+        self.adopted = 0
+        self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
+        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
+        self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
+        self._freed_here: Memory[bytes] = Memory()  # by `_name_digest`
+        self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
+        self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
+        self._lease_news: dict[str, Renewed | Closed] = {}  # one a lease; see `say_of_lease`
+        self._outputs_said_at = 0.0
+        self._limits = limits
+
+    # -- what is known -------------------------------------------------------------------------
+
+    def alive(self, reservation_id: str) -> list[Claim]:
+        """Return all claims on an id that have not ended."""
+        return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
+
+    def is_silent(self, router_id: int) -> bool:
+        """Tell whether nobody under that name is heard."""
+        return router_id in self.gone or router_id not in self.sets
+
+    @property
+    def ended_bytes(self) -> int:
+        """What is remembered of ends takes so much."""
+        return self.ends.nbytes + self._freed_here.nbytes
+
+    # -- what we say ---------------------------------------------------------------------------
+
+    def stamp(self, of: Iterable[Claim] = ()) -> Stamp:
+        """Number the statement that is about to be published."""
+        self.seq += 1
+        return Stamp(self.epoch, self.seq, [one.key for one in of])
+
+    def say(self, items: list[Statement]) -> Said:
+        """Put statements under the next number."""
+        self.seq += 1
+        return Said(self.router_id, self.epoch, self.seq, items)
+
+    def say_later(self, what: Claim | Ended) -> None:
+        """Have growth or an end said with the next batch, once however often it changed.
+
+        As it is by then: with what else grew, and who is the heir.
+        """
+        if isinstance(what, Claim):
+            self._unsaid.setdefault(what.key, what)
+        else:
+            self._unsaid[what.owner, what.born] = what.reservation_id
+
+    def say_of_lease(self, what: Renewed | Closed) -> None:
+        """Have it said with the next batch, once however often; what was closed stays closed."""
+        if not isinstance(self._lease_news.get(what.lease_id), Closed):
+            self._lease_news[what.lease_id] = what
+
+    def release_outputs(self, now: float) -> None:
+        """Every so often, have said what has filled blocks meanwhile.
+
+        A stream fills several blocks a second, and its load on the others is off by these few at
+        most. The reference's plane has no output blocks at all (contract 6.3).
+        """
+        if now - self._outputs_said_at >= self._limits.replica_output_interval_s:
+            self._outputs_said_at = now
+            if self._outputs:
+                self._outputs.update(self._unsaid)  # at the speed of C, however many
+                self._unsaid, self._outputs = self._outputs, {}
+
+    @property
+    def unsaid_count(self) -> int:
+        """How much there is to be said."""
+        return len(self._unsaid) + len(self._lease_news)
+
+    def batch(self, limit: int) -> Said | None:
+        """Return up to `limit` things that have yet to be said."""
+        news = [self._lease_news.pop(name) for name in list(islice(self._lease_news, limit))]
+        items: list[Statement] = [*news]
+        for key in list(islice(self._unsaid, limit - len(items))):
+            what = self._unsaid.pop(key)
+            if isinstance(what, str):
+                items.append(self.ends.told(what, key))
+            elif not what.dead:
+                what.noted = what.owner != self.router_id
+                items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
+        return self.say(items) if items else None
+
+    # -- beginnings ----------------------------------------------------------------------------
+
+    def open(self, record: ClaimRecord, reservation: Reservation) -> Claim:
+        """Own a reservation that our ledger has just booked under this number."""
+        claim = Claim(self.router_id, record)
+        self.own.add(claim)
+        self._of_id.setdefault(claim.reservation_id, []).append(claim)
+        self.tie(claim, reservation)
+        return claim
+
+    def learn(self, claim: Claim, now: float) -> bool:
+        """Take in what an owner says it owns; False when that is known, or over."""
+        name, born = claim.reservation_id, claim.born
+        if self.ends.is_word_of_owner(claim.key):
+            return False
+        owners = self.sets[claim.owner]
+        before = owners.by_id.get(name)
+        if before is not None:
+            if before.born >= born:
+                return False
+            self.end(before, now)
+            self.forget(before)
+        claim.dead = claim.key in self.ends
+        early = self._early.pop(claim.key, None)
+        if early is not None:
+            claim.join(early[0])
+            claim.tellers = early[2]
+            if any(map(self.is_silent, early[2])):
+                self.say_later(claim)  # its owner may have missed it, and cannot ask them
+        self._inherit(claim, now)
+        owners.add(claim)
+        self._of_id.setdefault(name, []).append(claim)
+        if not claim.dead:
+            self.copies.join(claim, now)
+        return True
+
+    def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
+        """Its owner states anew what we know: it is there, and its lease."""
+        if claim.dead:
+            return
+        claim.aged = claim.aged and claim.owner in self.gone
+        if not claim.aged:
+            self.copies.join(claim, now)
+        if claim.lease is not None and record.lease is not None:
+            ttl_s = self.copies.ttl(record.lease.ttl_s)
+            if ttl_s not in (None, claim.lease.lease_ttl_s):
+                self.copies.touch(claim.lease, now, ttl_s)
+
+    def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
+        """Its owner itself tells of what others told us before; True: on other terms than they."""
+        before = claim.record
+        claim.hearsay = False
+        leases = [one and one.lease_id for one in (before.lease, record.lease)]
+        if before.ttl_s == record.ttl_s and leases[0] == leases[1]:
+            return False
+        self.copies.leave(claim)
+        claim.record = msgspec.structs.replace(before, ttl_s=record.ttl_s, lease=record.lease)
+        return True
+
+    def age(self, claim: Claim) -> None:
+        """Its owner is gone and its time is up. It stays known: the owner may come back with it."""
+        claim.aged = True
+        self.copies.leave(claim)
+
+    def _inherit(self, claim: Claim, now: float) -> None:
+        """What happened here to the claims it took over has happened to it."""
+        for kin in self.kin_of(claim.reservation_id, claim.names):
+            if kin.join(claim.growth()):
+                self.say_later(kin)
+            if claim.join(kin.growth()):
+                self.say_later(claim)
+        for key in claim.record.adopts:
+            if not claim.dead and (self.ends.was_freed(key) or self._freed_since(claim, key)):
+                self.end(claim, now, by_owner=False, freed=True)
+
+    def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
+        """Whether a caller freed its id when we knew only that this ancestor of it had ended."""
+        since = self.ends.since(ancestor)
+        if since is None:
+            return False
+        names = claim.reservation_id, claim.record.selection_id
+        freed = [self._freed_here.at(_name_digest(name)) for name in names if name is not None]
+        return any(at is not None and at >= since for at in freed)
+
+    def tie(self, claim: Claim, reservation: Reservation) -> None:
+        """The ledger carries this claim's load from now on."""
+        owned = self.sets[claim.owner]
+        owned.tied += owned.holds(claim) and claim.reservation is None
+        claim.reservation = reservation
+        claim.hashes = b""
+        reservation.claim = claim
+        reservation.origin = "local" if claim.owner == self.router_id else claim.owner
+
+    def untie(self, claim: Claim, hashes: bytes) -> None:
+        """The ledger does not carry it any more."""
+        if claim.reservation is not None:
+            owned = self.sets.get(claim.owner)
+            if owned is not None and owned.holds(claim):
+                owned.tied -= 1
+            claim.reservation.claim = None
+            claim.reservation = None
+        claim.hashes = hashes
+
+    def wait(self, claim: Claim) -> None:
+        """Its worker is not here; `waited_for` names it when that comes, unless it is forgotten."""
+        where = claim.scope, claim.record.worker_id
+        self._waiting.setdefault(where, {})[claim] = None
+
+    def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
+        """A worker has come: return the ids of the claims that waited for it."""
+        return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
+
+    def _waits_no_more(self, claim: Claim) -> None:
+        where = claim.scope, claim.record.worker_id
+        waiting = self._waiting.get(where)
+        if waiting is not None:
+            waiting.pop(claim, None)
+            if not waiting:
+                del self._waiting[where]
+
+    # -- growth --------------------------------------------------------------------------------
+
+    def kin_of(self, reservation_id: str, names: set[Key]) -> list[Claim]:
+        """Return the claims, dead ones too, that are the reservation which had these names.
+
+        Two may adopt one orphan at once, and somebody may know it by its old name yet: what is said
+        of one of them has happened to all.
+        """
+        claims = self._of_id.get(reservation_id, ())
+        return [one for one in claims if not names.isdisjoint(one.names)]
+
+    def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
+        """Keep what became of a claim nobody has told us of yet."""
+        if key in self.ends:
+            return
+        before = self._early.pop(key, None)
+        tellers = {teller}
+        if before is not None:
+            growth = _joined(before[0], growth)
+            tellers |= before[2]
+        self._early[key] = (growth, now, tellers)
+        if len(self._early) > self._limits.replica_ended_max:
+            self._early.popitem(last=False)
+            self.early_lost += 1
+
+    def complete(self, reservation_id: str) -> list[Claim]:
+        """Our caller says the prefill is done; returns the claims that are meant."""
+        claims = self.alive(reservation_id)
+        for claim in claims:
+            claim.prefill_done = True
+            claim.noted = claim.owner != self.router_id
+        return claims
+
+    def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
+        """Our caller says so many more blocks are filled."""
+        for claim in self.alive(reservation_id):
+            claim.outputs[self.router_id] = claim.outputs.get(self.router_id, 0) + count
+            if fraction is not None:
+                claim.faded_at, claim.fraction = sum(claim.outputs.values()), fraction
+            claim.noted = claim.owner != self.router_id
+            self._outputs.setdefault(claim.key, claim)
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def end(
+        self,
+        claim: Claim,
+        now: float,
+        *,
+        by_owner: bool = True,
+        heir: Key | None = None,
+        freed: bool = False,
+    ) -> None:
+        """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
+        claim.dead = True
+        self.copies.leave(claim)
+        self.note_end(
+            claim.reservation_id, claim.key, now, by_owner=by_owner, heir=heir, freed=freed
+        )
+
+    def note_end(
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None = None,
+        freed: bool = False,
+    ) -> None:
+        """Remember that a claim is over, whether we ever heard of it or not."""
+        self.ends.note(reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed)
+        self._early.pop(key, None)
+
+    def end_own_said(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
+        """Our own claim is over, and that is being published."""
+        self.end(claim, now, heir=heir, freed=freed)
+        self.forget(claim)
+
+    def end_own(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
+        """Our own claim is over without anybody having said so; we do with the next batch."""
+        self.end_own_said(claim, now, heir=heir, freed=freed)
+        self.say_later(Ended(claim.reservation_id, *claim.key))
+
+    def note_freed(self, name: str, now: float) -> None:
+        """Our caller means whatever is under this name, also what we have yet to hear of.
+
+        An adoption says that the old claim has ended, and who owns it now. We may have heard the
+        first elsewhere, and not the second; then we know no claim that could be ended.
+        """
+        self._freed_here.put(_name_digest(name), now)
+        if len(self._freed_here) > self._limits.replica_ended_max:
+            self._freed_here.pop_oldest(inf)
+
+    def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
+        """Our caller has ended an id, and that is being published."""
+        self.note_freed(reservation_id, now)
+        for claim in claims:
+            ours = claim.owner == self.router_id
+            self.end(claim, now, by_owner=ours, freed=True)
+            self.note_freed_before(claim, now)
+            self._unsaid.pop(claim.key, None)
+            if ours:
+                self.forget(claim)
+
+    def note_freed_before(self, claim: Claim, now: float) -> None:
+        """It has been freed: so has what took over a claim that it took over."""
+        for key in claim.record.adopts:
+            self.note_end(claim.reservation_id, key, now, by_owner=False, freed=True)
+
+    def forget(self, claim: Claim) -> None:
+        """Take a claim out of its owner's set and of ours."""
+        self.sets[claim.owner].remove(claim)
+        self.copies.leave(claim)
+        self.untie(claim, b"")  # from what its rank has left behind, if that is not swept yet
+        self._unsaid.pop(claim.key, None)
+        self._waits_no_more(claim)
+        of_id = self._of_id[claim.reservation_id]
+        of_id.remove(claim)
+        if not of_id:
+            del self._of_id[claim.reservation_id]
+
+    def adopt(
+        self,
+        old: Claim,
+        hashes: bytes,
+        now: float,
+        *,
+        ttl_s: float | None = None,
+        lease: LeaseState | None = None,
+    ) -> None:
+        """Own from the next number on, and on these terms, what a gone owner has left behind."""
+        reservation = old.reservation
+        assert reservation is not None
+        record = msgspec.structs.replace(
+            old.succeeded(self.seq + 1), growth=old.growth(), ttl_s=ttl_s, lease=lease
+        )
+        self.untie(old, b"")
+        self.end(old, now, by_owner=False, heir=(self.router_id, record.born))
+        claim = Claim(self.router_id, record, old.hashes_digest)
+        self.own.add(claim)
+        self._of_id[claim.reservation_id].append(claim)
+        self.tie(claim, reservation)
+        self.adopted += 1
+        full = msgspec.structs.replace(record, hashes=hashes)
+        self.ready.append(self.say([full, self.ends.told(old.reservation_id, old.key)]))
+
+    def purge(self, now: float, limit: int) -> None:
+        """Forget what is kept only for a while, up to `limit` of each kind."""
+        horizon = now - self._limits.replica_ended_s
+        self.ends.purge(horizon, limit)
+        for _ in range(limit):
+            if self._freed_here.pop_oldest(horizon) is None:
+                break
+        for _ in range(limit):
+            if not self._early or next(iter(self._early.values()))[1] > horizon:
+                break
+            self._early.popitem(last=False)
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with claims; see `slimming.py`."""
+        yield from (self._of_id, self._unsaid, self._outputs)
+        yield from [one.by_id for one in self.sets.values()]
+
+    def check(self) -> None:
+        """State every promise."""
+        self.own.check()
+        self.copies.check(
+            one
+            for some in self.sets.values()
+            if some is not self.own
+            for one in some.by_id.values()
+        )
+        assert all(one.lease is None for one in self.own.by_id.values())
+        self.ends.check()
+        assert len(self._early) <= self._limits.replica_ended_max
+        assert len(self._freed_here) <= self._limits.replica_ended_max
+        for name, claims in self._of_id.items():
+            assert claims, "nobody claims nothing"
+            assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"
+            booked = [one for one in claims if one.booked]
+            assert len(booked) <= 1, "one booking an id"
+            for claim in claims:
+                assert claim.reservation_id == name
+                assert not (claim.dead and claim.booked), "what has ended carries nothing"
+                if claim.reservation is not None:
+                    assert claim.reservation.claim is claim
+        for waiting in self._waiting.values():
+            assert waiting, "nobody waits for nothing"
+            for claim in waiting:
+                assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
+        for claim in self.own.by_id.values():
+            assert not claim.dead, "we say of our own what ends"
+            assert claim.owner == self.router_id
+            assert claim in self._of_id[claim.reservation_id]
+
+
+def _joined(one: Growth, other: Growth) -> Growth:
+    outputs = {
+        router_id: max(one.outputs.get(router_id, 0), other.outputs.get(router_id, 0))
+        for router_id in one.outputs.keys() | other.outputs.keys()
+    }
+    faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
+    return Growth(one.prefill_done or other.prefill_done, outputs, faded_at, -minus)

@@ -1,0 +1,192 @@
+"""Which claims are over, who says so, and which claim took each one over.
+
+What has ended has ended for good, so ends are remembered, for a while and in bounds: whatever else
+is said of such a claim comes too late. Only `claims.py` writes here.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+
+from select_service.core.books.bookings import key_of
+from select_service.core.memory import Memory
+from select_service.core.replicas.messages import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Key: TypeAlias = tuple[int, int]
+"""(owner, born): names one claim for ever."""
+
+ANCESTORS_MAX: Final = 8
+"""Owners in a row that may go while a reservation lives on, each adopted by the next."""
+
+
+class _End(msgspec.Struct, array_like=True, frozen=True):
+    """That a claim is over, as we know it; packed, it is remembered from when we last heard it."""
+
+    name: str  # the id it was on
+    by_owner: bool  # its owner itself says so
+    since: float  # when we first heard it
+    heir: Key | None  # the claim that took it over
+    freed: bool  # as somebody has freed the reservation
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_read_end = msgspec.msgpack.Decoder(_End).decode
+_read_key = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_read_lasts = msgspec.msgpack.Decoder(dict[int, int]).decode
+
+
+class Ends:
+    """Ends by the name of the claim, oldest word first. All moves O(1).
+
+    Attributes:
+        lost: forgotten before their time, for their number.
+    """
+
+    def __init__(self, ends_max: int) -> None:
+        self.lost = 0
+        self._ends_max = ends_max
+        self._ends: Memory[bytes] = Memory()  # a packed `Key` → a packed `_End`
+        self._on: Memory[str] = Memory()  # `key_of` the id → each owner's last one, packed
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return self._ends.nbytes + self._on.nbytes
+
+    def __contains__(self, key: Key) -> bool:
+        return _pack(key) in self._ends
+
+    def _find(self, key: Key) -> _End | None:
+        found = self._ends.get(_pack(key))
+        return None if found is None else _read_end(found)
+
+    def is_word_of_owner(self, key: Key) -> bool:
+        """Tell whether its owner itself said so."""
+        entry = self._find(key)
+        return entry is not None and entry.by_owner
+
+    def was_freed(self, key: Key) -> bool:
+        """Tell whether somebody freed the reservation: then all that took it over is over too."""
+        entry = self._find(key)
+        return entry is not None and entry.freed
+
+    def since(self, key: Key) -> float | None:
+        """Return when that was heard first, None: it is not over, as far as we know."""
+        entry = self._find(key)
+        return None if entry is None else entry.since
+
+    def on(self, freed_key: str) -> list[Key]:
+        """Return the names of the claims that ended on a freed id, the last of each owner."""
+        return list(self._lasts_on(freed_key).items())
+
+    def _lasts_on(self, freed_key: str) -> dict[int, int]:
+        found = self._on.get(freed_key)
+        return {} if found is None else _read_lasts(found)
+
+    # -- heirs ---------------------------------------------------------------------------------
+
+    def heir_of(self, key: Key) -> Key | None:
+        """Return the claim that lives on in place of one that has ended; None: none we know of."""
+        return None if key not in self else self.living(key)
+
+    def living(self, key: Key) -> Key | None:
+        """Return that claim, or the last in the row of those that took it over one after another.
+
+        None when that one is over too.
+        """
+        for _ in range(ANCESTORS_MAX):
+            entry = self._find(key)
+            if entry is None:
+                return key
+            if entry.heir is None or entry.freed:
+                return None
+            key = entry.heir
+        return None
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def told(self, reservation_id: str, key: Key) -> Ended:
+        """Put into words that a claim is over."""
+        return Ended(reservation_id, *key, self.heir_of(key), self.was_freed(key))
+
+    def retold(self) -> Iterator[Ended]:
+        """Yield what is remembered now; it may change meanwhile."""
+        for packed, _, _ in self._ends.items():
+            key = _read_key(packed)
+            entry = self._find(key)
+            if entry is not None:
+                yield self.told(entry.name, key)
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def note(
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None,
+        freed: bool,
+    ) -> None:
+        """Remember an end, whether we ever heard of the claim or not."""
+        packed = _pack(key)
+        before = self._ends.get(packed)
+        if before is None:
+            end = _End(reservation_id, by_owner, now, heir, freed)
+            freed_key = key_of(reservation_id)
+            lasts = self._lasts_on(freed_key)
+            lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
+            self._on.put(freed_key, now, _pack(lasts))
+        else:
+            known = _read_end(before)
+            end = _End(
+                known.name,
+                by_owner or known.by_owner,
+                known.since,
+                known.heir or heir,
+                freed or known.freed,
+            )
+        self._ends.put(packed, now, _pack(end))
+        if len(self._ends) > self._ends_max:
+            self._forget_oldest(inf)
+            self.lost += 1
+
+    def purge(self, horizon: float, limit: int) -> None:
+        """Forget up to `limit` of which nobody has spoken since then."""
+        for _ in range(limit):
+            if not self._forget_oldest(horizon):
+                break
+
+    def _forget_oldest(self, until: float) -> bool:
+        """Forget the one of which was spoken longest ago, if that was by then."""
+        oldest = self._ends.pop_oldest(until)
+        if oldest is None:
+            return False
+        owner, born = _read_key(oldest[0])
+        freed_key = key_of(_read_end(oldest[1]).name)
+        lasts = self._lasts_on(freed_key)
+        if lasts.get(owner) == born:
+            del lasts[owner]
+            if lasts:
+                self._on.put(freed_key, 0.0, _pack(lasts))
+            else:
+                self._on.discard(freed_key)
+        return True
+
+    def check(self) -> None:
+        """State every promise."""
+        assert len(self._ends) <= self._ends_max
+        for _, _, packed in self._on.items():
+            lasts = _read_lasts(packed)
+            assert lasts
+            assert all(key in self for key in lasts.items()), "of what is forgotten nothing is kept"

@@ -1,0 +1,104 @@
+"""What replicas tell each other about reservations, in the reference's envelope (contract 6.2).
+
+Shapes only. `announcer.py` fills them, `replicas/wire.py` turns them into bytes and back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from select_service.types import LeaseState
+
+TOPIC: Final = b"dynamo.slot-tracker.v1"
+
+# What is read of our own is held to its ranges as the reference's is: one number below 0 would stay
+# in the load of a rank for as long as its claim lives. MessagePack itself ends at 64 bits.
+U64: TypeAlias = Annotated[int, Meta(ge=0)]
+U32: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+EpochNumber: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]  # its statements fit in 64 bits
+
+TEXT_CHARS_MAX: Final = 65_536
+"""Of any id or name from a replica: beyond what the flags for lengths let clients choose, with what
+is put before a tenant's. One message may be megabytes, and what it names is kept."""
+
+Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+
+Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
+
+
+class Duration(Struct, frozen=True):
+    """A span of time as the reference writes it."""
+
+    secs: int
+    nanos: int
+
+
+class PrefillLoadHint(Struct, frozen=True):
+    """Prefill tokens the booking put on the rank."""
+
+    initial_effective_prefill_tokens: int
+    expected_prefill_duration: Duration | None = None
+
+
+class AddRequest(Struct, frozen=True):
+    """A booking: its sequence hashes as unsigned 64 bit."""
+
+    token_sequence: list[int] | None = None
+    track_prefill_tokens: bool = True
+    expected_output_tokens: int | None = None
+    prefill_load_hint: PrefillLoadHint | None = None
+
+
+class AddRequestData(Struct, frozen=True):
+    """The tagged form of an admission on the wire."""
+
+    AddRequest: AddRequest
+
+
+class EventWorker(Struct, frozen=True):
+    """The rank a reservation is booked on."""
+
+    worker_id: int
+    dp_rank: int
+
+
+class ReplicaEvent(Struct, frozen=True):
+    """One admission, prefill completion or free."""
+
+    request_id: str
+    worker: EventWorker
+    data: AddRequestData | Ending
+    router_id: int
+    lora_name: str | None = None
+
+
+class Stamp(Struct, frozen=True, omit_defaults=True):
+    """What we add to the reference's envelope; foreign readers skip it.
+
+    `seq` numbers everything a publisher states, `of` names the claims that are meant, each by its
+    owner and the owner's seq at its booking.
+    """
+
+    epoch: EpochNumber
+    seq: U64
+    of: list[tuple[U64, U64]] = []
+    isl_tokens: U64 = 0  # of an admission
+    selection_id: str | None = None  # of an admission
+    ttl_s: float | None = None  # of an admission; None: no more than the default
+    lease: LeaseState | None = None  # of an admission: what it lives under
+    fairness_id: str = ""  # of an admission: whose share of the pool it is, unless the tenant's
+    lapsed: bool = False  # of an end: for its time was up, which may be otherwise at who adopted it
+    pair: str | None = None  # of an admission: the pair it is a leg of
+
+
+class ReplicaEnvelope(Struct, frozen=True):
+    """One message of the replica plane; both names of the scope are sent (contract 6.2)."""
+
+    model_name: str
+    tenant_id: str | UnsetType = UNSET
+    routing_group: str | UnsetType = UNSET
+    block_size: int = 0
+    event: ReplicaEvent | None = None
+    select_service: Stamp | UnsetType = UNSET

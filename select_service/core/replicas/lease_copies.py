@@ -1,0 +1,195 @@
+"""Leases of other replicas, as far as claims of theirs name them, and who is under each.
+
+A copy has one time to live for all claims under one lease id, whosever they are: who renews a
+lease anywhere keeps them all, at the same price whatever they are. Nothing here knows who is
+alive: `shared_leases.py` asks which copies nobody has cared for, and decides what becomes of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.core.books.deadlines import Deadlines, rounded_up
+from select_service.types import LeaseRecord, LeaseState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from select_service.core.replicas.claims import Claim
+    from select_service.types import CoreLimits
+
+
+class LeaseCopy:
+    """What is known of one lease through others. Written by `LeaseCopies` only, but for the last.
+
+    Attributes:
+        claims: living ones under it, by owner; never empty.
+        lease_ttl_s: the lease's time to live; `ttl_s` is that, or how soon to look again.
+        seen_at: its last sign of life heard here; `touched` may be when it was looked at.
+        renewed_at: when a caller of ours last cared for it, None: never.
+        told_at: when the others were last told so.
+        ageing: its time is up, and those whose owner is gone are being let go.
+        adopting: they are being taken over.
+        ending: what we claim of it ourselves, besides, is being ended.
+        closed: by a caller of ours.
+    """
+
+    __slots__ = (
+        *("adopting", "ageing", "claims", "closed", "deadline", "ending", "lease_id"),
+        *("lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at", "touched", "ttl_s"),
+    )
+
+    def __init__(self, lease_id: str, owner: str, now: float) -> None:
+        self.lease_id = lease_id
+        self.owner = owner
+        self.claims: dict[int, OrderedDict[Claim, None]] = {}
+        self.seen_at = self.touched = now
+        self.lease_ttl_s = self.ttl_s = 0.0
+        self.deadline = 0.0
+        self.renewed_at: float | None = None
+        self.told_at: float | None = None
+        self.ageing = self.adopting = self.ending = self.closed = False
+
+    @property
+    def state(self) -> LeaseState:
+        """What a lease of ours in its place would be."""
+        return LeaseState(self.lease_id, self.owner, self.lease_ttl_s)
+
+
+class LeaseCopies:
+    """Copies by lease id, owner and deadline."""
+
+    def __init__(self, limits: CoreLimits) -> None:
+        self._limits = limits
+        self._by_id: dict[str, LeaseCopy] = {}
+        self._by_owner: dict[str, dict[str, LeaseCopy]] = {}
+        self._deadlines: Deadlines[LeaseCopy] = Deadlines()
+        self.adopted_from: dict[str, None] = {}  # of whose orphans one is ours now
+        self.refused = 0  # since start
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[LeaseCopy]:
+        return iter(self._by_id.values())
+
+    def find(self, lease_id: str) -> LeaseCopy | None:
+        """Return what is known of a lease, None if no living claim names it."""
+        return self._by_id.get(lease_id)
+
+    def join(self, claim: Claim, now: float) -> None:
+        """Note under which lease a living claim of another's is, and that the lease lives. O(1)."""
+        terms = claim.record.lease
+        if terms is None or claim.lease is not None:
+            return
+        ttl_s = self.ttl(terms.ttl_s)
+        copy = self._by_id.get(terms.lease_id)
+        if ttl_s is None or (copy is None and not self._has_room_for(terms)):
+            self.refused += 1
+            return
+        if copy is None:
+            copy = LeaseCopy(terms.lease_id, terms.owner, now)
+            self._by_id[copy.lease_id] = copy
+            self._by_owner.setdefault(copy.owner, {})[copy.lease_id] = copy
+            self._let_expire(copy, ttl_s, now)
+            copy.lease_ttl_s = ttl_s
+        else:
+            copy.closed = False  # used again, after that
+            self.touch(copy, now, ttl_s)
+        copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
+        claim.lease = copy
+        claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # its names, once
+
+    def _has_room_for(self, terms: LeaseState) -> bool:
+        longest = self._limits.lease_name_length_max
+        short = 0 < len(terms.lease_id) <= longest and 0 < len(terms.owner) <= longest
+        return short and len(self._by_id) < self._limits.lease_copies_max
+
+    def ttl(self, ttl_s: float | None) -> float | None:
+        """Return a time to live that was told as it may be used here, None for one that may not."""
+        if ttl_s is None or not 0.0 < ttl_s <= self._limits.reservation_ttl_max_s:
+            return None
+        return rounded_up(ttl_s)
+
+    def leave(self, claim: Claim) -> None:
+        """It has ended, or aged; idempotent. O(1)."""
+        copy, claim.lease = claim.lease, None
+        if copy is None:
+            return
+        of_owner = copy.claims[claim.owner]
+        del of_owner[claim]
+        if of_owner:
+            return
+        del copy.claims[claim.owner]
+        if not copy.claims:
+            self._deadlines.remove(copy)
+            del self._by_id[copy.lease_id]
+            leases = self._by_owner[copy.owner]
+            del leases[copy.lease_id]
+            if not leases:
+                del self._by_owner[copy.owner]
+
+    def touch(self, copy: LeaseCopy, now: float, ttl_s: float | None = None) -> None:
+        """Somebody cares for it, and perhaps for how long from now on (see `ttl`). O(1)."""
+        if ttl_s is not None:
+            copy.lease_ttl_s = ttl_s
+        copy.ageing = False
+        copy.seen_at = now
+        self._let_expire(copy, copy.lease_ttl_s, now)
+
+    def look_again(self, copy: LeaseCopy, now: float) -> None:
+        """Nobody has cared for it, and its time is not up yet: have it due again soon. O(1)."""
+        self._let_expire(copy, self._limits.replica_heartbeat_s, now)
+
+    def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
+        copy.touched = now
+        if ttl_s == copy.ttl_s:
+            self._deadlines.touch(copy, now)
+        else:
+            self._deadlines.remove(copy)
+            self._deadlines.add(copy, ttl_s, now)
+
+    def due(self, now: float, limit: int) -> list[LeaseCopy]:
+        """Return up to `limit` nobody has cared for; each again until it is touched or empty."""
+        return self._deadlines.due(now, limit)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def record(self, copy: LeaseCopy, now: float) -> LeaseRecord:
+        """Describe it for its owner."""
+        return LeaseRecord(
+            *(copy.lease_id, copy.owner, copy.lease_ttl_s, max(0.0, copy.deadline - now)),
+            sum(map(len, copy.claims.values())),
+            sorted(copy.claims),
+        )
+
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> tuple[list[LeaseRecord], int]:
+        """Describe the first `limit` of one owner or of all, and tell how many there are."""
+        chosen = self._by_id if owner is None else self._by_owner.get(owner, {})
+        if prefixes is not None:
+            chosen = {name: one for name, one in chosen.items() if name.startswith(prefixes)}
+        return [self.record(copy, now) for copy in islice(chosen.values(), limit)], len(chosen)
+
+    def check(self, claims: Iterable[Claim]) -> None:
+        """State every promise, given all claims of others; O(everything)."""
+        self._deadlines.check(self._by_id.values())
+        under = {claim for copy in self for some in copy.claims.values() for claim in some}
+        assert under == {claim for claim in claims if claim.lease is not None}
+        for lease_id, copy in self._by_id.items():
+            assert copy.lease_id == lease_id
+            assert self._by_owner[copy.owner][lease_id] is copy
+            assert copy.claims, "what nobody claims anything under is forgotten"
+            for owner, some in copy.claims.items():
+                assert some
+                for claim in some:
+                    assert claim.lease is copy
+                    assert claim.owner == owner
+                    assert not claim.dead
+                    assert not claim.aged
+        assert sum(map(len, self._by_owner.values())) == len(self._by_id)

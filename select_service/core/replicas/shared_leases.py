@@ -1,0 +1,294 @@
+"""One lease, several replicas: a client may renew or close it at any of them.
+
+Who has it open is told, and does it. What an owner who is gone leaves under it is adopted by the
+replica the client turns to, ages with the lease when nobody turns to anybody, and is freed when
+the lease is closed; all of that in slices. `leases.py` has what is open here, `lease_copies.py`
+what is known through others; `replicas.py` and `service.py` stand before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from indexer.types import HASH_BYTES
+from select_service.core.books.leases import LISTED_MAX
+from select_service.core.replicas.messages import Closed, Ended, Renewed
+from select_service.errors import LeaseConflict
+from select_service.types import LeaseList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.booking.desk import Desk
+    from select_service.core.books.bookings import Booking
+    from select_service.core.books.leases import Lease
+    from select_service.core.replicas.claims import Claim, Claims
+    from select_service.core.replicas.lease_copies import LeaseCopy
+    from select_service.core.replicas.resolver import Resolver
+    from select_service.types import CoreLimits, LeaseRecord, LeaseState
+
+
+ADOPTION_STEPS: Final = 2
+"""What owning an orphan and telling it costs, in claims looked at again."""
+
+BLOCKS_TOLD_PER_STEP: Final = 256
+
+
+class SharedLeases:
+    """What callers ask of a lease, and what replicas say of it."""
+
+    def __init__(self, limits: CoreLimits, claims: Claims, desk: Desk, resolver: Resolver) -> None:
+        self.chores: list[Iterator[None]] = []  # long work, for `replicas.py` to do in slices
+        self._limits = limits
+        self._claims = claims
+        self._copies = claims.copies
+        self._desk = desk
+        self._leases = desk.leases
+        self._resolver = resolver
+        self._now = 0.0  # of the turn a chore is done in
+
+    # -- what callers do -----------------------------------------------------------------------
+
+    def open(self, lease_id: str, owner: str, ttl_s: float, now: float) -> LeaseRecord:
+        """Open a lease here, or renew the one this owner has under this id, here or elsewhere.
+
+        Raises:
+            ServiceError: as `Leases.open`, also when it is another owner's elsewhere.
+        """
+        copy = self._copies.find(lease_id)
+        if copy is not None and copy.owner != owner:
+            raise LeaseConflict(lease_id)
+        lease = self._leases.open(lease_id, owner, ttl_s, now)
+        if copy is not None:
+            copy.closed = False
+            self._claims.say_of_lease(Renewed(lease_id, lease.ttl_s))
+            self._care_for(copy, now, lease.ttl_s)
+        return self._leases.record(lease, now)
+
+    def renew(self, lease_id: str, ttl_s: float | None, now: float) -> LeaseRecord:
+        """Renew all that lives under a lease, whoever has it open.
+
+        Returns:
+            What is known of it here; `reservations` are all of it, whosever they are.
+
+        Raises:
+            InvalidField: a time to live out of bounds.
+            LeaseNotFound: nobody has it, as far as is known here.
+        """
+        copy, lease = self._copies.find(lease_id), self._leases.find(lease_id)
+        if lease is not None or copy is None or copy.closed:
+            lease = self._leases.renew(lease_id, ttl_s, now)
+            ttl_s = None if ttl_s is None else lease.ttl_s
+        elif ttl_s is not None:
+            ttl_s = self._leases.checked_ttl(ttl_s)
+        if self._claims.router_id:  # also when we know of nobody: it may be open without load
+            self._claims.say_of_lease(Renewed(lease_id, ttl_s))
+        if copy is None:
+            assert lease is not None
+            return self._leases.record(lease, now)
+        elsewhere = self._copies.record(copy, now).reservations
+        lease = self._care_for(copy, now, ttl_s)
+        if lease is None:
+            return self._copies.record(copy, now)
+        record = self._leases.record(lease, now)
+        return msgspec.structs.replace(record, reservations=record.reservations + elsewhere)
+
+    def _care_for(self, copy: LeaseCopy, now: float, ttl_s: float | None) -> Lease | None:
+        """Keep all under it alive; what is nobody's becomes ours; the lease, if open here."""
+        self._copies.touch(copy, now, ttl_s)
+        copy.renewed_at = copy.told_at = now
+        lease = self._leases.find(copy.lease_id)
+        if not any(router_id in self._claims.gone for router_id in copy.claims):
+            return lease
+        if lease is None:
+            lease = self._leases.admit(copy.state, now)
+            self._claims.counters.leases_adopted += lease is not None
+        if lease is not None:  # without, they are at least kept alive
+            self._adopt(copy)
+        return lease
+
+    def close(self, lease_id: str, now: float) -> Lease | None:
+        """End a lease here and where it is known to be; the one here, if there was one to end.
+
+        Raises:
+            LeaseNotFound: it was never open, as far as anybody remembers.
+        """
+        copy = self._copies.find(lease_id)
+        if copy is None or copy.closed:
+            return self._leases.close(lease_id, now)
+        lease = self._leases.find(lease_id)
+        if lease is None:
+            self._leases.remember_ended(lease_id, "closed", now)
+        else:
+            self._leases.end(lease, "closed", now)
+        copy.closed = True
+        owners = sorted(copy.claims.keys() - self._claims.gone)
+        if owners:
+            self._claims.say_of_lease(Closed(lease_id, owners))
+        if len(owners) < len(copy.claims):
+            self.chores.append(self._free_orphans(copy))
+        return lease
+
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> LeaseList:
+        """Describe open leases, oldest first, then those known through others.
+
+        O(all of them) when only those are asked for whose ids begin with one of the `prefixes`.
+        """
+        limit = min(limit, LISTED_MAX)
+        here = self._leases.listed(owner, limit, now, prefixes)
+        there, total = self._copies.listed(owner, limit - len(here.leases), now, prefixes)
+        return LeaseList([*here.leases, *there], here.total + total)
+
+    # -- what replicas say ---------------------------------------------------------------------
+
+    def renewed(self, said: Renewed, now: float) -> None:
+        """Its owner has shown itself elsewhere."""
+        lease = self._leases.find(said.lease_id)
+        ttl_s = self._copies.ttl(said.ttl_s)
+        if lease is not None and now - said.age_s > lease.touched:
+            fits = ttl_s is not None and ttl_s <= self._limits.lease_ttl_max_s
+            self._leases.touch(lease, now, ttl_s if fits else None)
+            self._claims.counters.leases_renewed += 1
+        copy = self._copies.find(said.lease_id)
+        if copy is not None and now - said.age_s > copy.seen_at:
+            self._copies.touch(copy, now, ttl_s)
+
+    def closed(self, said: Closed, now: float) -> None:
+        """Its owner has closed it elsewhere; housekeeping frees what is under ours."""
+        lease = self._leases.find(said.lease_id)
+        if lease is not None and self._claims.router_id in said.router_ids:
+            self._leases.end(lease, "closed", now)
+            self._claims.counters.leases_closed += 1
+
+    # -- what we say ---------------------------------------------------------------------------
+
+    def retold(self, now: float) -> Iterator[Renewed]:
+        """Yield what callers of ours have renewed lately, for those who missed it."""
+        for copy in list(self._copies):
+            if copy.renewed_at is not None and now - copy.renewed_at < copy.lease_ttl_s:
+                yield Renewed(copy.lease_id, copy.lease_ttl_s, now - copy.renewed_at)
+
+    def terms(self, claim: Claim) -> LeaseState | None:
+        """The lease of a claim with its time to live as it is by now."""
+        if claim.lease is not None:
+            return claim.lease.state
+        terms = claim.record.lease
+        if terms is None or claim.owner != self._claims.router_id:
+            return terms
+        lease = self._leases.find(terms.lease_id)
+        return terms if lease is None else self._leases.state(lease)
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Adopt with one orphan all of its lease, and see to leases nobody has cared for.
+
+        While somebody has such a lease open, it does.
+        """
+        self._now = now
+        while self._copies.adopted_from:
+            copy = self._copies.find(self._copies.adopted_from.popitem()[0])
+            if copy is not None:
+                self._adopt(copy)
+        for copy in self._copies.due(now, self._limits.expired_per_turn_max):
+            self._copies.look_again(copy, now)
+            lease = self._leases.find(copy.lease_id)
+            if not copy.claims.keys() <= self._claims.gone:
+                # an owner watches it, and would say so; we are one, too, of what is not booked
+                if lease is None and not copy.ending:
+                    copy.ending = True
+                    self.chores.append(self._end_ours(copy))
+            elif lease is not None:
+                # what is said of an adoption keeps the lease alive elsewhere: one that is about to
+                # be missed here, too, would live twice as long as its owner
+                if lease.deadline - now > self._limits.replica_heartbeat_s:
+                    self._adopt(copy)
+            elif not copy.ageing:
+                copy.ageing = True
+                self._claims.counters.leases_missed += 1
+                self.chores.append(self._age_out(copy))
+
+    def _adopt(self, copy: LeaseCopy) -> None:
+        if not copy.adopting:
+            copy.adopting = True
+            self.chores.append(self._adopt_orphans(copy))
+
+    def _adopt_orphans(self, copy: LeaseCopy) -> Iterator[None]:
+        """Own what is booked of it, one a step."""
+        for claim in self._orphans(copy):
+            if self._leases.find(copy.lease_id) is None:
+                break  # it has ended meanwhile
+            booking = self._booking(claim)
+            steps = 1
+            if booking is not None and self._desk.announcer.may_adopt(booking.reservation):
+                blocks = len(booking.partition.ledger.chain_of(booking.reservation)) // HASH_BYTES
+                steps = ADOPTION_STEPS + blocks // BLOCKS_TOLD_PER_STEP
+                self._desk.adopt(booking, self._now)
+            for _ in range(steps):
+                yield
+        copy.adopting = False
+
+    def _age_out(self, copy: LeaseCopy) -> Iterator[None]:
+        """Let go of it; not said, as others watch it too."""
+        for claim in self._orphans(copy):
+            if not copy.ageing:
+                break  # its owner has shown itself after all
+            booking = self._booking(claim)
+            if booking is None:
+                self._claims.age(claim)
+                yield
+                continue
+            for _ in range(self._desk.let_go(booking, self._now)):
+                yield
+            self._resolver.touched[booking.partition] = None
+        copy.ageing = False
+
+    def _end_ours(self, copy: LeaseCopy) -> Iterator[None]:
+        """Claims of ours on the same ids that were not the ones booked when our lease ended.
+
+        Nothing ended them with it, and while they live the others wait for us.
+        """
+        for router_id in sorted(copy.claims):
+            for claim in _in_turn(copy, router_id):
+                own = self._claims.own.by_id.get(claim.reservation_id)
+                if own is not None and self._resolver.is_over(own):
+                    self._resolver.unbook(own, self._now)
+                    self._claims.end_own(own, self._now)
+                yield
+        copy.ending = False
+
+    def _free_orphans(self, copy: LeaseCopy) -> Iterator[None]:
+        """Its owner has closed it here: nobody else will end what is nobody's."""
+        for claim in self._orphans(copy):
+            name, key = claim.reservation_id, claim.key
+            self._resolver.unbook(claim, self._now)
+            self._claims.end_all(name, [claim], self._now)
+            self._claims.say_later(Ended(name, *key))
+            self._claims.homeless.append(name)
+            yield
+
+    def _orphans(self, copy: LeaseCopy) -> Iterator[Claim]:
+        """Yield each claim of owners who are gone; what is done to it may take it away."""
+        for router_id in sorted(copy.claims):
+            for claim in _in_turn(copy, router_id):
+                if router_id not in self._claims.gone:
+                    break
+                yield claim
+
+    def _booking(self, claim: Claim) -> Booking | None:
+        return self._desk.bookings.live(claim.reservation_id) if claim.booked else None
+
+
+def _in_turn(copy: LeaseCopy, router_id: int) -> Iterator[Claim]:
+    """Yield each claim of one owner, those that come meanwhile left out; any may go meanwhile."""
+    for _ in range(len(copy.claims.get(router_id, ()))):
+        claims = copy.claims.get(router_id)
+        if not claims:
+            return
+        claim = next(iter(claims))
+        claims.move_to_end(claim)
+        yield claim

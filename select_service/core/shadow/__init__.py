@@ -1,0 +1,1 @@
+"""Weights that score live traffic and act on nothing."""

@@ -1,0 +1,349 @@
+"""A second set of weights that scores live traffic and acts on nothing.
+
+Of a share of the decisions it prices the same candidates at the same moment again, and notes whom
+it would have chosen and what either choice costs by either's weights. It draws no number from the
+service's generator and changes nothing that decides, so that decisions are the same with it and
+without. What it sees is open-loop: the loads are those that the live choices made.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+from msgspec.structs import replace
+
+from select_service.core.partition import is_plain
+from select_service.core.pricing.picking import pick
+from select_service.core.pricing.scoring import weights_in_force
+from select_service.core.shadow.tally import ShadowTally, Side, Sighting
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+    from indexer.core.tiers import Matches
+    from indexer.types import Scope
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.columns import Floats, Rows
+    from select_service.core.decisions.record import Groups
+    from select_service.core.partition import Partition, Placement
+    from select_service.core.pricing.projection import Projection
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.shadow_types import ShadowSettings
+    from select_service.types import RouterConfig
+
+__all__ = ["BURST_S", "SKIPPED", "Shadow", "Shadowing"]
+
+BURST_S: Final = 1.0
+"""So many seconds' budget may be spent at once: requests come in bursts."""
+
+SKIPPED: Final = ("sample", "budget", "only", "pair", "wave")
+"""Why a decision was not scored: it was not drawn; or of those drawn: the budget was spent, there
+was one candidate, it was about two ranks, its rank was chosen for a wave as a whole."""
+
+_STEP: Final = 0.6180339887498949
+"""Share of the golden section: its multiples fall evenly into [0, 1) however many there are, and in
+step with no period of the traffic. Drawing would change the live decisions."""
+
+
+class Budget:
+    """Time that may go into it: it comes at a share of the time that passes, and is paid back.
+
+    Attributes:
+        share: Of the time that passes.
+        spent_s: In all.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        self._clock = clock
+        self.share = 1.0
+        self.spent_s = 0.0
+        self._left_s = 0.0
+        self._filled_at = -math.inf
+
+    def has_any(self, now: float) -> bool:
+        """Tell whether something is left at this time, in monotonic seconds."""
+        left_s = self._left_s + (now - self._filled_at) * self.share
+        self._left_s, self._filled_at = min(self.share * BURST_S, left_s), now
+        return self._left_s > 0.0
+
+    def began(self) -> float:
+        """Return when something begins that is to be paid."""
+        return 0.0 if self._clock is None else self._clock()
+
+    def pay(self, began: float) -> None:
+        """Pay for what has been done since."""
+        if self._clock is not None:
+            took_s = max(0.0, self._clock() - began)
+            self._left_s -= took_s
+            self.spent_s += took_s
+
+
+class Shadowing:
+    """Which other weights look on, and what came of it in all.
+
+    Attributes:
+        shadow: None while there is none.
+        scored: Decisions since the start of the process, whatever the weights were.
+        agreed: Of them, those that both sides made alike.
+        live_prefill_tokens: To compute on the ranks that were chosen, of those decisions' prompts.
+        own_prefill_tokens: The same on those that the shadow would have chosen.
+        budget: What it may cost, and has.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        partitions: Mapping[Scope, Partition],
+        clock: Callable[[], float] | None,
+    ) -> None:
+        """Look at nothing yet.
+
+        Args:
+            config: what is in force; a shadow says what differs.
+            partitions: those there are.
+            clock: seconds, to measure what it costs; None: it may cost what it wants.
+        """
+        self._config = config
+        self._partitions = partitions
+        self.budget = Budget(clock)
+        self.live = weights_in_force(config, None)
+        self.shadow: Shadow | None = None
+        self.scored = 0
+        self.agreed = 0
+        self.live_prefill_tokens = 0
+        self.own_prefill_tokens = 0
+
+    def note(self, seen: Sighting) -> None:
+        """A decision was scored."""
+        self.scored += 1
+        self.agreed += seen.agrees
+        self.live_prefill_tokens += seen.live.prefill_tokens
+        self.own_prefill_tokens += seen.shadow.prefill_tokens
+
+    def follow(self, settings: ShadowSettings | None, now: float) -> Shadow | None:
+        """Put other settings in force; counts begin anew where the weights are others.
+
+        Args:
+            settings: checked; None: no shadow.
+            now: monotonic seconds.
+        """
+        before = self.shadow
+        if settings is not None:
+            self.budget.share = settings.cost_max
+        if settings is None:
+            self.shadow = None
+        elif before is not None and before.settings.weights == settings.weights:
+            before.adjust(settings)
+            return before
+        else:
+            self.shadow = Shadow(self, settings, self._config, now)
+        for partition in self._partitions.values():
+            partition.shadow_tally = None
+        return self.shadow
+
+
+class Shadow:
+    """One set of weights, for as long as it looks on.
+
+    Attributes:
+        budget: What it may cost.
+        weights: Where a request says nothing else; what it says counts for both sides.
+        since: When it began.
+    """
+
+    def __init__(
+        self,
+        room: Shadowing,
+        settings: ShadowSettings,
+        config: RouterConfig,
+        now: float,
+    ) -> None:
+        self._room = room
+        self.budget = room.budget
+        self._config = replace(config, **settings.weights)
+        self.weights = weights_in_force(self._config, None)
+        self.since = now
+        self._phase = 0.0
+        self._dice: random.Random | None = None
+        self.adjust(settings)
+
+    def adjust(self, settings: ShadowSettings) -> None:
+        """Sample otherwise from now on, with the same weights."""
+        self.settings = settings
+        self._sample = settings.sample
+
+    def skip(self, ticket: Ticket, why: str) -> None:
+        """A decision is not scored."""
+        _tally(ticket.partition).skip(why)
+
+    def watch(
+        self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float, rng: random.Random
+    ) -> Watch | None:
+        """Begin to look on as a rank is about to be chosen; None: not this time, and counted.
+
+        Args:
+            ticket: the request.
+            rows: the candidates, at least one.
+            matches: what the index finds for the prompt, if somebody has looked.
+            now: monotonic seconds.
+            rng: what the live choice will be drawn with; it stays as it is.
+        """
+        phase = self._phase + _STEP  # straight on: every decision pays for this much
+        self._phase = phase = phase - 1.0 if phase >= 1.0 else phase
+        if phase >= self._sample:
+            tally = ticket.partition.shadow_tally or _tally(ticket.partition)
+            tally.undrawn += 1
+        elif ticket.in_wave:
+            self.skip(ticket, "wave")
+        elif (rows.stop if isinstance(rows, slice) else len(rows)) < 2:  # noqa: PLR2004 - a choice
+            self.skip(ticket, "only")
+        elif not self.budget.has_any(now):
+            self.skip(ticket, "budget")
+        else:
+            override = ticket.request.router_config_override
+            weights = self.weights
+            if override is not None:
+                weights = weights_in_force(self._config, override)
+            if matches is None:
+                matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+            dice = None
+            if weights.temperature > 0.0:
+                dice = self._copied(rng)
+            return Watch(self, ticket, rows, matches, weights, dice)
+        return None
+
+    def _copied(self, rng: random.Random) -> random.Random:
+        """Return a generator that draws what this one will draw, and leaves it as it is."""
+        began = self.budget.began()
+        if self._dice is None:
+            self._dice = copy(rng)
+        else:
+            self._dice.setstate(rng.getstate())
+        self.budget.pay(began)
+        return self._dice
+
+    def note(self, partition: Partition, seen: Sighting) -> None:
+        """A decision was scored."""
+        _tally(partition).note(seen)
+        self._room.note(seen)
+
+
+class Watch:
+    """One decision that is looked at; to be scored before anything is booked."""
+
+    __slots__ = ("_dice", "_rows", "_shadow", "_ticket", "_weights", "matches")
+
+    def __init__(
+        self,
+        shadow: Shadow,
+        ticket: Ticket,
+        rows: Rows,
+        matches: Matches,
+        weights: Weights,
+        dice: random.Random | None,
+    ) -> None:
+        self._shadow = shadow
+        self._ticket = ticket
+        self._rows = rows
+        self.matches = matches
+        self._weights = weights
+        self._dice = dice
+
+    def score(self, placement: Placement) -> Sighting:
+        """Choose among the same candidates by the other weights, and compare.
+
+        Args:
+            placement: the live choice.
+        """
+        began = self._shadow.budget.began()
+        request, live = self._ticket.request, self._ticket.weights
+        low = self.matches.host or self.matches.disk
+        if not low and is_plain(request, live) and is_plain(request, self._weights):
+            sides = self._compare_plainly(placement)
+        else:
+            sides = self._compare(placement)
+        weights = self._ticket.partition.at_present(self._weights)
+        sighting = Sighting(weights, *sides)
+        self._shadow.note(self._ticket.partition, sighting)
+        self._shadow.budget.pay(began)
+        return sighting
+
+    def _compare(self, placement: Placement) -> tuple[Side, Side]:
+        """Price all candidates by both sides' weights."""
+        ticket, rows, slot = self._ticket, self._rows, placement.slot
+        asked = ticket.request, ticket.prompt, rows
+        projection, costs = ticket.partition.priced(*asked, ticket.weights, self.matches)
+        _, others = ticket.partition.priced(*asked, self._weights, self.matches)
+        live = slot if isinstance(rows, slice) else int(np.flatnonzero(rows == slot)[0])
+        own = self._pick(others, live)
+        seen = projection, costs, others
+        return _side(live, rows, *seen), _side(own, rows, *seen)
+
+    def _pick(self, costs: Floats, live: int) -> int:
+        """Return the position of the shadow's choice: among equals the live one, else the first."""
+        if self._dice is not None:
+            return pick(costs, self._weights.temperature, self._dice)
+        best = int(costs.argmin())
+        return live if costs[live] == costs[best] else best
+
+    def _compare_plainly(self, placement: Placement) -> tuple[Side, Side]:
+        """The same where there is little to the cost, at a third of the price."""
+        ticket, partition, live = self._ticket, self._ticket.partition, placement.slot
+        prompt = ticket.prompt
+        seen = placement.seen or partition.see(prompt, self.matches)
+        device = cast("Groups | None", seen[1])  # lower tiers take no part
+        found = device, seen[2]
+        alone = np.array([live], dtype=np.int64)
+        _, others, decode = partition.quote(prompt, alone, self._weights, *found)
+        own, low, own_decode = partition.quote(prompt, self._rows, self._weights, *found)
+        costs = placement.cost
+        sides = [_plain_side(partition, prompt, device, live, (costs, others, decode))]
+        if low == others:
+            return sides[0], sides[0]
+        alone[0] = own
+        _, costs, _ = partition.quote(prompt, alone, ticket.weights, *found)
+        sides.append(_plain_side(partition, prompt, device, own, (costs, low, own_decode)))
+        return sides[0], sides[1]
+
+
+def _tally(partition: Partition) -> ShadowTally:
+    if partition.shadow_tally is None:
+        partition.shadow_tally = ShadowTally()
+    return partition.shadow_tally
+
+
+def _side(at: int, rows: Rows, projection: Projection, costs: Floats, others: Floats) -> Side:
+    cached = 0
+    if projection.overlap is not None:
+        cached = min(projection.isl_tokens, int(projection.cached_tokens[at]))
+    return Side(
+        at if isinstance(rows, slice) else int(rows[at]),
+        float(costs[at]),
+        float(others[at]),
+        projection.isl_tokens - cached,
+        cached,
+        float(projection.prefill[at]),
+        float(projection.decode[at]),
+    )
+
+
+def _plain_side(
+    partition: Partition,
+    prompt: Prompt,
+    device: Groups | None,
+    slot: int,
+    priced: tuple[float, float, int],
+) -> Side:
+    costs, others, decode = priced
+    cached = 0
+    if device is not None:
+        cached = min(prompt.isl_tokens, partition.believed_tokens(slot))
+    return Side(
+        *(slot, costs, others, prompt.isl_tokens - cached, cached),
+        *(float(partition.ledger.prefill[slot]), float(decode)),
+    )

@@ -1,0 +1,408 @@
+"""Keeps every partition's trust up: what engines found of a prompt, how fresh their events are.
+
+`trust.py` does the arithmetic. Here it meets bookings (what was predicted for a prompt), event
+streams (lag, gaps, and the way to have a doubtful index read again) and who asks about it. Event
+streams are looked at by housekeeping, some of them a turn; nothing here is on the way of a request
+but the comparison that a caller has asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.core.books.bookings import leg_ids
+from select_service.core.effects import TrustNews
+from select_service.core.trust.trust import HOPELESS
+from select_service.errors import InvalidField
+from select_service.types import (
+    IndexFreshness,
+    PairSelection,
+    RankTrustRow,
+    Selection,
+    TrustTable,
+)
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from indexer.core.stream import EventStream
+    from indexer.types import WorkerRank
+    from select_service.core.books.bookings import Booking, Bookings
+    from select_service.core.counters import Counters
+    from select_service.core.membership import Membership
+    from select_service.core.partition import Partition
+    from select_service.core.trust.trust import RankTrust, Reason
+    from select_service.types import TrustSettings
+
+    TrustSeat: TypeAlias = tuple[Partition, WorkerRank, int]
+
+LOOK_S: Final = 1.0
+"""Between two looks at one event stream."""
+
+PLAUSIBLE_S: Final = 86_400.0
+"""An engine whose clock is off by more than a day has none that a delay could be read from."""
+
+BASE_S: Final = 3600.0
+"""For how long the fastest batch is what others are compared with: clocks drift and are set."""
+
+SET_BACK_S: Final = 1.0
+"""An engine makes its batches one after another; one made so much before the last was not."""
+
+DOUBTFUL_PER_TURN: Final = 32
+"""Distrusted ranks looked at in one turn of housekeeping: to give up what one holds takes 5 µs."""
+
+LOST_SHARE: Final = 0.05
+"""Of all batches, so many may be lost before what is left counts for less."""
+
+
+class _Watch:
+    """What is remembered of a stream from one look to the next."""
+
+    __slots__ = ("base", "base_before", "base_until", "gap_since", "lag_s", "made_at")
+
+    def __init__(self) -> None:
+        self.base: float | None = None  # the least delivery offset of this hour
+        self.base_before: float | None = None  # and of the one before
+        self.base_until = 0.0
+        self.gap_since: float | None = None
+        self.lag_s: float | None = None
+        self.made_at: float | None = None  # the last live batch, by the engine's clock
+
+    def look(self, stream: EventStream, now: float, wall_ahead: float | None) -> None:
+        """Follow the stream."""
+        is_open = stream.is_replaying and bool(stream.backlog)
+        if not is_open:
+            self.gap_since = None
+        elif self.gap_since is None:
+            self.gap_since = now
+        offset = stream.delivery_offset_s
+        if offset is None or wall_ahead is None or abs(offset + wall_ahead) >= PLAUSIBLE_S:
+            self.lag_s = None
+            return
+        before_at, self.made_at = self.made_at, stream.last_batch_ts or 0.0
+        if before_at is not None and self.made_at < before_at - SET_BACK_S:
+            self.base, self.base_until = None, now  # its clock was set: nothing is late by that
+        if now >= self.base_until:
+            self.base_before, self.base, self.base_until = self.base, None, now + BASE_S
+        self.base = offset if self.base is None else min(self.base, offset)
+        before = self.base_before
+        lag_s = offset - (self.base if before is None else min(self.base, before))
+        # with nothing heard for as long as that, nothing is on its way any more
+        is_over = stream.last_event_at is None or now - stream.last_event_at >= lag_s
+        self.lag_s = 0.0 if is_over else lag_s
+
+
+class _Verdict(NamedTuple):
+    factor: float
+    stale: tuple[Reason, ...]
+
+
+_FRESH: Final = _Verdict(1.0, ())
+
+
+class Trusting:
+    """Compares, watches, and has read again."""
+
+    def __init__(
+        self,
+        settings: TrustSettings,
+        membership: Membership,
+        bookings: Bookings,
+        counters: Counters,
+        streams_per_turn: int,
+    ) -> None:
+        settings.check()
+        self._streams_per_turn = streams_per_turn
+        self.wall_ahead: float | None = None
+        """Wall clock less monotonic, about; None: not known, and no lag is."""
+        self._settings = settings
+        self._membership = membership
+        self._bookings = bookings
+        self._told = counters.cached_tokens_told
+        self._rereads = counters.rereads
+        self._watches: dict[EventStream, _Watch] = {}
+        self._round: deque[EventStream] = deque()  # still to be looked at
+        self._looked: dict[EventStream, _Watch] = {}  # in this round
+        self._found: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # who is stale, likewise
+        self._stale: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # as the last round found
+        self._verdicts: list[tuple[Partition, WorkerRank, _Verdict]] = []  # still to be told
+        self._doubtful: deque[tuple[Partition, int]] = deque()  # still to be looked at
+        self._next_look = 0.0
+        self._rereading: list[EventStream] = []
+        self._asked: list[EventStream] = []  # since the last `take_rereads`
+
+    # -- what engines found ----------------------------------------------------------------------
+
+    def hear(self, name: str, cached_tokens: int, now: float) -> None:
+        """A prompt was computed, and so much of it was found cached. Before it is completed.
+
+        Only the first completion counts, and only where a selection here has predicted anything.
+
+        Raises:
+            InvalidField: more than the prompt is long; nothing has changed.
+        """
+        booking = self._booking(name)
+        if booking is None:
+            self._count("elsewhere")  # if it is anywhere
+            return
+        reservation = booking.reservation
+        isl_tokens = reservation.isl_tokens
+        if cached_tokens < 0:  # embedding calls without a codec
+            raise InvalidField("cached_tokens must be at least 0", field="cached_tokens")
+        if isl_tokens and cached_tokens > isl_tokens:
+            raise InvalidField(
+                f"cached_tokens ({cached_tokens}) must not exceed isl_tokens ({isl_tokens})",
+                field="cached_tokens",
+            )
+        predicted = None if reservation.prefill_done else _predicted(booking)
+        if predicted is None:
+            self._count("repeated" if reservation.prefill_done else "unpredicted")
+            return
+        self._count("compared")
+        partition, slot = booking.partition, reservation.slot
+        predicted = min(predicted, _findable(partition, isl_tokens))
+        if cached_tokens < predicted:
+            self._look_for_a_clearing(partition, slot, now)
+        partition.trust.compare(slot, predicted, cached_tokens, reservation.created)
+
+    def _look_for_a_clearing(self, partition: Partition, slot: int, now: float) -> None:
+        """An engine that dropped its cache, or was restarted, is no liar for what was before."""
+        at = partition.index.rank_of(slot)
+        stream = None if at is None else self._membership.stream_at(at)
+        if stream is not None:
+            partition.trust.void(slot, stream.clearings, now)
+
+    def _booking(self, name: str) -> Booking | None:
+        """Return the reservation whose prompt it is: of a pair, the leg that computes."""
+        legs = self._bookings.legs(name) if self._bookings.pairs else []
+        if not legs:
+            return self._bookings.find(name)
+        pair = legs[0].reservation.pair
+        assert pair is not None
+        prefill_id = leg_ids(pair)[0]
+        return next((leg for leg in legs if leg.reservation.reservation_id == prefill_id), None)
+
+    def _count(self, outcome: str) -> None:
+        self._told[outcome] = self._told.get(outcome, 0) + 1
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def keep(self, now: float) -> bool:
+        """Look at some streams, and have doubtful indexes read again; True: there is more to do."""
+        more = self._settings.weigh_freshness and self._look(now)
+        if not self._doubtful:
+            for partition in self._membership.partitions.values():
+                if partition.trust.column is not None:
+                    self._doubtful.extend((partition, at) for at in partition.trust.distrusted())
+        for _ in range(min(DOUBTFUL_PER_TURN, len(self._doubtful))):
+            partition, slot = self._doubtful.popleft()
+            rank = partition.trust.find(slot)
+            if rank is not None and rank.is_distrusted:  # it may have gone meanwhile
+                self._reread(partition, slot, rank, now)
+        return more or bool(self._doubtful)
+
+    def _look(self, now: float) -> bool:
+        if self._verdicts:
+            self._announce()
+            return True
+        if not self._round:
+            if now < self._next_look:
+                return False
+            self._next_look = now + LOOK_S
+            self._round.extend(self._membership.streams())
+        for _ in range(min(self._streams_per_turn, len(self._round))):
+            stream = self._round.popleft()
+            if not stream.closed:
+                self._look_at(stream, now)
+        if self._round:
+            return True
+        self._conclude()
+        return bool(self._verdicts)
+
+    def _look_at(self, stream: EventStream, now: float) -> None:
+        watch = self._watches.get(stream) or _Watch()
+        watch.look(stream, now, self.wall_ahead)
+        self._looked[stream] = watch
+        verdict = self._judge(stream, watch, now)
+        if not verdict.stale:
+            return
+        partition = self._membership.partitions[stream.scope]
+        for rank in stream.ranks_written:
+            worse = self._found.get((partition, rank), verdict)
+            self._found[partition, rank] = min(worse, verdict)
+
+    def _judge(self, stream: EventStream, watch: _Watch, now: float) -> _Verdict:
+        """Say how fresh a stream is: the late lose credit by halves, the lost their share."""
+        settings = self._settings
+        factor = 1.0
+        stale: list[Reason] = []
+        open_s = 0.0 if watch.gap_since is None else now - watch.gap_since
+        late: tuple[tuple[float, Reason], ...] = ((watch.lag_s or 0.0, "lag"), (open_s, "gaps"))
+        for seconds, reason in late:
+            if seconds > settings.lag_grace_s:
+                factor *= 0.5 ** ((seconds - settings.lag_grace_s) / settings.lag_half_s)
+                stale.append(reason)
+        lost = stream.lost_batches
+        if lost and lost > LOST_SHARE * (lost + stream.tallies.batches):
+            factor *= 1.0 - lost / (lost + stream.tallies.batches)
+            if "gaps" not in stale:
+                stale.append("gaps")
+        return _Verdict(factor, tuple(stale))
+
+    def _conclude(self) -> None:
+        """A round is over: tell partitions who is stale, and who is so no longer."""
+        fresh = dict.fromkeys(self._stale, _FRESH)
+        self._verdicts = [(*at, verdict) for at, verdict in (fresh | self._found).items()]
+        self._stale, self._found = self._found, {}
+        self._watches, self._looked = self._looked, {}
+
+    def _announce(self) -> None:
+        some = self._verdicts[-self._streams_per_turn :]
+        del self._verdicts[-self._streams_per_turn :]
+        for partition, rank, verdict in some:
+            worker = partition.seated.get(rank.worker_id)
+            slot = None if worker is None else worker.slots.get(rank.dp_rank)
+            if slot is not None:  # it may have gone meanwhile
+                partition.trust.note_freshness(slot, *verdict)
+
+    def _reread(self, partition: Partition, slot: int, rank: RankTrust, now: float) -> None:
+        """Have the index of a distrusted rank read again, from time to time."""
+        settings = self._settings
+        fresh = rank.samples - rank.reread_samples
+        is_again = rank.reread_wait_s > 0.0
+        if now < rank.reread_after or (is_again and fresh < settings.samples / 2):
+            return
+        at = partition.index.rank_of(slot)
+        stream = None if at is None else self._membership.stream_at(at)
+        self._rereading = [one for one in self._rereading if one.is_replaying]
+        if len(self._rereading) >= settings.rereads_max:
+            return
+        outcome: str = "no_stream" if stream is None else stream.reread(now)
+        if outcome == "later":
+            return  # something is on its way anyhow
+        if stream is not None and outcome == "asked":
+            self._rereading.append(stream)
+            self._asked.append(stream)
+        if (
+            stream is not None
+            and outcome in {"no_replay", "past_gone"}
+            and rank.missing_share >= HOPELESS
+            and partition.trust.most_tell_the_truth
+        ):
+            stream.forget_blocks()
+            outcome = "forgotten"
+        self._rereads[outcome] = self._rereads.get(outcome, 0) + 1
+        if outcome in {"asked", "forgotten"}:
+            rank.rereads += 1
+            rank.void_before = now
+        doubled = min(2 * rank.reread_wait_s, settings.reread_max_s)
+        rank.reread_wait_s = doubled or settings.reread_s
+        rank.reread_after = now + rank.reread_wait_s
+        rank.reread_samples = rank.samples
+
+    def take_rereads(self) -> list[EventStream]:
+        """Return the streams that ask for their past since the last call."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def take_news(self) -> list[TrustNews]:
+        """Return the ranks whose reasons have changed since the last call."""
+        news: list[TrustNews] = []
+        for scope, partition in self._membership.partitions.items():
+            trust = partition.trust
+            if not trust.changed:
+                continue
+            changed, trust.changed = trust.changed, {}
+            for slot, before in changed.items():
+                known, at = trust.find(slot), partition.index.rank_of(slot)
+                if known is not None and at is not None and known.reasons != before:
+                    news.append(
+                        TrustNews(at, scope, known.factor, known.reasons, known.missing_share)
+                    )
+        return news
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def seats(self, model_name: str | None = None, tenant_id: str | None = None) -> list[TrustSeat]:
+        """Return who there is to tell of."""
+        return [
+            (partition, rank, slot)
+            for scope, partition in sorted(self._membership.partitions.items())
+            if (model_name is None or scope.model_name == model_name)
+            and (tenant_id is None or scope.tenant_id == tenant_id)
+            for rank, slot in partition.seats()
+        ]
+
+    def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
+        """Return how far every rank's index is believed; O(ranks), a µs for each."""
+        return TrustTable([self.row(*seat) for seat in self.seats(model_name, tenant_id)])
+
+    def row(self, partition: Partition, rank: WorkerRank, slot: int) -> RankTrustRow:
+        """Return how far one rank's index is believed."""
+        known = partition.trust.find(slot)
+        return RankTrustRow(
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            trust=partition.trust.factor(slot),
+            reasons=[] if known is None else list(known.reasons),
+            prediction_error=known.mean_error_tokens if known and known.reports else None,
+            missing_share=0.0 if known is None else known.missing_share,
+            samples=0 if known is None else known.samples,
+            rereads=0 if known is None else known.rereads,
+            index=self.freshness(rank),
+        )
+
+    def lag_of(self, stream: EventStream) -> float | None:
+        """Return by how many seconds its events are late; None: its clock does not say."""
+        watch = self._watches.get(stream)
+        return None if watch is None else watch.lag_s
+
+    def freshness(self, rank: WorkerRank) -> IndexFreshness:
+        """Return how the event stream of a rank stands."""
+        stream = self._membership.stream_at(rank)
+        if stream is None:
+            return IndexFreshness(state="none", lag_s=None, open_gaps=0, lost_batches=0)
+        state = stream.kv_state
+        is_silent = stream.last_event_at is None and state == "current"
+        return IndexFreshness(
+            state="replaying" if stream.is_replaying else "silent" if is_silent else state,
+            lag_s=self.lag_of(stream),
+            open_gaps=int(stream.is_replaying and bool(stream.backlog)),
+            lost_batches=stream.lost_batches,
+        )
+
+
+def _predicted(booking: Booking) -> int | None:
+    """Return the cached tokens a selection here has counted on; None: there was none.
+
+    Of a distrusted rank that is what its index says, whatever was believed of it: how else could it
+    show that it tells the truth again?
+    """
+    answer, reservation = booking.answer, booking.reservation
+    if isinstance(answer, PairSelection):
+        leg = answer.decode if answer.prefill is None else answer.prefill
+        if leg.reservation_id != reservation.reservation_id:
+            return None  # computed elsewhere
+        isl_tokens = answer.isl_tokens
+        left, overlap, dp_rank = leg.effective_prefill_tokens, leg.overlap, leg.dp_rank
+    elif isinstance(answer, Selection) and answer.needs_prefill is not True:
+        isl_tokens = reservation.isl_tokens
+        left, overlap, dp_rank = answer.effective_prefill_tokens, answer.overlap, answer.dp_rank
+    else:
+        return None
+    return max(isl_tokens - left, min(isl_tokens, overlap.dp.get(str(dp_rank), 0)))
+
+
+def _findable(partition: Partition, isl_tokens: int) -> int:
+    """Return the tokens of a prompt that an engine can have cached at all.
+
+    Whole blocks and never the last token, which has to be computed for the first output.
+    """
+    size = partition.index.block_size
+    blocks = max(0, isl_tokens - 1) // size
+    if partition.index.is_eagle:
+        blocks -= 1  # its drafting model needs the last block that is found computed again
+    return max(0, blocks) * size

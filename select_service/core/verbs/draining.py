@@ -1,0 +1,115 @@
+"""The verbs of an operator who empties a worker: it takes no more work, and what it has goes on.
+
+A drain is no part of a worker's record (`fleet/catalog.py`): it ends when it is undone, or with the
+record. Who waits for nobody but that worker is told so at once (`waiting_room.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from select_service.core.effects import Effects
+from select_service.drain_types import DrainStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indexer.types import Scope
+    from select_service.core.counters import Counters
+    from select_service.core.fleet.catalog import Catalog, Worker
+    from select_service.core.partition import Partition
+    from select_service.core.replicas.replicas import Replicas
+    from select_service.core.verbs.registering import Registering
+    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.drain_types import DrainRequest
+
+
+class Draining:
+    """Takes workers out of service, tells how far they are, and puts them back."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        partitions: Mapping[Scope, Partition],
+        registering: Registering,
+        room: WaitingRoom,
+        replicas: Replicas,
+        counters: Counters,
+    ) -> None:
+        self._catalog = catalog
+        self._partitions = partitions
+        self._registering = registering
+        self._room = room
+        self._replicas = replicas
+        self._counters = counters
+
+    def drain(
+        self, worker_id: int, request: DrainRequest, now: float
+    ) -> tuple[DrainStatus, Effects]:
+        """Give a worker no more work, whoever registered it. Repeatable; a reason replaces another.
+
+        Raises:
+            WorkerNotFound: no such id.
+        """
+        before = self._catalog.get(worker_id).drain
+        self._counters.drains_begun += before is None
+        return self._set(
+            worker_id, (before or "") if request.reason is None else request.reason, now
+        )
+
+    def undrain(self, worker_id: int, now: float) -> tuple[DrainStatus, Effects]:
+        """Let a worker be chosen again. Repeatable.
+
+        Raises:
+            WorkerNotFound: no such id.
+        """
+        self._counters.drains_undone += self._catalog.get(worker_id).drain is not None
+        return self._set(worker_id, None, now)
+
+    def _set(self, worker_id: int, drain: str | None, now: float) -> tuple[DrainStatus, Effects]:
+        effects = Effects()
+        worker = self._catalog.get(worker_id)
+        if worker.drain != drain:
+            worker = self._registering.set_drain(worker, drain, now, effects)
+            partition = self._partitions.get(worker.scope)
+            if partition is not None:
+                self._room.look_again(partition, now, effects)
+        return self._told(worker), effects
+
+    def status(self, worker_id: int) -> DrainStatus:
+        """Tell what is in flight on a worker, whether it drains or not.
+
+        Raises:
+            WorkerNotFound: no such id.
+        """
+        return self._told(self._catalog.get(worker_id))
+
+    def _told(self, worker: Worker) -> DrainStatus:
+        requests = prefill = blocks = 0
+        partition = self._partitions.get(worker.scope)
+        if partition is not None:
+            for slot in worker.slots.values():
+                requests += int(partition.ledger.requests[slot])
+                prefill += partition.ledger.prefill_tokens(slot)
+                blocks += int(partition.ledger.decode[slot])
+        waiting_for = [] if worker.drain is not None else ["a drain: it may be given new work"]
+        if requests:
+            waiting_for.append(f"{requests} reservation{'s' if requests > 1 else ''}")
+        waiting_for += self._replicas.unsettled()
+        lifecycle = worker.lifecycle
+        assert lifecycle != "unschedulable", "it is in the catalog"
+        return DrainStatus(
+            worker_id=worker.worker_id,
+            model_name=worker.scope.model_name,
+            tenant_id=worker.scope.tenant_id,
+            lifecycle=lifecycle,
+            drains=worker.drain is not None,
+            reason=worker.drain or UNSET,
+            reservations=requests,
+            prefill_tokens=prefill,
+            decode_blocks=blocks,
+            safe_to_terminate=not waiting_for,
+            waiting_for=waiting_for,
+        )

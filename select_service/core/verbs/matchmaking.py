@@ -1,0 +1,128 @@
+"""Requests that may take a pair, and advice on those that did not ask for one.
+
+Stands between the verbs of selection and three rooms: who may be chosen (`roles.py`), what costs
+less (`pricing/pairing.py`), and the booking of it (`booking/pairs.py`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from select_service.core.pricing.pairing import Question, plan
+from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
+
+if TYPE_CHECKING:
+    import random
+
+    from msgspec import UnsetType
+
+    from select_service.core.admission.cache_hits import CacheHits
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.booking.pairs import Pairs
+    from select_service.core.columns import Rows
+    from select_service.core.counters import Counters
+    from select_service.core.effects import Effects
+    from select_service.core.fleet.roles import Legs
+    from select_service.core.partition import Partition, Placement
+    from select_service.core.pricing.pairing import Plan
+    from select_service.types import Advice, PairSelection
+
+
+class Match(NamedTuple):
+    """What a request that may take a pair was given, and out of what."""
+
+    legs: Legs
+    plan: Plan
+    placement: Placement | None  # on one rank, where that does better
+
+
+class Matchmaker:
+    """Finds pairs, and says when one would be better."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        cache_hits: CacheHits,
+        counters: Counters,
+        rng: random.Random,
+        *,
+        transfer_cost: float,
+    ) -> None:
+        """Remember whom to ask.
+
+        Args:
+            pairs: books what is found.
+            cache_hits: knows the threshold a request is held to.
+            counters: count the advice.
+            rng: draws ties.
+            transfer_cost: of moving one block, in blocks of prefill.
+        """
+        self.pairs = pairs
+        self._advised = counters.advised
+        self._cache_hits = cache_hits
+        self._rng = rng
+        self._transfer_cost = transfer_cost
+
+    def serve(
+        self, ticket: Ticket, rows: Rows, now: float, effects: Effects
+    ) -> tuple[PairSelection, Effects, Match]:
+        """Book a pair, or the one rank that does better, for a request that need not wait.
+
+        Args:
+            ticket: the request.
+            rows: the candidates it may use now, of the whole and of the prefill leg.
+            now: monotonic seconds.
+            effects: to add to.
+
+        Raises:
+            ServiceError: nobody is left, or as `Pairs.book`.
+        """
+        partition, request = ticket.partition, ticket.request
+        legs = _within(partition, partition.legs(request), rows)
+        found = self._plan(ticket, legs)
+        if found.mode == "disaggregated":
+            booked = self.pairs.book(ticket, found, now, effects)
+            return *booked, Match(legs, found, None)
+        if not len(found.whole):
+            raise _nobody(legs)
+        placement = partition.place(request, ticket.prompt, found.whole, ticket.weights, self._rng)
+        booked = self.pairs.book_one(ticket, found, placement, now, effects)
+        return *booked, Match(legs, found, placement)
+
+    def advise(self, ticket: Ticket) -> Advice | UnsetType:
+        """Say whether a pair would do better than one worker, where anybody has a role."""
+        if not ticket.partition.roles.given:
+            return UNSET
+        found = self._plan(ticket, ticket.partition.legs(ticket.request))
+        key = found.mode, found.reason
+        self._advised[key] = self._advised.get(key, 0) + 1
+        return found.advice(ticket.partition)
+
+    def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
+        question = Question(
+            *(ticket.partition, ticket.request, ticket.prompt, ticket.weights.kv_cost()),
+            self._transfer_cost,
+        )
+        holders = partial(self._cache_hits.holders, ticket.request)
+        return plan(question, legs, self._rng, holders)
+
+
+def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:
+    """Leave out who is not among the candidates; `Partition.legs` has looked at decode ranks."""
+    allowed = np.arange(rows.stop) if isinstance(rows, slice) else rows
+    legs = legs._replace(whole=legs.whole[np.isin(legs.whole, allowed)])
+    if legs.can_pair and partition.roles.may_move(legs):  # else they only say why it is no pair
+        legs = legs._replace(prefill=legs.prefill[np.isin(legs.prefill, allowed)])
+    return legs
+
+
+def _nobody(legs: Legs) -> NoEligibleWorker:
+    if legs.can_pair:
+        return NoTransfer()
+    if len(legs.prefill) or len(legs.decode):
+        return NoWorkerForRole("decode" if len(legs.prefill) else "prefill")
+    return NoEligibleWorker()

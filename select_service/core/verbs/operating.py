@@ -1,0 +1,132 @@
+"""The verbs of admission's operators, and of workers that tell their load.
+
+`admitting.py` changes what is in force; whoever waits may be let in, or be refused, by that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.core.admission.status import status_of
+from select_service.core.effects import NOTHING, Effects
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from select_service.admission_types import (
+        AdmissionChange,
+        AdmissionStatus,
+        BusyThreshold,
+        BusyThresholdChange,
+        BusyThresholds,
+        WorkerMetrics,
+        WorkerMetricsAnswer,
+    )
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.membership import Membership
+    from select_service.core.partition import Partition
+    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.types import CoreLimits
+
+
+class Operating:
+    """Changes admission while requests come."""
+
+    def __init__(
+        self,
+        admitting: Admitting,
+        membership: Membership,
+        room: WaitingRoom,
+        limits: CoreLimits,
+    ) -> None:
+        self._admitting = admitting
+        self._membership = membership
+        self._partitions = membership.partitions
+        self._room = room
+        self._limits = limits
+
+    def reconfigure(
+        self, limits: Mapping[str, object], admission: Mapping[str, object], now: float
+    ) -> Effects:
+        """Put other limits and admission settings in force at once; the values were judged.
+
+        Args:
+            limits: changed fields of CoreLimits.
+            admission: changed fields of AdmissionSettings.
+            now: monotonic seconds.
+        """
+        for name, value in limits.items():
+            setattr(self._limits, name, value)
+        if not admission:
+            return NOTHING
+        settings = self._admitting.settings
+        for name, value in admission.items():
+            setattr(settings, name, value)
+        self._membership.cache_hit_threshold = settings.cache_hit_threshold
+        for partition in self._partitions.values():
+            partition.holds_to_cache = settings.cache_hit_threshold > 0.0
+        return self._relieve(self._admitting.follow_settings(now), now, to_judge=False)
+
+    def admission(self) -> AdmissionStatus:
+        """Describe what is in force."""
+        return status_of(self._admitting, self._partitions)
+
+    def change_admission(
+        self, change: AdmissionChange, now: float
+    ) -> tuple[AdmissionStatus, Effects]:
+        """Put another policy in force at once; the first of who waits are judged again by it.
+
+        Housekeeping goes on with the rest.
+
+        Raises:
+            InvalidField: there is no such policy, or its configuration makes no sense.
+        """
+        partitions = self._admitting.change(change, now)
+        effects = self._relieve(partitions, now, to_judge=True)
+        return status_of(self._admitting, self._partitions), effects
+
+    def busy_thresholds(self) -> BusyThresholds:
+        """List what is in force."""
+        return self._admitting.busy_thresholds()
+
+    def change_threshold(
+        self, change: BusyThresholdChange, now: float
+    ) -> tuple[BusyThreshold, Effects]:
+        """Set, clear or read thresholds; in force at once.
+
+        Raises:
+            ServiceError: as `Admitting.change_threshold`.
+        """
+        answer, touched = self._admitting.change_threshold(change, now)
+        return answer, self._relieve(touched, now, to_judge=False)
+
+    def forget_threshold(
+        self, model: str, tenant_id: str | None, now: float
+    ) -> tuple[BusyThreshold, Effects]:
+        """Let what is above hold again."""
+        answer, touched = self._admitting.forget_threshold(model, tenant_id, now)
+        return answer, self._relieve(touched, now, to_judge=False)
+
+    def _relieve(self, partitions: Sequence[Partition], now: float, *, to_judge: bool) -> Effects:
+        """Let in who may go now; another policy judges them first."""
+        effects = Effects()
+        for partition in partitions:
+            if partition.pending_count:
+                self._room.gather(partition, now, to_judge=to_judge)
+                limit = self._limits.judged_per_turn_max
+                effects = self._room.judge_again(partition, now, limit, effects)
+                effects.more |= bool(partition.admission and partition.admission.displaced)
+        return effects
+
+    def report(
+        self, worker_id: int, metrics: WorkerMetrics, now: float
+    ) -> tuple[WorkerMetricsAnswer, Effects]:
+        """Take in what a worker says of its ranks.
+
+        Raises:
+            WorkerNotFound: no such worker.
+        """
+        answer, partition = self._admitting.reports.report(worker_id, metrics, now)
+        if partition is None:
+            return answer, NOTHING
+        return answer, self._room.relieve(partition, now, NOTHING)

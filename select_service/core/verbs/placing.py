@@ -1,0 +1,285 @@
+"""Placing: choose a rank for a request and book it, in one step that nothing interrupts.
+
+`partition.py` chooses, `cache_hits.py` says who holds enough, `desk.py` books. Who asks (selecting)
+and who waited (waiting room) are placed alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from msgspec import UNSET
+
+from select_service.core.booking.desk import Order
+from select_service.core.decisions.decisions import odds_of
+from select_service.core.decisions.record import Record
+from select_service.core.effects import NOTHING, Effects
+from select_service.types import (
+    Answer,
+    CacheHit,
+    CacheThreshold,
+    SelectAndReserveRequest,
+    Selection,
+    SelectPairRequest,
+)
+
+if TYPE_CHECKING:
+    import random
+
+    from indexer.core.tiers import Matches
+    from select_service.core.admission.cache_hits import CacheHits, Found
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.booking.desk import Desk
+    from select_service.core.booking.sessions import Sessions
+    from select_service.core.columns import Rows
+    from select_service.core.counters import Counters
+    from select_service.core.decisions.decisions import Decisions
+    from select_service.core.doctor.sampling import Sampler
+    from select_service.core.partition import Placement
+    from select_service.core.shadow.shadow import Shadow
+    from select_service.core.verbs.matchmaking import Matchmaker
+    from select_service.decision_types import Decision
+    from select_service.errors import ServiceError
+
+
+class Placing:
+    """Places requests."""
+
+    def __init__(  # noqa: PLR0913 - whom it works with
+        self,
+        desk: Desk,
+        cache_hits: CacheHits,
+        matchmaker: Matchmaker,
+        decisions: Decisions,
+        counters: Counters,
+        rng: random.Random,
+        *,
+        trace_decisions: bool,
+    ) -> None:
+        self._desk = desk
+        self._cache_hits = cache_hits
+        self._matchmaker = matchmaker
+        self.decisions = decisions
+        self._counters = counters
+        self._rng = rng
+        self._trace_decisions = trace_decisions
+        self.sampler: Sampler | None = None  # from when on somebody examines the fleet
+        self.sessions: Sessions | None = None  # where requests may name the session they are of
+        self.shadow: Shadow | None = None  # while other weights look on
+
+    def place(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        matches: Matches | None = None,
+    ) -> tuple[Answer, Effects]:
+        """Choose a rank, or a pair, and book it; nothing has changed if this raises.
+
+        What the index finds for the prompt is looked up unless somebody just did.
+        """
+        if isinstance(ticket.request, SelectPairRequest):
+            return self._place_pair(ticket, rows, now, effects)
+        return self._place_one(ticket, rows, now, effects, matches)
+
+    def _place_one(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        matches: Matches | None,
+    ) -> tuple[Answer, Effects]:
+        partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
+        found: Found | None = None
+        hit: CacheHit | None = None
+        hits = self._cache_hits
+        if request.cache_hit_threshold is not None or hits.settings.cache_hit_threshold > 0.0:
+            if matches is None:
+                matches = partition.index.find_matches(prompt.block_hashes)
+            hit = hits.at_once(partition, request, prompt, matches)
+            if hit is None:
+                found = hits.filter(partition, request, prompt, rows, matches)
+                if found.refused is not None:
+                    return self._refuse_threshold(ticket, rows, matches, found, now), effects
+                rows, hit = found.rows, found.facts
+        if request.session_id is not None:
+            rows = self._seated(ticket, request.session_id, rows, now)
+        sighting = watch = None
+        if self.shadow is not None:
+            watch = self.shadow.watch(ticket, rows, matches, now, self._rng)
+            matches = matches if watch is None else watch.matches
+        placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
+        if watch is not None:  # before anything is booked
+            sighting = watch.score(placement)
+        if request.session_id is not None:
+            self._note_session(ticket, request.session_id, placement.slot, now)
+        if self.sampler is not None and self.sampler.left:
+            self.sampler.take(partition.scope, request, prompt, placement, now)
+        answer = self._answer(ticket, placement)
+        answer.advice = self._matchmaker.advise(ticket)
+        if hit is not None:
+            answer.cache_hit = hit
+            if found is not None and found.needs_prefill:
+                answer.needs_prefill = True
+        if ticket.reservation_id is not None:
+            effects = self._book(ticket, placement, answer, now, effects)
+        if placement.seen is not None:
+            odds = None
+            if sighting is not None:
+                odds = odds_of(ticket)
+                odds.shadow = sighting
+            record = self.decisions.keep(
+                ticket, placement.seen, rows, placement.slot, now, odds, hit, placement.weights
+            )
+            if record is not None:
+                _explain(answer, record)
+                self.decisions.note_explained(ticket, record)
+        return answer, self._decided(ticket, placement, effects)
+
+    def _seated(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
+        """Return the rank of the request's session alone, if it stays there; else all rows.
+
+        Where a wave goes was decided for all of it together.
+        """
+        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
+            return rows
+        isl_tokens = ticket.prompt.isl_tokens
+        alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
+        ticket.in_session = alone is not None
+        return rows if alone is None else alone
+
+    def _note_session(self, ticket: Ticket, session_id: str, slot: int, now: float) -> None:
+        if self.sessions is not None and not ticket.in_wave:
+            self.sessions.note(ticket.partition, session_id, slot, now)
+
+    def _refuse_threshold(
+        self, ticket: Ticket, rows: Rows, matches: Matches, found: Found, now: float
+    ) -> CacheThreshold:
+        """It goes nowhere because nobody holds enough of it; there is a record of that, too."""
+        refused = found.refused
+        assert refused is not None
+        refused.advice = self._matchmaker.advise(ticket)
+        if self.decisions.is_wanted or ticket.request.explain:
+            odds = odds_of(ticket)
+            odds.is_threshold = True
+            seen = ticket.partition.see(ticket.prompt, matches)
+            record = self.decisions.keep(ticket, seen, rows, -1, now, odds, found.facts)
+            if record is not None:
+                _explain(refused, record)
+        return refused
+
+    def _place_pair(
+        self, ticket: Ticket, rows: Rows, now: float, effects: Effects
+    ) -> tuple[Answer, Effects]:
+        request = ticket.request
+        if self.shadow is not None:
+            self.shadow.skip(ticket, "pair")
+        if not (self.decisions.is_wanted or request.explain):
+            return self._matchmaker.serve(ticket, rows, now, effects)[:2]
+        seen = ticket.partition.see(ticket.prompt)  # before anything is booked
+        answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
+        record = self.decisions.paired(ticket, seen, match, now)
+        if record is not None:  # what was confirmed stays as it is, for who repeats it
+            answer = msgspec.structs.replace(answer)
+            _explain(answer, record)
+            self.decisions.note_explained(ticket, record)
+        return answer, effects
+
+    def _book(
+        self,
+        ticket: Ticket,
+        placement: Placement,
+        answer: Selection,
+        now: float,
+        effects: Effects,
+    ) -> Effects:
+        partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
+        assert ticket.reservation_id is not None
+        assert isinstance(request, SelectAndReserveRequest)
+        track = placement.weights.track_prefill_tokens
+        fairness_id = request.fairness_id
+        lease, ttl_s = self._desk.terms(request)
+        order = Order(
+            ticket.reservation_id,
+            ticket.fingerprint,
+            prompt,
+            placement.effective_prefill_tokens if track else 0,
+            track,
+            lease,
+            ttl_s,
+            partition.scope.tenant_id if fairness_id is None else fairness_id,
+        )
+        reservation = self._desk.book(partition, placement.slot, order, now)
+        answer.reservation_id = ticket.reservation_id
+        answer.isl_tokens = prompt.isl_tokens
+        answer.track_prefill_tokens = track
+        answer.potential_decode_blocks = placement.potential_decode_blocks
+        kept = msgspec.structs.replace(answer)  # without the hashes: the ledger has them
+        effects = self._desk.confirm(partition, reservation, request, kept, effects)
+        answer.sequence_hashes = self._desk.show_hashes(prompt.sequence_hashes)
+        return effects
+
+    def _answer(self, ticket: Ticket, placement: Placement) -> Selection:
+        counters = self._counters
+        counters.selections += 1
+        counters.selected_isl_tokens += ticket.prompt.isl_tokens
+        counters.selected_prefill_tokens += placement.effective_prefill_tokens
+        partition, request, worker = ticket.partition, ticket.request, placement.worker
+        demand, isl_tokens = partition.demand, ticket.prompt.isl_tokens
+        demand.isl_counts[isl_tokens.bit_length()] += 1
+        demand.isl_tokens += isl_tokens
+        demand.prefill_tokens += placement.effective_prefill_tokens
+        cached = isl_tokens - placement.effective_prefill_tokens
+        if cached > 0:
+            reused, worker_id = demand.reused, worker.worker_id
+            reused[worker_id] = reused.get(worker_id, 0.0) + cached
+        return Selection(
+            selection_id=UNSET if request.selection_id is None else request.selection_id,
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            worker_id=worker.worker_id,
+            dp_rank=placement.dp_rank,
+            endpoint=worker.spec.endpoint,
+            block_size=partition.index.block_size,
+            overlap=placement.overlap,
+            effective_prefill_tokens=placement.effective_prefill_tokens,
+        )
+
+    def _decided(self, ticket: Ticket, placement: Placement, effects: Effects) -> Effects:
+        if not self._trace_decisions:
+            return effects
+        effects = Effects() if effects is NOTHING else effects
+        effects.decided.append((placement, ticket))
+        return effects
+
+    def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:
+        """Count a selection that was refused; without a ticket it did not come to a partition."""
+        failed = self._counters.selections_failed
+        failed[refusal.code] = failed.get(refusal.code, 0) + 1
+        if ticket is not None:
+            ticket.partition.demand.refused += 1
+        if ticket is not None and (self.decisions.is_wanted or ticket.request.explain):
+            record = self.decisions.refused(ticket, refusal, now)
+            if record is not None:
+                refusal.decision = Record._make(record)
+
+    def repeated(self, request: SelectAndReserveRequest, known: Answer) -> Answer:
+        """Explain an answer that was given before, if its record is still there."""
+        if not request.explain or isinstance(known, CacheThreshold):
+            return known  # without looking through the ring: who repeats does so under load
+        record = self.decisions.explained(request.reservation_id or "")
+        if record is not None:
+            known = msgspec.structs.replace(known)
+            _explain(known, record)
+        return known
+
+
+def _explain(answer: Answer, record: Record) -> None:
+    """Leave the record where the decision is to stand; whoever sends the answer reads it.
+
+    So nobody who does not ask pays, and a fleet of a thousand ranks can be told in slices.
+    """
+    answer.decision = cast("Decision", Record._make(record))

@@ -1,0 +1,116 @@
+"""From a request to what it is about: its partition, its prompt in one form, the weights in force.
+
+What every verb does first, and the order in which a request's faults are found (contract 2).
+Nothing is changed and nothing decided here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from select_service.core.fleet.eligibility import check_wishes
+from select_service.core.pricing.prompt import read_prompt
+from select_service.core.pricing.scoring import weights_in_force
+from select_service.errors import NoSchedulableWorker
+from select_service.types import SelectPairRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indexer.types import Scope
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.types import CoreLimits, PromptFields, RouterConfig, SelectRequest
+
+
+class Reader:
+    """Reads requests against what is there now."""
+
+    def __init__(
+        self, config: RouterConfig, partitions: Mapping[Scope, Partition], limits: CoreLimits
+    ) -> None:
+        self._limits = limits
+        self.config = config
+        self.schedulable = 0
+        """Workers, in the whole process."""
+        self.strayed = 0
+        """Requests for a scope without workers while others had some."""
+        self.strayed_to: Scope | None = None
+        """Where the last of them went."""
+        self._partitions = partitions
+        self._weights = weights_in_force(config, None)
+
+    def selection(self, request: SelectRequest) -> tuple[Partition, Prompt, Weights]:
+        """Read a prompt that looks for a worker.
+
+        Raises:
+            ServiceError: as in contract 2.
+        """
+        read = self.prompt(request)
+        if request.pinned_worker is not None:
+            check_wishes(request)
+        if isinstance(request, SelectPairRequest):  # its legs are compared in the contract's blocks
+            return *read[:2], read[2].kv_cost()
+        return read
+
+    def prompt(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
+        """Read any prompt.
+
+        Raises:
+            ServiceError: as in contract 2.
+        """
+        partition = self.usable(request)
+        index = partition.index
+        prompt = read_prompt(
+            request,
+            block_size=index.block_size,
+            is_eagle=index.is_eagle,
+            blocks_max=self._limits.blocks_per_request_max,
+        )
+        override = request.router_config_override
+        return partition, prompt, self._weights if override is None else self.weights_for(request)
+
+    def draining(self, request: PromptFields) -> Partition | None:
+        """Return the partition asked for if all its workers drain: what was booked lives on."""
+        partition = self._partitions.get(request.scope)
+        drains = partition is not None and partition.seated and not partition.workers
+        return partition if drains else None
+
+    def seated(self, request: PromptFields) -> Partition:
+        """Return the partition asked for, also where all workers drain.
+
+        Raises:
+            NoSchedulableWorker: it has no worker.
+        """
+        partition = self._partitions.get(request.scope)
+        return partition if partition is not None and partition.seated else self.usable(request)
+
+    def usable(self, request: PromptFields) -> Partition:
+        """Return the partition asked for.
+
+        Raises:
+            NoSchedulableWorker: it has no worker.
+        """
+        if not self.schedulable:
+            raise NoSchedulableWorker.anywhere()
+        tenant = request.tenant_id
+        if tenant is UNSET:
+            tenant = request.routing_group
+        key = request.model_name, "default" if tenant is UNSET else tenant
+        partition: Partition | None
+        partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
+        if partition is None or not partition.workers:
+            scope = request.scope
+            if partition is None or not partition.seated:  # else it was the operator's wish
+                self.strayed += 1
+                self.strayed_to = scope
+            raise NoSchedulableWorker.in_scope(scope)
+        return partition
+
+    def weights_for(self, request: PromptFields) -> Weights:
+        """Return the weights of a request: its own, on top of the process's."""
+        override = request.router_config_override
+        return self._weights if override is None else weights_in_force(self.config, override)

@@ -1,0 +1,217 @@
+"""The verbs of the catalog: workers come, change and go, and what that does to load and listeners.
+
+`catalog.py` judges a record alone, `membership.py` puts it into its scope; here both become one
+step, and the reservations that lost their rank are cleared away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.core.effects import Effects
+from select_service.core.fleet.catalog import reconciliation_failed
+from select_service.core.fleet.discovery import API
+from select_service.errors import WorkerConflict
+from select_service.types import KvRankState, Ready
+
+if TYPE_CHECKING:
+    from indexer.types import WorkerRank
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.booking.desk import Desk
+    from select_service.core.fleet.catalog import Catalog, Worker
+    from select_service.core.membership import Membership
+    from select_service.core.partition import Partition
+    from select_service.core.replicas.replicas import Replicas
+    from select_service.core.verbs.reading import Reader
+    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.types import CoreLimits, WorkerPatch, WorkerRecord, WorkerSpec
+
+
+class Registering:
+    """Registers, changes, removes and lists workers."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms a worker's coming and going touches
+        self,
+        catalog: Catalog,
+        membership: Membership,
+        desk: Desk,
+        replicas: Replicas,
+        reader: Reader,
+        limits: CoreLimits,
+        admitting: Admitting,
+        room: WaitingRoom,
+    ) -> None:
+        self.sources: set[str] = set()
+        """Sources of workers that are at work; only they may change what they registered."""
+        self._catalog = catalog
+        self._membership = membership
+        self._desk = desk
+        self._replicas = replicas
+        self._reader = reader
+        self._limits = limits
+        self._admitting = admitting
+        self._room = room
+
+    def upsert_worker(
+        self, spec: WorkerSpec, now: float, source: str = API
+    ) -> tuple[WorkerRecord, Effects]:
+        """Put a whole record into the catalog (contract 1.3).
+
+        Raises:
+            WorkerConflict: another source keeps this worker.
+            TooManyWorkers: as many are registered as may be.
+        """
+        self._check_source(spec.worker_id, source)
+        self._catalog.check_room(spec.worker_id)
+        return self._replace(self._catalog.admit(spec, source), now)
+
+    def restore(self, spec: WorkerSpec, now: float, source: str, drain: str | None) -> Effects:
+        """Register a worker of an earlier life again, also if fewer may be registered now."""
+        self._check_source(spec.worker_id, source)
+        worker = self._catalog.admit(spec, source)
+        worker.drain = drain
+        return self._replace(worker, now)[1]
+
+    def _check_source(self, worker_id: int, source: str) -> None:
+        known = self._catalog.find(worker_id)
+        if known is None or known.source == source:
+            return
+        if source != API or known.source in self.sources:
+            raise WorkerConflict(worker_id, known.source)
+
+    def patch_worker(
+        self, worker_id: int, patch: WorkerPatch, now: float
+    ) -> tuple[WorkerRecord, Effects]:
+        """Merge a patch into a record (contract 1.3).
+
+        Raises:
+            WorkerNotFound: no such id.
+            WorkerConflict: another source keeps this worker.
+        """
+        self._check_source(worker_id, API)
+        return self._replace(self._catalog.patched(worker_id, patch), now)
+
+    def delete_worker(
+        self, worker_id: int, now: float, source: str = API
+    ) -> tuple[WorkerRecord, Effects]:
+        """Remove a record; its load and its index go with it (D5).
+
+        Raises:
+            WorkerNotFound: no such id.
+            WorkerConflict: another source keeps this worker.
+        """
+        self._check_source(worker_id, source)
+        worker = self._catalog.get(worker_id)
+        effects = Effects()
+        self._reseat(worker, None, effects, now)
+        self._catalog.remove(worker_id)
+        self._recount()
+        worker.lifecycle, worker.reasons = "unschedulable", []
+        return worker.record(), effects
+
+    def set_drain(self, old: Worker, drain: str | None, now: float, effects: Effects) -> Worker:
+        """Let a worker drain, for this reason, or no more."""
+        worker = self._catalog.admit(old.spec, old.source)
+        worker.drain = drain
+        self._put(worker, now, effects)
+        return worker
+
+    def _replace(self, worker: Worker, now: float) -> tuple[WorkerRecord, Effects]:
+        effects = Effects()
+        known = self._catalog.find(worker.worker_id)
+        if known is not None:
+            worker.drain = known.drain
+        self._put(worker, now, effects)
+        return self._record(worker), effects
+
+    def _put(self, worker: Worker, now: float, effects: Effects) -> None:
+        self._membership.judge(worker)
+        self._reseat(self._catalog.find(worker.worker_id), worker, effects, now)
+        self._catalog.put(worker)
+        self._recount()
+
+    def _reseat(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
+        """Let ranks go and come; of the load that goes, the first slice is cleared away at once."""
+        self._desk.dropped(self._membership.replace(old, new, effects))
+        partition = None if old is None else self._membership.partitions.get(old.scope)
+        if partition is not None:
+            self._desk.sweep(partition, self._limits.dropped_per_turn_max, now)
+        if new is not None:
+            self._replicas.resolver.worker_came(new.scope, new.worker_id)
+        self._tell_gates(old, new, effects, now)
+
+    def _tell_gates(
+        self, old: Worker | None, new: Worker | None, effects: Effects, now: float
+    ) -> None:
+        """Open a gate if there is reason to now, and let in who waited for a worker like this."""
+        if new is None and old is not None:
+            self._admitting.reports.forget(old.worker_id)
+        touched = [] if new is None else [self._admitting.follow(new)]
+        if old is not None and (new is None or new.scope != old.scope):
+            touched.append(self._partition_with_gate(old))
+        for partition in touched:
+            if partition is not None and partition.pending_count:
+                self._room.gather(partition, now, to_judge=False)
+                keeper = partition.admission
+                if keeper is not None and keeper.waiting_count:  # others: when load goes (3.6)
+                    self._room.relieve(partition, now, effects)
+
+    def _partition_with_gate(self, worker: Worker) -> Partition | None:
+        partition = self._membership.partitions.get(worker.scope)
+        return partition if partition is not None and partition.admission is not None else None
+
+    def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
+        """Put a worker out of service whose event source cannot be listened to.
+
+        Args:
+            rank: whose source it is.
+            why: what the socket said.
+            now: monotonic seconds.
+        """
+        effects = Effects()
+        old = self._catalog.get(rank.worker_id)
+        worker = self._catalog.admit(old.spec, old.source)
+        worker.drain = old.drain
+        where = f"worker {rank.worker_id} dp_rank {rank.dp_rank}"
+        worker.reasons = [reconciliation_failed(f"event source of {where}: {why}")]
+        self._reseat(old, worker, effects, now)
+        self._catalog.put(worker)
+        self._recount()
+        return effects
+
+    def worker(self, worker_id: int) -> WorkerRecord:
+        """Return one record.
+
+        Raises:
+            WorkerNotFound: no such id.
+        """
+        return self._record(self._catalog.get(worker_id))
+
+    def _recount(self) -> None:
+        self._reader.schedulable = sum(
+            worker.lifecycle == "schedulable" for worker in self._catalog
+        )
+
+    def _record(self, worker: Worker) -> WorkerRecord:
+        doubtful = [
+            KvRankState(stream.rank.dp_rank, "uncertain", stream.lost_batches)
+            for stream in self._membership.streams_of(worker)
+            if stream.kv_state == "uncertain"
+        ]
+        return worker.record(doubtful)
+
+    def workers(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[WorkerRecord]:
+        """Return records by ascending id, filtered exactly."""
+        return [
+            self._record(worker)
+            for worker in self._catalog
+            if (model_name is None or worker.scope.model_name == model_name)
+            and (tenant_id is None or worker.scope.tenant_id == tenant_id)
+        ]
+
+    def ready(self) -> Ready:
+        """Return whether at least one worker can be scheduled, with all records."""
+        schedulable = self._reader.schedulable
+        return Ready(schedulable > 0, schedulable, self.workers())

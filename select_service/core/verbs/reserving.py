@@ -1,0 +1,324 @@
+"""The verbs of a reservation's life: booked by the caller's choice, going on, ended, under leases.
+
+The desk does the booking (`booking/desk.py`); whatever frees load lets waiting requests in
+(`waiting_room.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from msgspec import UNSET
+
+from select_service.core.booking.desk import Order, fingerprint_of
+from select_service.core.effects import NOTHING, Effects
+from select_service.core.pricing.prompt import read_booking
+from select_service.errors import (
+    InvalidField,
+    InvalidRequest,
+    RankNotFound,
+    ServiceError,
+    WorkerDraining,
+    WorkerNotFound,
+    scope_text,
+)
+from select_service.types import (
+    BatchFree,
+    BatchPrefillComplete,
+    OperationResult,
+    ReservationAnswer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.booking.desk import Desk
+    from select_service.core.booking.pairs import Pairs
+    from select_service.core.books.leases import Lease
+    from select_service.core.columns import Rows
+    from select_service.core.fleet.catalog import Worker
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.replicas.shared_leases import SharedLeases
+    from select_service.core.trust.trusting import Trusting
+    from select_service.core.verbs.reading import Reader
+    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.types import (
+        BatchRequest,
+        CoreLimits,
+        LeaseList,
+        LeaseRecord,
+        LeaseRenewal,
+        LeaseRequest,
+        Operation,
+        ReservationRequest,
+    )
+
+_OPERATED: Final = OperationResult(200)
+
+
+def _only(slot: int) -> Rows:
+    return np.array([slot], dtype=np.int64)
+
+
+class Reserving:
+    """Books what the caller has chosen, and follows every reservation to its end."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms a reservation passes through
+        self,
+        reader: Reader,
+        desk: Desk,
+        room: WaitingRoom,
+        leases: SharedLeases,
+        limits: CoreLimits,
+        admitting: Admitting,
+        pairs: Pairs,
+        trusting: Trusting,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._reader = reader
+        self._desk = desk
+        self._room = room
+        self._leases = leases
+        self._limits = limits
+        self._admitting = admitting
+        self._pairs = pairs
+        self._trusting = trusting
+        self._new_id = new_id
+
+    def reserve(
+        self, request: ReservationRequest, now: float, *, unknown: bytes = b""
+    ) -> tuple[ReservationAnswer, Effects]:
+        """Book a rank the caller has chosen (contract 4.2). Never waits.
+
+        Raises:
+            ServiceError: as in contract 2 and 4.
+        """
+        partition = self._reader.seated(request)
+        index = partition.index
+        prompt = read_booking(
+            request,
+            block_size=index.block_size,
+            is_eagle=index.is_eagle,
+            blocks_max=self._limits.blocks_per_request_max,
+        )
+        prefill, track = self._prefill_to_book(request, prompt)
+        worker, dp_rank = self._rank_asked(partition, request)
+        fingerprint = fingerprint_of(request, unknown)
+        known = self._desk.repeated_reservation(request.reservation_id, fingerprint)
+        if known is not None:
+            return known, NOTHING
+        self._desk.check_room(request)
+        lease, ttl_s = self._desk.terms(request)
+        if worker.drain is not None:
+            raise WorkerDraining([worker.worker_id])
+        slot = worker.slots[dp_rank]
+        self._check_cap(partition, slot, now)
+        order = Order(
+            request.reservation_id,
+            fingerprint,
+            prompt,
+            prefill,
+            track,
+            lease,
+            ttl_s,
+            partition.scope.tenant_id,
+        )
+        reservation = self._desk.book(partition, slot, order, now)
+        answer = ReservationAnswer(
+            request.reservation_id,
+            partition.scope.model_name,
+            partition.scope.tenant_id,
+            worker.worker_id,
+            dp_rank,
+            worker.spec.endpoint,
+        )
+        return answer, self._desk.confirm(partition, reservation, request, answer, NOTHING)
+
+    def _check_cap(self, partition: Partition, slot: int, now: float) -> None:
+        """Hold to N also who has chosen for himself; policies are for those who ask.
+
+        Raises:
+            AdmissionRefused: the worker has as many requests as it may.
+        """
+        keeper = partition.admission
+        if keeper is None:
+            return
+        keeper.refresh(now)
+        if keeper.is_full(slot):
+            keeper.rejections["reservations"] = keeper.rejections.get("reservations", 0) + 1
+            raise self._admitting.refusal(partition, keeper.full(now), _only(slot))
+
+    def _rank_asked(self, partition: Partition, request: ReservationRequest) -> tuple[Worker, int]:
+        worker = partition.seated.get(request.worker_id)
+        if worker is None:
+            raise WorkerNotFound(
+                f"schedulable worker {request.worker_id} not found for "
+                f"{scope_text(partition.scope)}",
+                field="worker_id",
+            )
+        dp_rank = request.dp_rank or 0
+        if dp_rank not in worker.slots:
+            raise RankNotFound(
+                f"worker {request.worker_id} has no dp_rank {dp_rank}", field="dp_rank"
+            )
+        return worker, dp_rank
+
+    def _prefill_to_book(self, request: ReservationRequest, prompt: Prompt) -> tuple[int, bool]:
+        """Return the prefill tokens to book and whether they are tracked (table of contract 4.2).
+
+        An explicit number beats every switch.
+        """
+        given = request.effective_prefill_tokens
+        if given is not None:
+            if given > prompt.isl_tokens:
+                raise InvalidRequest(
+                    f"effective_prefill_tokens ({given}) must not exceed "
+                    f"isl_tokens ({prompt.isl_tokens})",
+                    field="effective_prefill_tokens",
+                )
+            return given, True
+        track = self._reader.weights_for(request).track_prefill_tokens
+        if request.track_prefill_tokens is not None:
+            track = track and request.track_prefill_tokens
+        return (prompt.isl_tokens if track else 0), track
+
+    def prefill_complete(self, name: str, now: float, cached_tokens: int | None = None) -> Effects:
+        """The prompt is computed: its prefill tokens leave, its blocks stay. Repeatable.
+
+        Args:
+            name: its reservation_id or selection_id, or a pair's.
+            now: monotonic seconds.
+            cached_tokens: how much of it the engine has found cached, if it says so.
+
+        Raises:
+            InvalidField: more than the prompt is long.
+            ReservationNotFound: nothing live has that id.
+        """
+        if cached_tokens is not None:
+            self._trusting.hear(name, cached_tokens, now)
+        desk = self._desk
+        of_pair = None
+        if desk.bookings.pairs or desk.announcer.speaks:  # else no id is a pair's
+            of_pair = self._pairs.prefill_complete(name, now)
+        partition, effects = of_pair or desk.prefill_complete(name, now)
+        if partition is None:
+            return effects
+        return self._room.relieve(partition, now, effects)
+
+    def output_block(
+        self, name: str, decay_fraction: float | None, now: float, count: int = 1
+    ) -> Effects:
+        """The request fills so many more blocks; see contract 4.3 for the fraction.
+
+        Raises:
+            InvalidRequest: a fraction outside 0..1; checked before the id.
+            ReservationNotFound: nothing live has that id.
+        """
+        if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
+            raise InvalidRequest(
+                "decay_fraction must be between 0.0 and 1.0", field="decay_fraction"
+            )
+        if not self._pairs.output_block(name, decay_fraction, now, count):
+            self._desk.output_block(name, decay_fraction, now, count)
+        return NOTHING
+
+    def free(self, name: str, now: float) -> Effects:
+        """End a reservation; ending a recently freed one is no error (D4).
+
+        Raises:
+            ReservationNotFound: the id was never seen.
+        """
+        desk = self._desk
+        of_pair = None
+        if desk.bookings.pairs or desk.announcer.speaks:  # as above
+            of_pair = self._pairs.free(name, now)
+        partition, effects = of_pair or desk.free(name, now)
+        if partition is None:
+            return effects
+        return self._room.relieve(partition, now, effects)
+
+    def check_batch(self, request: BatchRequest) -> None:
+        """Refuse more operations than may come at once; then `operate` each in turn.
+
+        Raises:
+            InvalidField: too many.
+        """
+        most = self._limits.batch_operations_max
+        if len(request.operations) > most:
+            why = f"operations must be at most {most}"
+            raise InvalidField(why, field="operations", limit="batch_operations_max")
+
+    def operate(self, operation: Operation, now: float) -> tuple[OperationResult, Effects]:
+        """Carry out one lifecycle call of a batch; a refusal is a result like any other."""
+        name = operation.reservation_id
+        try:
+            if isinstance(operation, BatchFree):
+                effects = self.free(name, now)
+            elif isinstance(operation, BatchPrefillComplete):
+                effects = self.prefill_complete(name, now, operation.cached_tokens)
+            else:
+                count = operation.count
+                if operation.total is not None:
+                    count = max(0, operation.total - self._outputs(name))
+                effects = self.output_block(name, operation.decay_fraction, now, count)
+        except ServiceError as refusal:
+            field = UNSET if refusal.field is None else refusal.field
+            return OperationResult(refusal.status, str(refusal), refusal.code, field), NOTHING
+        return _OPERATED, effects
+
+    def _outputs(self, name: str) -> int:
+        outputs = self._pairs.outputs(name)
+        return self._desk.outputs(name) if outputs is None else outputs
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def open_lease(self, request: LeaseRequest, now: float) -> tuple[LeaseRecord, Effects]:
+        """Open a lease, or renew the one its owner has under this id.
+
+        Raises:
+            ServiceError: as `Leases.open`.
+        """
+        lease_id = self._new_id() if request.lease_id is None else request.lease_id
+        return self._leases.open(lease_id, request.owner, request.ttl_s, now), NOTHING
+
+    def renew_lease(
+        self, lease_id: str, request: LeaseRenewal, now: float
+    ) -> tuple[LeaseRecord, Effects]:
+        """Renew everything under a lease, whichever replica has it open.
+
+        Raises:
+            ServiceError: as `SharedLeases.renew`.
+        """
+        return self._leases.renew(lease_id, request.ttl_s, now), NOTHING
+
+    def close_lease(self, lease_id: str, now: float) -> tuple[Lease | None, Effects]:
+        """End a lease and the first of what is under it; the lease, when there was one to end.
+
+        `clear_lease` goes on while `lease.reservations` says so; housekeeping does too.
+
+        Raises:
+            LeaseNotFound: it was never open, as far as anybody remembers.
+        """
+        lease = self._leases.close(lease_id, now)
+        return lease, NOTHING if lease is None else self.clear_lease(lease, now)
+
+    def clear_lease(self, lease: Lease, now: float) -> Effects:
+        """End a turn's worth of what an ended lease left behind."""
+        effects = Effects()
+        limit = self._limits.expired_per_turn_max
+        for partition in self._desk.clear_leases(limit, now, effects, lease)[1]:
+            self._room.relieve(partition, now, effects)
+        return effects
+
+    def leases(
+        self,
+        now: float,
+        owner: str | None,
+        limit: int,
+        prefixes: tuple[str, ...] | None = None,
+    ) -> LeaseList:
+        """Describe open leases, oldest first, then those known through replicas."""
+        return self._leases.listed(owner, limit, now, prefixes)

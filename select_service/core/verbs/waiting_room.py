@@ -1,0 +1,336 @@
+"""The waiting room: who waits leaves it placed, refused, too late, withdrawn, or judged again.
+
+Where a ticket stands in line is known by its partition: in the policy file's queues
+(`partition.py`) or at the gate (`gatekeeping.py`). Here is what happens when it leaves, which is
+one of five things, and each is counted once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.admission.gate import EXPIRED_WAITING, Decision
+from select_service.core.admission.gatekeeping import WAITS_FOR_PREFILL
+from select_service.core.admission.queue import Patience
+from select_service.core.effects import NOTHING, Effects
+from select_service.errors import NoEligibleWorker, ServiceError
+from select_service.types import (
+    Answer,
+    CoreLimits,
+    PairSelection,
+    SelectAndReserveRequest,
+    Selection,
+    SelectPairRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.admission.asks import Ask
+    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.booking.desk import Desk
+    from select_service.core.columns import Rows
+    from select_service.core.counters import Counters
+    from select_service.core.partition import Partition
+    from select_service.core.verbs.placing import Placing
+
+_SELECT: Final = "select"
+_BOOK: Final = "select_and_reserve"
+_PAIR: Final = "select_pair"
+
+
+class WaitingRoom:
+    """Everybody who waits, whatever for."""
+
+    def __init__(
+        self,
+        placing: Placing,
+        desk: Desk,
+        admitting: Admitting,
+        counters: Counters,
+        limits: CoreLimits,
+    ) -> None:
+        self._placing = placing
+        self._desk = desk
+        self._admitting = admitting
+        self._counters = counters
+        self._limits = limits
+        self._patience = Patience()
+        self._waiting = 0  # tickets, in whichever line
+        self._crowded: dict[Partition, None] = {}
+        self._looked_per_turn_max = limits.judged_per_turn_max
+        self._to_look_at: dict[Partition, deque[Ticket]] = {}
+
+    def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
+        """It waits in the policy's queue, which has its own deadlines, or for a worker."""
+        given = self._admitting.deadline_s(for_worker=ticket.waiting is None)
+        return self._waits(ticket, now, given)
+
+    def waits_in_file(self, ticket: Ticket, now: float) -> Ticket:
+        """It waits in the policy file's queue, for ever unless told otherwise."""
+        return self._waits(ticket, now, self._admitting.deadline_s(for_worker=False))
+
+    def _waits(self, ticket: Ticket, now: float, deadline_s: float) -> Ticket:
+        ticket.since, ticket.until = now, now + deadline_s
+        self._patience.watch(ticket)
+        self._waiting += 1
+        self._desk.bookings.wait(ticket)
+        self._counters.selections_waited += 1
+        return ticket
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """One caller of a waiting request went away; the last one takes the ticket with it.
+
+        Returns:
+            True when the ticket left the queue.
+        """
+        ticket.holders -= 1
+        if ticket.holders > 0 or ticket.answer is not None:
+            return False
+        if not ticket.partition.withdraw(ticket) and ticket.ask is None:
+            return False
+        if ticket.ask is not None:
+            assert ticket.partition.admission is not None
+            ticket.partition.admission.withdraw(ticket)
+            ticket.ask = None
+        self._stops_waiting(ticket)
+        self._counters.selections_withdrawn += 1
+        return True
+
+    def _stops_waiting(self, ticket: Ticket) -> None:
+        self._patience.forget(ticket)
+        self._waiting -= 1
+        self._desk.bookings.waited(ticket)
+
+    def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
+        """Load has become less: let in who waited for that, each booked before the next.
+
+        A turn of the event loop lets in so many; housekeeping goes on at once with the others.
+        """
+        if not self._waiting or not partition.pending_count:
+            return effects
+        keeper = partition.admission
+        for _ in range(self._limits.let_in_per_turn_max):
+            if keeper is not None:
+                keeper.refresh(now)  # the one before may have taken the last place
+            ticket = partition.next_at_gate() or partition.next_admissible()
+            if ticket is None:
+                return effects
+            effects = self._finish(ticket, now, effects)
+        self._crowded[partition] = None
+        effects.more = True
+        return effects
+
+    def go_on(self, partition: Partition) -> bool:
+        """Tell whether `relieve` left somebody it did not look at; it is told once."""
+        is_crowded = partition in self._crowded
+        self._crowded.pop(partition, None)
+        return is_crowded
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether `relieve` or `look_on` has to be called again."""
+        return bool(self._crowded or self._to_look_at)
+
+    # -- whom nobody can serve any more ----------------------------------------------------------
+
+    def look_again(self, partition: Partition, now: float, effects: Effects) -> None:
+        """A worker drains, or does no more: tell those it was the last for, let in who may go.
+
+        They are told wherever they stand in line: no end of a request in front of them helps.
+        """
+        if partition.pending_count:
+            self._to_look_at[partition] = deque(partition.tickets())
+            self.look_on(partition, now, effects)
+
+    def look_on(self, partition: Partition, now: float, effects: Effects) -> None:
+        """Go on with that for a turn; housekeeping calls until all have been looked at."""
+        tickets = self._to_look_at.get(partition)
+        if tickets is None:
+            return
+        for _ in range(min(len(tickets), self._looked_per_turn_max)):
+            ticket = tickets.popleft()
+            if ticket.answer is None and ticket.holders > 0 and not _may_be_served(ticket):
+                partition.withdraw(ticket)
+                self._finish(ticket, now, effects)
+        if not tickets:
+            del self._to_look_at[partition]
+        effects.more |= partition in self._to_look_at
+        self.relieve(partition, now, effects)
+
+    def _finish(self, ticket: Ticket, now: float, effects: Effects) -> Effects:
+        """Place one that waited, or tell it why not."""
+        effects = Effects() if effects is NOTHING else effects
+        self._stops_waiting(ticket)
+        answer = self._admit(ticket, now, effects)
+        keeper = ticket.partition.admission
+        if ticket.ask is not None and keeper is not None:
+            if isinstance(answer, Selection | PairSelection):
+                keeper.placed(ticket, now)
+            else:
+                code = answer.code if isinstance(answer, ServiceError) else answer.finish_reason
+                keeper.turned_away(ticket, code, now)
+        ticket.answer = answer
+        effects.answered.append(ticket)
+        return effects
+
+    def _admit(self, ticket: Ticket, now: float, effects: Effects) -> Answer | ServiceError:
+        partition, request = ticket.partition, ticket.request
+        try:
+            rows = partition.candidates(request)
+            if partition.admission is not None:
+                rows = partition.admission.usable(rows)
+            if ticket.reservation_id is not None:  # taken by an explicit booking meanwhile?
+                self._desk.repeated_selection(ticket.reservation_id, b"")
+                assert isinstance(request, SelectAndReserveRequest)
+                self._desk.terms(request)  # has its lease ended meanwhile?
+            return self._placing.place(ticket, rows, now, effects)[0]
+        except ServiceError as refusal:
+            self._placing.refuse(ticket, refusal, now)
+            return refusal
+
+    def check(self, partitions: Iterable[Partition]) -> None:
+        """State the promise: who waits, waits in one place."""
+        assert self._waiting == sum(one.pending_count for one in partitions)
+
+    # -- whose time is up ----------------------------------------------------------------------
+
+    def next_deadline(self, partitions: Iterable[Partition]) -> float:
+        """When the first waiting request will have waited too long; infinity: none will."""
+        first = self._patience.next()
+        for partition in partitions:
+            keeper = partition.admission
+            if keeper is not None and keeper.gate.queue is not None:
+                first = min(first, keeper.gate.queue.next_expiry())
+        return first
+
+    def refuse_late(
+        self, partitions: Iterable[Partition], now: float, limit: int, effects: Effects
+    ) -> Effects:
+        """Refuse up to `limit` that have waited too long; charged to nobody."""
+        for ticket in self._patience.due(now, limit):
+            partition, limit = ticket.partition, limit - 1
+            partition.withdraw(ticket)
+            keeper = partition.admission
+            if ticket.ask is not None and keeper is not None:
+                decision = keeper.refuse_late(ticket, now)
+            else:
+                verdict = EXPIRED_WAITING
+                again_s = partition.return_s(now)
+                decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
+            effects = self._refuse(ticket, decision, now, effects)
+        for partition in partitions:
+            if limit > 0 and partition.admission is not None:
+                for ticket, decision in partition.admission.expired(now, limit):
+                    limit -= 1
+                    effects = self._refuse(ticket, decision, now, effects)
+        return effects
+
+    def _refuse(
+        self,
+        ticket: Ticket,
+        decision: Decision,
+        now: float,
+        effects: Effects,
+        rows: Rows = slice(0, 0),
+    ) -> Effects:
+        effects = Effects() if effects is NOTHING else effects
+        self._stops_waiting(ticket)
+        refusal = self._admitting.refusal(ticket.partition, decision, rows)
+        self._placing.refuse(ticket, refusal, now)
+        keeper = ticket.partition.admission
+        if keeper is not None:
+            endpoint = endpoint_of(ticket)
+            keeper.rejections[endpoint] = keeper.rejections.get(endpoint, 0) + 1
+        ticket.answer = refusal
+        effects.answered.append(ticket)
+        return effects
+
+    def give_way(self, ask: Ask, keeper: Gatekeeper, rows: Rows, now: float) -> Effects:
+        """Turn away who holds the place to wait that a more important request needs, if anybody."""
+        ticket = keeper.outranked(ask, rows, now)
+        if ticket is None:
+            return NOTHING
+        return self._refuse(ticket, keeper.give_way(ticket, now), now, NOTHING)
+
+    # -- another policy ------------------------------------------------------------------------
+
+    def gather(self, partition: Partition, now: float, *, to_judge: bool) -> None:
+        """A gate was opened, or has another policy: who waits in the policy file's queues is its.
+
+        They count as offered; another policy judges them again like those who wait at the gate.
+        """
+        keeper = partition.admission
+        assert keeper is not None
+        for queue in partition.queues:
+            for ticket in queue.tickets():
+                if ticket.ask is None:
+                    ticket.ask = self._admitting.ask(ticket)
+                    name = keeper.gate.policy.name
+                    waits = Decision("wait", "", WAITS_FOR_PREFILL, name, "waiting")
+                    keeper.settle(waits, ticket.ask, now)
+                if to_judge:
+                    queue.remove(ticket)
+                    keeper.displace(ticket)
+
+    def judge_again(
+        self, partition: Partition, now: float, limit: int, effects: Effects
+    ) -> Effects:
+        """Judge up to `limit` of those who waited under another policy."""
+        keeper = partition.admission
+        assert keeper is not None
+        keeper.refresh(now)
+        for _ in range(limit):
+            ticket = next(iter(keeper.displaced), None)
+            if ticket is None:
+                break
+            effects = self._judge_again(ticket, keeper, now, effects)
+            keeper.refresh(now)
+        return self.relieve(partition, now, effects)
+
+    def _judge_again(
+        self, ticket: Ticket, keeper: Gatekeeper, now: float, effects: Effects
+    ) -> Effects:
+        keeper.recall(ticket)
+        assert ticket.ask is not None
+        try:
+            rows = ticket.partition.candidates(ticket.request)
+        except NoEligibleWorker:
+            return self._finish(ticket, now, effects)
+        ask, decision = keeper.judge(ticket, ticket.ask, rows, now)
+        if decision.outcome == "refuse":
+            keeper.turned_away(ticket, decision.code, now)
+            return self._refuse(ticket, decision, now, effects, rows)
+        if decision.outcome == "wait" or not keeper.can_take(rows):
+            keeper.wait(ticket, ask, rows, now)
+            return effects
+        if keeper.gate.queue is None and self._in_file_again(ticket, keeper.usable(rows), now):
+            return effects
+        return self._finish(ticket, now, effects)
+
+    def _in_file_again(self, ticket: Ticket, rows: Rows, now: float) -> bool:
+        """Let one wait on in the policy file's queue; what is full there has no say any more."""
+        partition = ticket.partition
+        number = partition.class_of(ticket.prompt, ticket.weights)
+        if not partition.must_wait(number, rows):
+            return False
+        partition.enqueue(number, ticket, rows, now, is_known=True)
+        return True
+
+
+def _may_be_served(ticket: Ticket) -> bool:
+    try:
+        ticket.partition.candidates(ticket.request)
+    except NoEligibleWorker:
+        return False
+    return True
+
+
+def endpoint_of(ticket: Ticket) -> str:
+    """Return the route it came by."""
+    if isinstance(ticket.request, SelectPairRequest):
+        return _PAIR
+    return _SELECT if ticket.reservation_id is None else _BOOK

@@ -1,0 +1,142 @@
+"""The rooms a request passes through, as they are where requests are traced.
+
+Each does what the one it stands for does, and marks when. A service that traces nothing has the
+plain rooms and pays nothing; here who is not traced pays for one look at `Recorder`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from select_service.core.admission.queue import Ticket
+from select_service.core.booking.desk import Desk
+from select_service.core.verbs.placing import Placing
+from select_service.core.verbs.selecting import Selecting
+from select_service.core.watching.marks import ADMISSION, BOOK, MATCH, PICK, WAIT, Booked
+
+if TYPE_CHECKING:
+    from indexer.core.tiers import Matches
+    from select_service.core.booking.desk import Order
+    from select_service.core.books.reservation import Reservation
+    from select_service.core.columns import Rows
+    from select_service.core.effects import Effects
+    from select_service.core.partition import Partition, Placement
+    from select_service.core.watching.marks import Marks, Recorder
+    from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectRequest
+
+__all__ = ["rooms_for"]
+
+
+def rooms_for(recorder: Recorder) -> tuple[type[Desk], type[Placing], type[Selecting]]:
+    """Return the rooms to build a service of whose marks go to this recorder."""
+
+    class OfDesk(RecordingDesk):
+        pass
+
+    class OfPlacing(RecordingPlacing):
+        pass
+
+    class OfSelecting(RecordingSelecting):
+        pass
+
+    OfDesk.recorder = OfPlacing.recorder = OfSelecting.recorder = recorder
+    return OfDesk, OfPlacing, OfSelecting
+
+
+class RecordingSelecting(Selecting):
+    """Marks when a request is judged, and when it begins to wait."""
+
+    recorder: Recorder
+
+    @override
+    def select(self, request: SelectRequest, now: float) -> tuple[Answer | Ticket, Effects]:
+        answer, effects = super().select(request, now)
+        marks = self.recorder.current
+        if marks is not None:
+            self._note(marks, answer)
+        return answer, effects
+
+    @override
+    def select_and_reserve(
+        self, request: SelectAndReserveRequest, now: float, *, unknown: bytes = b""
+    ) -> tuple[Answer | Ticket, Effects]:
+        answer, effects = super().select_and_reserve(request, now, unknown=unknown)
+        marks = self.recorder.current
+        if marks is not None:
+            self._note(marks, answer)
+        return answer, effects
+
+    def _note(self, marks: Marks, answer: Answer | Ticket) -> None:
+        if not isinstance(answer, Ticket):
+            marks.answer = answer
+            marks.leave()
+            return
+        marks.ticket = answer  # perhaps one that somebody else has brought, who asked the same
+        marks.enter(WAIT)
+        self.recorder.waiting.setdefault(answer, marks)
+
+    @override
+    def _enter(self, ticket: Ticket, now: float) -> tuple[Answer | Ticket, Effects]:
+        marks = self.recorder.current
+        if marks is not None:
+            marks.ticket = ticket
+            marks.enter(ADMISSION)
+        return super()._enter(ticket, now)
+
+
+class RecordingPlacing(Placing):
+    """Marks when a rank is chosen, for who has just come and for who has waited."""
+
+    recorder: Recorder
+
+    @override
+    def place(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        matches: Matches | None = None,
+    ) -> tuple[Answer, Effects]:
+        recorder = self.recorder
+        caller = recorder.current
+        if caller is None and not recorder.waiting:
+            return super().place(ticket, rows, now, effects, matches)
+        marks = recorder.of(ticket)
+        recorder.current = marks  # not the caller's, whose call may have let others in
+        try:
+            if marks is not None:
+                if matches is None:  # else who judged it has looked them up
+                    marks.enter(MATCH)
+                    matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+                marks.enter(PICK)
+            return super().place(ticket, rows, now, effects, matches)
+        finally:
+            if marks is not None:
+                marks.leave()
+            recorder.current = caller
+
+    @override
+    def _answer(self, ticket: Ticket, placement: Placement) -> Selection:
+        marks = self.recorder.current
+        if marks is not None:
+            marks.placement = placement
+        return super()._answer(ticket, placement)
+
+
+class RecordingDesk(Desk):
+    """Marks when a booking begins."""
+
+    recorder: Recorder
+
+    @override
+    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
+        marks = self.recorder.current
+        if marks is not None:
+            marks.enter(BOOK)
+            if marks.ticket is None:
+                name, tokens = order.reservation_id, order.prompt.isl_tokens
+                marks.booked = Booked(*partition.scope, *partition.rank_at(slot), name, tokens)
+        return super().book(partition, slot, order, now)

@@ -1,0 +1,365 @@
+"""The rooms a request passes through, as they are where a service is recorded.
+
+Each does what the one it stands for does, and notes what it met: references, no copies. A service
+that records nothing has the plain rooms and pays nothing. `tape/notes.py` says what is noted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+
+from typing_extensions import override
+
+from select_service.core.booking.desk import Desk
+from select_service.core.decisions.decisions import Decisions
+from select_service.core.tape.items import Gap, Life
+from select_service.core.tape.notes import (
+    BirthNote,
+    ChangeNote,
+    DecisionNote,
+    SeatsNote,
+    StepNote,
+    WaveNote,
+)
+from select_service.core.verbs.placing import Placing
+from select_service.core.waves.plan import WavePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indexer.core.tiers import Matches
+    from indexer.types import Scope
+    from select_service.admission_types import AdmissionSettings
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.booking.desk import Order
+    from select_service.core.books.bookings import Booking
+    from select_service.core.books.leases import Lease
+    from select_service.core.books.reservation import Reservation
+    from select_service.core.columns import Floats, Rows
+    from select_service.core.decisions.record import Odds, Record, Seen
+    from select_service.core.effects import Effects
+    from select_service.core.fleet.roles import Roles
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.scoring import Weights
+    from select_service.core.replicas.messages import ClaimRecord
+    from select_service.core.tape.notes import Note
+    from select_service.core.waves.plan import Member, Seat
+    from select_service.types import Answer, CacheHit
+
+__all__ = ["Rooms", "Sink", "Witness", "rooms_for"]
+
+LIFE_BYTES: Final = 256
+"""What a note of a reservation is charged with."""
+
+SCOPES_KEPT: Final = 64
+"""After so many more scopes those that have closed are forgotten."""
+
+
+class Sink(Protocol):
+    """Where notes go.
+
+    Attributes:
+        draws: what chance says is put here by who draws.
+    """
+
+    draws: list[float | int]
+
+    def put(self, note: Note, size: int) -> bool:
+        """Take a note of about so many bytes; False: there is no room, and it is counted."""
+
+    def leave_out(self) -> None:
+        """Count a note that would mean nothing without one that found no room."""
+
+
+class Rooms(NamedTuple):
+    """The kinds of rooms to build a service of."""
+
+    desk: type[Desk]
+    placing: type[Placing]
+    decisions: type[Decisions]
+    plan: type[WavePlan]
+
+
+class Witness:
+    """Notes what happens in one service, in order."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.settings: AdmissionSettings | None = None  # as they are in force; set by the service
+        self._roles: dict[Scope, tuple[Partition, Roles]] = {}  # another object: another seating
+        self._last: Roles | None = None  # looked up last, which is mostly the same again
+        self._columns = b""  # charged last
+        self.now = 0.0
+        """When something was noted last."""
+
+    def seats(self, partition: Partition) -> bool:
+        """Note who sits where, if that is not as it was; False: there was no room for it."""
+        roles = partition.roles
+        if roles is self._last:
+            return True
+        known = self._roles.get(partition.scope)
+        if known is not None and known[1] is roles:
+            self._last = roles
+            return True
+        workers = tuple(
+            [(one.spec, tuple(one.slots.items()), one.drain) for one in partition.seated.values()]
+        )
+        note = SeatsNote(partition.scope, partition.index.block_size, workers)
+        if not self.sink.put(note, 256 + 64 * len(workers)):
+            return False
+        self._roles[partition.scope] = partition, roles
+        self._last = roles
+        if len(self._roles) % SCOPES_KEPT == 0:
+            self._forget_closed()
+        return True
+
+    def _forget_closed(self) -> None:
+        self._last = None
+        self._roles = {scope: one for scope, one in self._roles.items() if one[0].seated}
+
+    def draws(self) -> tuple[float | int, ...]:
+        """Take what chance has said."""
+        draws = self.sink.draws
+        if not draws:
+            return ()
+        said = tuple(draws)
+        draws.clear()
+        return said
+
+    def decision(
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None,
+    ) -> None:
+        """Note a decision."""
+        partition, request = ticket.partition, ticket.request
+        self.now = now
+        if not self.seats(partition):
+            self.sink.leave_out()
+            return
+        couple = thresholds = None
+        if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
+            couple = odds.plan.couple
+        settings = self.settings
+        if settings is not None and (settings.cache_hit_threshold or request.cache_hit_threshold):
+            thresholds = (
+                settings.cache_hit_threshold,
+                settings.cache_hit_attempts_max,
+                settings.cache_hit_basis,
+                settings.cache_hit_scope,
+            )
+        columns = seen[0]
+        size = 600 + len(ticket.prompt.block_hashes)
+        if columns is not self._columns:
+            self._columns = columns
+            size += len(columns)
+        note = DecisionNote(
+            *(now, ticket.since, partition.scope, rows, seen, ticket.prompt, ticket.weights, slot),
+            *(request, ticket.reservation_id, odds, couple, thresholds, self.draws()),
+            ticket.in_wave,
+            ticket.in_session,
+        )
+        self.sink.put(note, size)
+
+    def change(self, now: float, what: str, values: dict[str, object]) -> None:
+        """Note settings that were put in force."""
+        self.sink.put(ChangeNote(now, what, values), 512)
+
+
+def rooms_for(witness: Witness, desk: type[Desk], placing: type[Placing]) -> Rooms:
+    """Return the rooms to build a service of whose life this witness notes."""
+    told = {"witness": witness}
+    return Rooms(
+        cast("type[Desk]", type("WitnessedDesk", (_Desk, desk), told)),
+        cast("type[Placing]", type("WitnessedPlacing", (_Placing, placing), told)),
+        cast("type[Decisions]", type("WitnessedDecisions", (_Decisions,), told)),
+        cast("type[WavePlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
+    )
+
+
+class _Placing(Placing):
+    """Lets no draw of a decision that failed be taken for one of the next."""
+
+    witness: Witness
+
+    @override
+    def place(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        matches: Matches | None = None,
+    ) -> tuple[Answer, Effects]:
+        self.witness.sink.draws.clear()
+        return super().place(ticket, rows, now, effects, matches)
+
+
+class _Decisions(Decisions):
+    """Notes every decision, whether it is kept or not."""
+
+    witness: Witness
+
+    @property
+    @override
+    def is_wanted(self) -> bool:
+        return True
+
+    @override
+    def keep(
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None = None,
+        cache_hit: CacheHit | None = None,
+        weights: Weights | None = None,
+    ) -> Record | None:
+        self.witness.decision(ticket, seen, rows, slot, now, odds)
+        return super().keep(ticket, seen, rows, slot, now, odds, cache_hit, weights)
+
+
+class _Desk(Desk):
+    """Notes what becomes of reservations."""
+
+    witness: Witness
+    _why = "told"  # the end that is being made; by a replica, unless one of those below
+
+    def _begun(
+        self, what: str, partition: Partition, slot: int, facts: tuple[str, int, int], now: float
+    ) -> None:
+        """Note where a reservation begins; its id, tokens to prefill, and length."""
+        witness = self.witness
+        witness.now = now
+        if not witness.seats(partition):
+            witness.sink.leave_out()
+            return
+        worker, dp_rank = partition.rank_at(slot)
+        begins = partition.scope, worker.worker_id, dp_rank
+        witness.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
+
+    @override
+    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
+        facts = order.reservation_id, order.prefill_tokens, order.prompt.isl_tokens
+        self._begun("booked", partition, slot, facts, now)
+        return super().book(partition, slot, order, now)
+
+    @override
+    def learn(
+        self,
+        partition: Partition,
+        slot: int,
+        record: ClaimRecord,
+        hashes: bytes,
+        origin: str | int,
+        now: float,
+        *,
+        watched: bool = False,
+    ) -> Reservation:
+        facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
+        self._begun("learnt", partition, slot, facts, now)
+        return super().learn(partition, slot, record, hashes, origin, now, watched=watched)
+
+    @override
+    def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
+        done = super().prefill_complete(name, now)
+        self.witness.sink.put(Life(now, "prefill_complete", name), LIFE_BYTES)
+        return done
+
+    @override
+    def output_block(
+        self, name: str, decay_fraction: float | None, now: float, count: int = 1
+    ) -> None:
+        super().output_block(name, decay_fraction, now, count)
+        note = Life(now, "output_block", name, amount=count, fraction=decay_fraction)
+        self.witness.sink.put(note, LIFE_BYTES)
+
+    @override
+    def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
+        self._why = "freed"
+        try:
+            return super().free(name, now)
+        finally:
+            self._why = "told"
+
+    @override
+    def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
+        self._why = "expired"
+        try:
+            return super().expire(partition, limit, now, effects)
+        finally:
+            self._why = "told"
+
+    @override
+    def clear_leases(
+        self, limit: int, now: float, effects: Effects, lease: Lease | None = None
+    ) -> tuple[int, set[Partition]]:
+        self._why = "lease_ended"
+        try:
+            return super().clear_leases(limit, now, effects, lease)
+        finally:
+            self._why = "told"
+
+    @override
+    def _forget_dropped(self, reservation: Reservation, now: float) -> None:
+        self.witness.sink.put(Life(now, "dropped", reservation.reservation_id), LIFE_BYTES)
+        super()._forget_dropped(reservation, now)
+
+    @override
+    def release(self, booking: Booking, now: float) -> None:
+        reservation = booking.reservation
+        blocks = reservation.whole_outputs + reservation.faded_outputs
+        note = Life(now, self._why, reservation.reservation_id, amount=blocks)
+        self.witness.sink.put(note, LIFE_BYTES)
+        super().release(booking, now)
+
+
+class _WavePlan(WavePlan):
+    """Notes what each step of a plan met, and the whole of it once it is made."""
+
+    witness: Witness
+    _looked: list[tuple[int, Seen]]
+    _roles: Roles  # who sat where when it was begun
+
+    @override
+    def seats(self) -> Iterator[list[Seat]]:
+        witness, partition = self.witness, self._partition
+        ledger, draws = partition.ledger, witness.sink.draws
+        self._roles = partition.roles
+        taken, size = [], 0
+        plan = super().seats()
+        while True:
+            draws.clear()
+            self._looked = []
+            columns, requests = ledger.columns(), ledger.requests.tobytes()
+            piece = next(plan, None)
+            if piece is None:
+                break
+            if piece:
+                seated = [(seat.member.number, seat.slot) for seat in piece]
+                taken.append(StepNote(columns, requests, self._looked, witness.draws(), seated))
+                size += len(columns) + len(requests) + 64 * len(seated)
+            yield piece
+        size += sum(160 + len(one.prompt.block_hashes) for one in self._members)
+        members = [
+            (one.number, one.prompt, one.request, one.weights, one.rows) for one in self._members
+        ]
+        facts = partition.scope, self._load_limit, self._keep_together
+        if self._roles is not partition.roles:  # its slots may be others' now
+            witness.sink.put(Gap(1, "seats"), LIFE_BYTES)
+            return
+        if not witness.seats(partition):
+            witness.sink.leave_out()
+            return
+        witness.sink.put(WaveNote(witness.now, *facts, members, taken), size)
+
+    @override
+    def _price(self, member: Member) -> tuple[Floats, Floats]:
+        self._looked.append((member.number, self._partition.see(member.prompt)))
+        return super()._price(member)

@@ -1,0 +1,267 @@
+"""Where each prompt of a wave should go: equal prefixes are computed once, and nobody drowns.
+
+Prompts of one partition with a common prefix form a group. Groups are placed largest first, each on
+the rank where it costs least by the formula of single requests (`scoring.py`), with what the wave
+has brought so far counted in; a rank takes no more than its share of the wave's requests, and what
+does not fit goes on elsewhere. Nothing is changed here: `waves.py` carries the plan out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from indexer.types import HASH_BYTES
+from select_service.core.pricing.picking import pick
+from select_service.core.pricing.scoring import costs, prefer
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.types import SelectRequest
+
+__all__ = ["Group", "Member", "Seat", "WavePlan", "common_blocks", "even_share", "groups_of"]
+
+_PART_IN_COMMON: Final = 2
+"""Prompts belong together if this part of the longer one's blocks is common to both, or more: then
+to compute it twice costs more than all that is different."""
+
+_ROUNDING: Final = 1e-9
+_MEMBERS_PER_STEP: Final = 64
+"""Looked at in one step; a µs each."""
+
+
+class Member(NamedTuple):
+    """One sample of a wave."""
+
+    number: int  # its position in the wave
+    request: SelectRequest
+    prompt: Prompt
+    weights: Weights
+    rows: Rows
+
+
+class Group(NamedTuple):
+    """Members with a common prefix, sorted so that who has most in common stands side by side."""
+
+    members: list[Member]
+    common: list[int]  # blocks each has in common with the one before; 0 for the first
+
+    @property
+    def isl_tokens(self) -> int:
+        """The length of all its prompts."""
+        return sum(member.prompt.isl_tokens for member in self.members)
+
+
+class Seat(NamedTuple):
+    """Where a member should go."""
+
+    member: Member
+    slot: int
+    mate: int  # position in the wave of who is there and has most in common with it; -1: nobody
+    shared_blocks: int  # that both begin with
+
+
+def common_blocks(one: Prompt, other: Prompt, least: int = 0) -> int:
+    """Return how many blocks two prompts begin with alike, 0 if fewer than `least`.
+
+    O(blocks), at the speed of memory.
+    """
+    a, b, most = one.block_hashes, other.block_hashes, min(one.blocks, other.blocks)
+    if a == b:
+        return most
+    if least > most or a[: least * HASH_BYTES] != b[: least * HASH_BYTES]:
+        return 0
+    size = most * HASH_BYTES
+    differ = np.frombuffer(a[:size], np.uint64) != np.frombuffer(b[:size], np.uint64)
+    return int(differ.argmax()) if differ.any() else most
+
+
+def groups_of(members: Iterable[Member]) -> list[Group]:
+    """Sort members with the same wishes into groups. O(n log n) comparisons."""
+    groups: list[Group] = []
+    ordered = sorted(members, key=lambda one: one.prompt.block_hashes)
+    last: Prompt | None = None
+    for member in ordered:
+        common, prompt = 0, member.prompt
+        if last is not None:
+            least = -(-max(last.blocks, prompt.blocks) // _PART_IN_COMMON)
+            common = common_blocks(last, prompt, max(1, least))
+        if common:
+            groups[-1].members.append(member)
+            groups[-1].common.append(common)
+        else:
+            groups.append(Group([member], [0]))
+        last = prompt
+    return groups
+
+
+def _wishes(member: Member) -> tuple[object, ...]:
+    """Return what has to be the same for two members to be placed as one."""
+    rows, constraints = member.rows, member.request.routing_constraints
+    preferred = () if constraints is UNSET else sorted(constraints.preferred_taints.items())
+    here = rows.stop.to_bytes(8) if isinstance(rows, slice) else b"-" + rows.tobytes()
+    return here, tuple(preferred), member.weights
+
+
+def even_share(standing: Sequence[int] | Slots, arriving: int) -> float:
+    """Return the requests each rank would have if they were spread as evenly as can be.
+
+    Those with more keep what they have: the level L with Σ max(0, L - standing) = arriving.
+    """
+    level, below = 0.0, 0
+    ordered = sorted(int(one) for one in standing)
+    for position, one in enumerate(ordered):
+        below += one
+        level = (arriving + below) / (position + 1)
+        if position + 1 == len(ordered) or level <= ordered[position + 1]:
+            break
+    return level
+
+
+class WavePlan:
+    """The plan of a wave in one partition.
+
+    Args:
+        partition: of all members.
+        members: those to be placed.
+        load_limit: requests a rank may get to, as a multiple of its even share.
+        keep_together: members of a group that go to one rank together whatever its share is.
+        rng: draws among ranks that cost the same.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        members: Sequence[Member],
+        *,
+        load_limit: float,
+        keep_together: int,
+        rng: random.Random,
+    ) -> None:
+        self._partition = partition
+        self._members = members
+        self._load_limit = load_limit
+        self._keep_together = keep_together
+        self._rng = rng
+        self.groups: list[Group] = []
+        size = partition.index.capacity
+        self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
+        self._prefill = np.zeros(size)  # and the tokens to compute for them
+        self._decode = np.zeros(size)  # and their distinct blocks
+        self._context = np.zeros(size)  # and all their blocks
+        self._share = self._limit = 0  # requests: a rank's even share, and what it may get to
+
+    def seats(self) -> Iterator[list[Seat]]:
+        """Yield the plan piece by piece: members of one group that go to one rank.
+
+        Each piece is O(ranks); but for one that sorts them all, O(members).
+        """
+        kinds: dict[tuple[object, ...], int] = {}
+        used = np.zeros(len(self._placed), dtype=bool)
+        alike: dict[tuple[int, bytes], list[Member]] = {}  # by wishes and first block
+        for count, member in enumerate(self._members, 1):
+            kind = kinds.setdefault(_wishes(member), len(kinds))
+            if kind == len(kinds) - 1:
+                used[member.rows] = True
+            first = member.prompt.block_hashes[:HASH_BYTES]
+            alike.setdefault((kind, first), []).append(member)
+            if not count % _MEMBERS_PER_STEP:
+                yield []
+        for count, members in enumerate(alike.values(), 1):
+            self.groups += groups_of(members)
+            if not count % _MEMBERS_PER_STEP:
+                yield []
+        self.groups.sort(key=lambda group: (-group.isl_tokens, group.members[0].number))
+        yield []
+        standing = self._partition.ledger.requests[: len(used)][used]
+        level = even_share(standing, len(self._members))
+        self._share = math.ceil(level - _ROUNDING)
+        self._limit = math.floor(self._load_limit * level + _ROUNDING)
+        for group in self.groups:
+            yield from self._seat(group)
+
+    def _seat(self, group: Group) -> Iterator[list[Seat]]:
+        first = group.members[0]
+        rows = first.rows
+        base, cached = self._price(first)
+        left, last_at = 0, dict[int, int]()  # where the last of the group sits, by slot
+        while left < len(group.members):
+            remaining = len(group.members) - left
+            load = self._partition.ledger.requests[rows] + self._placed[rows]
+            room = self._share - load
+            is_open = room > 0
+            if not is_open.any():
+                is_open = load == load.min()
+            fits = np.maximum(room, self._limit - load) >= remaining
+            prices = self._with_wave(base, rows, first)
+            # who would have to split the group lets its prefix be computed once more elsewhere
+            prices = prices + np.where(fits, 0.0, self._prefix_price(group, left, first))
+            among = np.flatnonzero(is_open)
+            at = int(among[pick(prices[among], first.weights.temperature, self._rng)])
+            most = max(int(room[at]), self._keep_together)
+            count = remaining if fits[at] else min(remaining, most)
+            slot = at if isinstance(rows, slice) else int(rows[at])
+            yield self._take(group, left, count, slot, float(cached[at]), last_at)
+            left += count
+
+    def _price(self, member: Member) -> tuple[Floats, Floats]:
+        """Return what a prompt costs on each of its rows without the wave, and finds cached."""
+        projection = self._partition.project(member.prompt, member.rows, member.weights)
+        prices = costs(projection, self._partition.at_present(member.weights))
+        constraints = member.request.routing_constraints
+        if constraints is not UNSET and constraints.preferred_taints:
+            rows = member.rows
+            slots = range(rows.stop) if isinstance(rows, slice) else rows.tolist()
+            taints = [self._partition.taints_at(slot) for slot in slots]
+            prices = prefer(prices, constraints.preferred_taints, taints)
+        return prices, projection.cached_tokens
+
+    def _with_wave(self, base: Floats, rows: Rows, member: Member) -> Floats:
+        weights = member.weights
+        prices: Floats = base + weights.decode_load_scale * self._decode[rows]
+        if weights.context_load_scale:
+            prices += weights.context_load_scale * self._context[rows]
+        if weights.track_prefill_tokens:
+            size = self._partition.index.block_size
+            prices += weights.prefill_load_scale / size * self._prefill[rows]
+        return prices
+
+    def _prefix_price(self, group: Group, left: int, first: Member) -> float:
+        if left + 1 >= len(group.members):
+            return 0.0
+        return first.weights.prefill_load_scale * min(group.common[left + 1 :])
+
+    def _take(
+        self,
+        group: Group,
+        left: int,
+        count: int,
+        slot: int,
+        cached_tokens: float,
+        last_at: dict[int, int],
+    ) -> list[Seat]:
+        seats, size = [], self._partition.index.block_size
+        for position in range(left, left + count):
+            member, mate, shared = group.members[position], -1, 0
+            before = last_at.get(slot)
+            if before is not None:
+                mate = group.members[before].number
+                shared = min(group.common[before + 1 : position + 1])
+            last_at[slot] = position
+            prompt = member.prompt
+            known = max(float(shared * size), cached_tokens)
+            self._prefill[slot] += max(0.0, prompt.isl_tokens - known)
+            self._decode[slot] += prompt.blocks - shared
+            self._context[slot] += prompt.blocks
+            seats.append(Seat(member, slot, mate, shared))
+        self._placed[slot] += count
+        return seats

@@ -1,0 +1,245 @@
+"""One request of a wave on its way to the rank the plan has for it, judged like any other.
+
+What differs from a request that comes alone: its prompt has been read, its rank is known as long as
+that may be chosen, what others of the wave compute there counts as cached, and it never waits. Its
+caller starts nothing before the whole wave is answered, so that what it would wait for might be
+behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import numpy as np
+
+from indexer.core.tiers import Matches
+from select_service.core.effects import NOTHING
+from select_service.core.verbs.selecting import Selecting
+from select_service.core.verbs.waiting_room import endpoint_of
+from select_service.errors import NoEligibleWorker, WouldWait
+from select_service.types import CacheThreshold
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from indexer.core.tiers import SlotTable
+    from select_service.admission_types import AdmissionSettings
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.admission.asks import Ask
+    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.booking.desk import Desk
+    from select_service.core.columns import Rows
+    from select_service.core.effects import Effects
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.core.verbs.placing import Placing
+    from select_service.core.verbs.reading import Reader
+    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.types import Answer, SelectAndReserveRequest, SelectRequest
+
+    Read = tuple[Partition, Prompt, Weights]
+
+__all__ = ["Usher", "expecting"]
+
+
+class Usher:
+    """Places the samples of waves, one after the other."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        desk: Desk,
+        admitting: Admitting,
+        placing: Placing,
+        room: WaitingRoom,
+        rng: random.Random,
+    ) -> None:
+        self._known = _KnownPrompt(reader)
+        self._placing = _Guided(placing, admitting.settings)
+        self._selecting = _Guiding(
+            *(cast("Reader", self._known), desk, admitting),
+            *(cast("Placing", self._placing), room, rng),
+        )
+
+    def choose(
+        self, request: SelectRequest, read: Read | None, slot: int, shared_tokens: int, now: float
+    ) -> tuple[Answer, Effects]:
+        """Select for one sample.
+
+        Args:
+            request: the sample's.
+            read: its prompt; None: it is read now.
+            slot: where it should go; -1: wherever.
+            shared_tokens: of the prompt, computed there by another of the wave.
+            now: monotonic seconds.
+
+        Raises:
+            ServiceError: as /select, and `WouldWait`.
+        """
+        self._expect(read, slot, shared_tokens)
+        return cast("tuple[Answer, Effects]", self._selecting.select(request, now))
+
+    def book(
+        self,
+        request: SelectAndReserveRequest,
+        unknown: bytes,
+        read: Read | None,
+        slot: int,
+        shared_tokens: int,
+        now: float,
+    ) -> tuple[Answer, Effects]:
+        """Select for one sample, and book it.
+
+        Raises:
+            ServiceError: as /select_and_reserve, and `WouldWait`.
+        """
+        self._expect(read, slot, shared_tokens)
+        reserve = self._selecting.select_and_reserve
+        return cast("tuple[Answer, Effects]", reserve(request, now, unknown=unknown))
+
+    def _expect(self, read: Read | None, slot: int, shared_tokens: int) -> None:
+        self._known.read = read
+        self._selecting.slot = self._placing.slot = slot
+        self._placing.shared_tokens = shared_tokens
+
+
+class _KnownPrompt:
+    """Stands for the reader: the prompt of a sample has been read with its request."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.draining = reader.draining
+        self.read: Read | None = None
+
+    def selection(self, request: SelectRequest) -> Read:
+        return self._reader.selection(request) if self.read is None else self.read
+
+
+class _Guided:
+    """Stands for placing: says what of a prompt others of the wave compute where it goes."""
+
+    def __init__(self, placing: Placing, settings: AdmissionSettings) -> None:
+        self._placing = placing
+        self._settings = settings
+        self.refuse = placing.refuse
+        self.repeated = placing.repeated
+        self.slot = -1
+        self.shared_tokens = 0
+
+    def place(
+        self,
+        ticket: Ticket,
+        rows: Rows,
+        now: float,
+        effects: Effects,
+        matches: Matches | None = None,
+    ) -> tuple[Answer, Effects]:
+        asked = ticket.request.cache_hit_threshold
+        held_to_cache = asked is not None or self._settings.cache_hit_threshold > 0.0
+        if self.shared_tokens and not held_to_cache:  # such ask for what is there now
+            index = ticket.partition.index
+            matches = index.find_matches(ticket.prompt.block_hashes)
+            blocks = self.shared_tokens // index.block_size
+            matches = expecting(matches, self.slot, blocks)
+        return self._placing.place(ticket, rows, now, effects, matches)
+
+
+class _Guiding(Selecting):
+    """Selects as always, with a rank in mind, and lets nobody wait."""
+
+    slot = -1
+
+    def _enter(self, ticket: Ticket, now: float) -> tuple[Answer, Effects]:
+        partition, request = ticket.partition, ticket.request
+        ticket.in_wave = True
+        if request.priority is not None:
+            self._admitting.class_of(request)
+        keeper = partition.admission
+        if keeper is not None:
+            return self._pass_gate(ticket, keeper, now)
+        number, rows = self._candidates(ticket)
+        if partition.must_wait(number, rows):
+            raise WouldWait(partition.return_s(now))
+        return self._placing.place(ticket, self._guide(rows, partition), now, NOTHING)
+
+    def _guide(self, rows: Rows, partition: Partition) -> Rows:
+        """Leave the planned rank alone, if it may be chosen."""
+        slot, keeper = self.slot, partition.admission
+        there = 0 <= slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())
+        if not there:
+            return rows
+        alone = np.array([slot], dtype=np.int64)
+        return alone if keeper is None or keeper.can_take(alone) else rows
+
+    def _pass_gate(self, ticket: Ticket, keeper: Gatekeeper, now: float) -> tuple[Answer, Effects]:
+        """As at the gate of single requests, but for that nobody gives way, and nobody waits."""
+        partition, gate = ticket.partition, keeper.gate
+        keeper.now = now
+        if keeper.changes.look:
+            keeper.refresh(now)
+        ask = self._admitting.ask(ticket)
+        try:
+            number, rows = self._candidates(ticket)
+        except NoEligibleWorker as none:
+            refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
+            none.retry_after_s = refused.retry_after_s
+            raise
+        ask, decision = keeper.judge(ticket, ask, rows, now)
+        if decision.outcome == "refuse":
+            keeper.settle(decision, ask, now, endpoint_of(ticket))
+            raise self._admitting.refusal(partition, decision, rows)
+        if decision.outcome == "wait":
+            self._turn_away(keeper, ask, now)
+        rows = keeper.usable(rows)
+        if gate.queue is None and partition.must_wait(number, rows):
+            self._turn_away(keeper, ask, now)
+        answer, effects = self._placing.place(ticket, self._guide(rows, partition), now, NOTHING)
+        if type(answer) is CacheThreshold:
+            refusal = gate.admitted._replace(
+                outcome="refuse", code="cache_threshold", gate="cache_hit"
+            )
+            gate.settle(refusal, ask, now)
+        else:
+            gate.admit(ask, now)
+        return answer, effects
+
+    def _turn_away(self, keeper: Gatekeeper, ask: Ask, now: float) -> NoReturn:
+        refusal = WouldWait(0.0)
+        refused = keeper.refuse(ask, "waiting", str(refusal), refusal.code, now)
+        refusal.retry_after_s = refused.retry_after_s
+        raise refusal
+
+
+class _OneSlotMore:
+    """Slots of masks, but for one slot, which stands by itself."""
+
+    def __init__(self, matches: Matches, slot: int) -> None:
+        self._matches = matches
+        self._slot = slot
+        self._alone = np.array([slot], dtype=np.int64)
+
+    def slots(self, mask: int) -> NDArray[np.int64]:
+        """Return the slots behind a mask; -1 is the one's."""
+        if mask == _ALONE:
+            return self._alone
+        slots = self._matches.slots(mask)
+        others: NDArray[np.int64] = slots[slots != self._slot]
+        return others
+
+
+_ALONE = -1
+
+
+def expecting(matches: Matches, slot: int, blocks: int) -> Matches:
+    """Return what a prompt finds once a slot holds its first blocks; at least what it finds now."""
+    if sum(matches.rows().get(slot, (0,))) >= blocks:
+        return matches
+    table = _OneSlotMore(matches, slot)
+    groups = [*matches.groups, (blocks, _ALONE)]
+    below: Sequence[list[tuple[int, int]]] = (matches.host, matches.disk)
+    return Matches(cast("SlotTable", table), groups, *map(list, below))

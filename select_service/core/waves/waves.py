@@ -1,0 +1,354 @@
+"""The verb of a wave: many prompts are placed together, each for itself, or all or none.
+
+A wave is carried out step by step, so that a thousand prompts do not hold the loop: the caller
+drives a generator, hands in the time and carries out the effects. `waves/plan.py` says where each
+prompt should go, `ushering.py` takes it there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET, Struct, UnsetType
+
+from select_service.core.changes import Hold
+from select_service.core.effects import NOTHING
+from select_service.core.waves.plan import Member, WavePlan
+from select_service.errors import BatchNotPlaced, InvalidField, ServiceError, retry_after
+from select_service.types import CacheThreshold, SelectAndReserveRequest, Selection
+from select_service.wave_types import WaveAnswer, WaveItem, WaveRank, WaveResult
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Generator, Sequence
+    from typing import TypeAlias
+
+    from indexer.types import Scope
+    from select_service.core.booking.desk import Desk
+    from select_service.core.columns import Rows
+    from select_service.core.counters import Counters
+    from select_service.core.effects import Effects
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.scoring import Weights
+    from select_service.core.verbs.placing import Placing
+    from select_service.core.verbs.reading import Reader
+    from select_service.core.waves.ushering import Usher
+    from select_service.types import Answer, CoreLimits
+    from select_service.wave_types import SelectBatchRequest
+
+    Item: TypeAlias = tuple[WaveItem, bytes] | ServiceError
+    Steps: TypeAlias = Generator[Effects, float, WaveAnswer]
+    Read: TypeAlias = tuple[Partition, Prompt, Weights]
+
+__all__ = ["Wave", "Waves"]
+
+_SAMPLES_PER_STEP: Final = 16
+"""Copied, or planned, in one step: some tens of microseconds."""
+
+
+class _Sample(Struct, eq=False):
+    """One sample under way."""
+
+    item: int  # position of its request
+    request: SelectAndReserveRequest
+    unknown: bytes
+    read: Read | None = None
+    rows: Rows | None = None  # None: it is not planned
+    shared_tokens: int = 0
+    placed_at: int = -1  # the slot where it went
+    result: WaveResult | None = None
+    booked: str | None = None  # by this wave, and by nobody before
+
+
+class Waves:
+    """Begins waves, with all they work with."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - whom they work with
+        self,
+        reader: Reader,
+        desk: Desk,
+        placing: Placing,
+        usher: Usher,
+        counters: Counters,
+        rng: random.Random,
+        limits: CoreLimits,
+        free: Callable[[str, float], Effects],
+        plan: type[WavePlan] = WavePlan,
+    ) -> None:
+        self.reader = reader
+        self.desk = desk
+        self.placing = placing
+        self.usher = usher
+        self.counters = counters
+        self.rng = rng
+        self.free = free
+        self.plan = plan
+        self._limits = limits
+
+    def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> Wave:
+        """Look at a wave as a whole; nothing is chosen yet.
+
+        Args:
+            request: what is wanted of the wave; its `requests` are not looked at.
+            items: what is, each with the canonical bytes of members nobody knows; or why it cannot
+                be read.
+
+        Raises:
+            InvalidField: too many samples, or `atomic` without `reserve`.
+        """
+        most = self._limits.wave_samples_max
+        samples = sum(1 if isinstance(one, ServiceError) else one[0].n for one in items)
+        if samples > most:
+            why = f"requests must be at most {most} samples"
+            raise InvalidField(why, field="requests", limit="wave_samples_max")
+        if request.atomic and not request.reserve:
+            raise InvalidField("atomic needs reserve: nothing is booked without", field="atomic")
+        self.counters.waves += 1
+        self.counters.wave_samples += samples
+        return Wave(self, request, items)
+
+
+class Wave:
+    """One wave under way; nothing awaits anything, and each step takes about as long as a request.
+
+    Args:
+        waves: where it was begun.
+        wants: what is wanted of it.
+        items: its requests.
+    """
+
+    def __init__(self, waves: Waves, wants: SelectBatchRequest, items: Sequence[Item]) -> None:
+        self._waves = waves
+        self._wants = wants
+        self._items = items
+        self._samples: list[_Sample] = []
+        self._groups = 0
+        self._computed = 0
+        self._ranks: dict[tuple[str, str, int, int], list[int]] = {}  # requests, prefill tokens
+        self._hold = Hold(is_whole=wants.atomic)  # all or none is one commit
+
+    def steps(self, now: float) -> Steps:
+        """Place the wave, a step each time the generator is sent what time it is.
+
+        Raises:
+            BatchNotPlaced: one of them cannot be placed, and all or none was asked for; what had
+                been booked is free again.
+        """
+        for at, item in enumerate(self._items):
+            for _ in self._read(at, item, now):
+                now = yield NOTHING
+        self._check_all()
+        now = yield from self._repeats(now)
+        by_partition: dict[Partition, list[int]] = {}
+        for number, sample in enumerate(self._samples):
+            if sample.rows is not None:
+                assert sample.read is not None
+                by_partition.setdefault(sample.read[0], []).append(number)
+        for partition, numbers in by_partition.items():
+            now = yield from self._seat(partition, numbers, now)
+        try:
+            self._check_all()
+        except BatchNotPlaced:
+            yield from self.undo(now)
+            raise
+        self._release()
+        return self._answer()
+
+    def undo(self, now: float) -> Generator[Effects, float, None]:
+        """End what this wave has booked, one by one, unless somebody has ended it. Idempotent."""
+        bookings = self._waves.desk.bookings
+        for sample in self._samples:
+            if sample.booked is not None:
+                name, sample.booked = sample.booked, None
+                booking = bookings.live(name)
+                if booking is None or booking.hold is not self._hold:
+                    continue  # the id is somebody else's by now
+                try:
+                    effects = self._waves.free(name, now)
+                except ServiceError:  # its worker went, and it with it
+                    continue
+                now = yield effects
+        self._release()
+
+    def _release(self) -> None:
+        """What is booked stands from now on: others may be told, and it is written."""
+        self._hold.is_open = False
+        changes = self._waves.desk.bookings.changes
+        if changes is not None:
+            changes.release(self._hold)
+
+    # -- who comes -------------------------------------------------------------------------------
+
+    def _read(self, at: int, item: Item, now: float) -> Generator[None, None, None]:
+        """Read a prompt once for all its samples, and find who may take it."""
+        if isinstance(item, ServiceError):
+            self._samples.append(_Sample(at, SelectAndReserveRequest(), b""))
+            self._refuse(self._samples[-1], item)
+            return
+        request, unknown = item
+        read = rows = refusal = None
+        try:
+            read = self._waves.reader.selection(request)
+            rows = read[0].candidates(request)
+        except ServiceError as error:
+            refusal = error
+        for k in range(request.n):
+            sample = _Sample(at, _alone(request, k), unknown, read, rows)
+            self._samples.append(sample)
+            if refusal is not None and not self._is_repeat(sample):
+                self._waves.placing.refuse(None, refusal, now)
+                self._refuse(sample, refusal)
+            if not (k + 1) % _SAMPLES_PER_STEP:
+                yield
+        yield
+
+    def _is_repeat(self, sample: _Sample) -> bool:
+        name = sample.request.reservation_id
+        return (
+            self._wants.reserve
+            and name is not None
+            and self._waves.desk.bookings.find(name) is not None
+        )
+
+    def _repeats(self, now: float) -> Generator[Effects, float, float]:
+        """Answer who came before as then, or that the id is somebody else's; they bring no load."""
+        for sample in self._samples:
+            if sample.result is None and self._is_repeat(sample):
+                sample.rows = None
+                now = yield self._place(sample, -1, 0, now)
+        return now
+
+    # -- where they go ---------------------------------------------------------------------------
+
+    def _seat(
+        self, partition: Partition, numbers: list[int], now: float
+    ) -> Generator[Effects, float, float]:
+        """Plan and place what is for one partition."""
+        members = []
+        for number in numbers:
+            sample = self._samples[number]
+            assert sample.read is not None
+            assert sample.rows is not None
+            members.append(Member(number, sample.request, *sample.read[1:], sample.rows))
+        plan = self._waves.plan(
+            partition,
+            members,
+            load_limit=self._wants.load_limit,
+            keep_together=self._wants.keep_together,
+            rng=self._waves.rng,
+        )
+        size = partition.index.block_size
+        seats = []
+        for piece in plan.seats():
+            seats += piece
+            now = yield NOTHING
+        self._groups += len(plan.groups)
+        for seat in seats:  # the whole plan first: what is booked would be counted twice
+            sample, tokens = self._samples[seat.member.number], 0
+            if seat.mate >= 0 and self._samples[seat.mate].placed_at == seat.slot:
+                tokens = seat.shared_blocks * size
+            now = yield self._place(sample, seat.slot, tokens, now)
+        return now
+
+    def _place(self, sample: _Sample, slot: int, shared_tokens: int, now: float) -> Effects:
+        """Select for one sample, and book if that is wanted; a refusal is a result."""
+        was_known = self._is_repeat(sample)
+        usher = self._waves.usher
+        try:
+            if self._wants.reserve:
+                answer, effects = self._book(sample, slot, shared_tokens, now)
+            else:
+                answer, effects = usher.choose(
+                    *(sample.request, sample.read, slot, shared_tokens), now
+                )
+        except ServiceError as refusal:
+            self._refuse(sample, refusal)
+            return NOTHING
+        if isinstance(answer, Selection) and not was_known:
+            assert sample.read is not None
+            partition = sample.read[0]
+            sample.placed_at = partition.workers[answer.worker_id].slots[answer.dp_rank]
+            if sample.placed_at != slot:
+                shared_tokens = 0
+            if self._wants.reserve:
+                sample.booked = str(answer.reservation_id)
+            self._count(partition.scope, answer, shared_tokens)
+        if isinstance(answer, Selection):
+            answer.sequence_hashes = UNSET  # a thousand of them would be megabytes
+            sample.result = WaveResult(
+                sample.item, 200, selection=answer, shared_tokens=shared_tokens
+            )
+        else:
+            assert isinstance(answer, CacheThreshold), "nobody is given a pair that wants none"
+            sample.result = WaveResult(sample.item, 200, cache_threshold=answer)
+        return effects
+
+    def _book(
+        self, sample: _Sample, slot: int, shared_tokens: int, now: float
+    ) -> tuple[Answer, Effects]:
+        """Book one sample, to be told of when the wave is done."""
+        bookings = self._waves.desk.bookings
+        bookings.hold = self._hold
+        try:
+            return self._waves.usher.book(
+                *(sample.request, sample.unknown, sample.read, slot, shared_tokens), now
+            )
+        finally:
+            bookings.hold = None
+
+    def _count(self, scope: Scope, answer: Selection, shared_tokens: int) -> None:
+        self._computed += not shared_tokens
+        rank = self._ranks.setdefault((*scope, answer.worker_id, answer.dp_rank), [0, 0])
+        rank[0] += 1
+        rank[1] += answer.effective_prefill_tokens
+
+    # -- what came of it -------------------------------------------------------------------------
+
+    def _refuse(self, sample: _Sample, refusal: ServiceError) -> None:
+        field: str | UnsetType = UNSET
+        if refusal.field is not None:
+            field = f"requests[{sample.item}].{refusal.field}"
+        again_s = retry_after(refusal)
+        sample.rows = None
+        sample.result = WaveResult(
+            sample.item,
+            refusal.status,
+            error=str(refusal),
+            code=refusal.code,
+            field=field,
+            retry_after_s=UNSET if again_s is None else round(again_s, 3),
+        )
+
+    def _check_all(self) -> None:
+        """Give up where all or none was asked for, and one has been refused."""
+        if not self._wants.atomic:
+            return
+        for at, sample in enumerate(self._samples):
+            if sample.result is not None and not _is_placed(sample):
+                self._waves.counters.waves_undone += 1
+                raise BatchNotPlaced(sample.result, at)
+
+    def _answer(self) -> WaveAnswer:
+        results = []
+        for sample in self._samples:
+            assert sample.result is not None
+            results.append(sample.result)
+        ranks = [WaveRank(*rank, *brought) for rank, brought in sorted(self._ranks.items())]
+        placed = sum(_is_placed(sample) for sample in self._samples)
+        return WaveAnswer(results, placed, self._groups, self._computed, ranks)
+
+
+def _is_placed(sample: _Sample) -> bool:
+    result = sample.result
+    return result is not None and result.selection is not UNSET
+
+
+def _alone(item: WaveItem, k: int) -> SelectAndReserveRequest:
+    """Return sample k as the request it would be alone."""
+    fields = {name: getattr(item, name) for name in SelectAndReserveRequest.__struct_fields__}
+    if item.n > 1:
+        for name in ("reservation_id", "selection_id"):
+            if fields[name] is not None:
+                fields[name] = f"{fields[name]}.{k}"
+    return SelectAndReserveRequest(**fields)

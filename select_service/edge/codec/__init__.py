@@ -1,0 +1,1 @@
+"""Bytes to requests and answers to bytes, in JSON and in MessagePack."""

@@ -1,0 +1,152 @@
+"""Answers as they leave: bytes in the form the client asked for, or a stream.
+
+Handlers (`http/api.py`) make them through a `Writer`, one for each form; carriers (`http/asgi.py`,
+`http/fast_lane.py`) send them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from select_service.edge.codec.forms import Form
+from select_service.edge.codec.json_codec import encode, encode_capped, encode_msgpack
+from select_service.errors import ServiceError, problem, retry_after, retry_after_header
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Callable, Generator
+
+    from indexer.errors import IndexerError
+
+__all__ = [
+    "JSON_WRITER",
+    "ONLY_JSON",
+    "Feed",
+    "Response",
+    "Settling",
+    "Status",
+    "Writer",
+    "msgpack_writer",
+]
+
+_JSON: Final = (b"content-type", b"application/json")
+_VARY: Final = (b"vary", b"accept")
+ONLY_JSON: Final = (_JSON, _VARY)
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The answer of /health and of the lifecycle routes."""
+
+    status: str = "ok"
+
+
+class Response(msgspec.Struct, eq=False):
+    """An answer: bytes at once, or a stream of them."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON
+    stream: AsyncIterator[bytes] | None = None
+
+
+class Feed(Response, eq=False):
+    """A stream that ends with who reads it: neither a request under way nor a slow one."""
+
+
+class Settling:
+    """An answer that may be given once what it says is on disk: a matter of milliseconds."""
+
+    __slots__ = ("response", "written")
+
+    def __init__(self, response: Response, written: asyncio.Future[None]) -> None:
+        self.response = response
+        self.written = written
+
+    def __await__(self) -> Generator[Any, None, Response]:
+        yield from self.written.__await__()
+        return self.response
+
+
+class Writer:
+    """Writes answers in one form."""
+
+    __slots__ = ("_done", "_encode", "_form", "_headers")
+
+    def __init__(
+        self,
+        encode: Callable[[object], bytes],
+        headers: tuple[tuple[bytes, bytes], ...],
+        form: Form = Form.JSON,
+    ) -> None:
+        self._encode = encode
+        self._headers = headers
+        self._form = form
+        self._done = encode(Status())
+
+    def reply(self, answer: object, status: int = 200, warning: str | None = None) -> Response:
+        """Write an answer."""
+        try:
+            body = self._encode(answer)
+        except OverflowError:  # of sums, in MessagePack
+            body = encode_capped(answer)
+        if warning is None:
+            return Response(status, body, self._headers)
+        return Response(status, body, (*self._headers, (b"warning", warning.encode())))
+
+    def reply_listing(self, name: str, items: AsyncIterator[object], count: int) -> Response:
+        """Write an object with one long list in it, item by item.
+
+        Args:
+            name: of its only member.
+            items: what is in the list.
+            count: how many they are.
+        """
+        return Response(200, b"", self._headers, stream=self._list(name, items, count))
+
+    async def _list(
+        self, name: str, items: AsyncIterator[object], count: int
+    ) -> AsyncIterator[bytes]:
+        is_json = self._form is Form.JSON
+        if is_json:
+            yield b'{"%b":[' % name.encode()
+        else:
+            yield b"\x81" + self._encode(name) + b"\xdd" + count.to_bytes(4, "big")
+        comma = b""
+        async for item in items:
+            try:
+                yield comma + self._encode(item)
+            except OverflowError:
+                yield comma + encode_capped(item)
+            comma = b"," if is_json else b""
+        if is_json:
+            yield b"]}"
+
+    def done(self) -> Response:
+        """Write what says nothing but that it is done."""
+        return Response(200, self._done, self._headers)
+
+    def refusal(self, error: ServiceError | IndexerError, warning: str | None = None) -> Response:
+        """Write a refusal (D6)."""
+        if not isinstance(error, ServiceError):
+            return self.reply({"error": str(error), "code": error.code}, error.status, warning)
+        status, body = problem(error)
+        response = self.reply(body, status, warning)
+        seconds = retry_after(error)
+        if seconds is not None:
+            response.headers += (retry_after_line(seconds),)
+        return response
+
+
+def retry_after_line(seconds: float) -> tuple[bytes, bytes]:
+    """Return the header that says when to come again."""
+    return b"retry-after", b"%d" % retry_after_header(seconds)
+
+
+JSON_WRITER: Final = Writer(encode, ONLY_JSON)
+
+
+def msgpack_writer(name: bytes) -> Writer:
+    """Return one that calls its form by this name, which the client knows it by."""
+    return Writer(encode_msgpack, ((b"content-type", name), _VARY), Form.MSGPACK)

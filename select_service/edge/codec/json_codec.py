@@ -1,0 +1,445 @@
+"""Bytes to requests and answers to bytes: the door, where everything malformed is refused.
+
+msgspec decodes and checks types and ranges; added here is what it leaves open: duplicate and
+unknown members, u64, the path of the field at fault. `edge/http/api.py` stands before it, the typed
+requests of `types.py` are all that passes, the long lists of a prompt packed. A compiled kernel may
+pack them before msgspec sees the rest; whatever it is not sure of goes the plain way.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+
+import msgspec
+
+from indexer.compiled import usable
+from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
+from indexer.types import U64_MASK
+from select_service.config import FieldValidation
+from select_service.edge.codec.bulk import BodyGuard
+from select_service.edge.codec.forms import Form
+from select_service.edge.codec.members import (
+    DuplicateMemberError,
+    flat_names,
+    is_deeper,
+    top_level_names,
+    without_items,
+)
+from select_service.errors import (
+    InvalidField,
+    InvalidJson,
+    InvalidMsgpack,
+    ServiceError,
+    UnknownField,
+)
+from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
+
+if usable("select_service._speed", 2):
+    from select_service._speed import Scanner as _Scanner
+    from select_service._speed import signed_json
+
+    Scanner: type[_Scanner] | None = _Scanner
+
+    def _in_json(shown: object) -> object:
+        return msgspec.Raw(signed_json(_packed_in(shown)))
+else:
+    Scanner = None
+
+    def _in_json(shown: object) -> object:
+        return unpack_i64(_packed_in(shown))
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from indexer.types import PackedHashes
+
+    _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]]]
+
+__all__ = [
+    "Decoded",
+    "RequestDecoder",
+    "ShownHashes",
+    "check_values",
+    "encode",
+    "encode_capped",
+    "encode_msgpack",
+    "judge_unknown",
+    "pack",
+    "refusal_of",
+    "show_hashes",
+]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ShownHashes:
+    """Hashes in an answer whose form is not known yet."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: PackedHashes) -> None:
+        self.packed = packed
+
+
+def show_hashes(packed: PackedHashes) -> list[int]:
+    """Return hashes as an answer carries them: signed numbers in JSON, packed in MessagePack."""
+    return cast("list[int]", ShownHashes(packed))
+
+
+def _packed_in(shown: object) -> PackedHashes:
+    """Return what the encoders cannot know; anything else is a bug, or odd news for the log."""
+    if isinstance(shown, ShownHashes):
+        return shown.packed
+    raise TypeError(f"no form for {type(shown).__name__}")
+
+
+encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
+encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
+
+_DEPTH_BYTES: Final = 1 << 16  # of a body that is refused: where it is looked at for its depth
+_WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
+_RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_U32_MAX: Final = (1 << 32) - 1
+HASHES: Final = ("block_hashes", "sequence_hashes")
+TOKENS: Final = "token_ids"
+_BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
+    *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
+)
+_RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Decoded(msgspec.Struct, Generic[T], frozen=True):
+    """A request that may be trusted, and what was odd about it."""
+
+    request: T
+    warning: str | None  # value of a Warning header
+    unknown: bytes  # canonical JSON of the members nobody knows, b"" when there are none
+
+
+class RequestDecoder(Generic[T]):
+    """Decodes one type of request. Thread-safe; make one per route and keep it."""
+
+    nothing: Final = b"{}"
+
+    __slots__ = ("_decode", "_guard", "_known", "_known_bytes", "_scan", "_type", "_validation")
+
+    def __init__(
+        self, kind: type[T], validation: FieldValidation, guard: BodyGuard | None = None
+    ) -> None:
+        self._type = kind
+        self._guard = guard or BodyGuard()
+        self._validation = validation
+        self._decode = msgspec.json.Decoder(kind).decode
+        names = kind.__struct_encode_fields__
+        self._known = frozenset(names)
+        self._known_bytes = frozenset(name.encode() for name in names)
+        self._scan = _scan_for(kind, self._known_bytes)
+
+    def decode(self, body: bytes) -> Decoded[T]:
+        """Decode and check one body; linear in its length.
+
+        Raises:
+            InvalidJson: it is no JSON text.
+            InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
+            UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
+            BodyTooLarge: it is longer than anything of this type needs to be.
+        """
+        is_long = len(body) > self._guard.small_bytes
+        if is_long:
+            self._guard.refuse_bulk(self._type, body)
+        if self._scan is not None:
+            scanned = self._scan(body)
+            if scanned is not None:
+                try:
+                    return self._fill_in(scanned)
+                except (ServiceError, ValueError, RecursionError):
+                    pass  # what exactly is wrong has to be said of the body as it came
+        if is_long:
+            self._weigh(body)
+        try:
+            request = self._decode(body)
+        except (ValueError, RecursionError) as error:
+            raise refusal_of(error) from None
+        if not body.isascii():
+            _check_utf8(body)
+        check_values(request)
+        names = flat_names(body)
+        if (
+            names is not None
+            and self._known_bytes.issuperset(names)
+            and len(frozenset(names)) == len(names)
+        ):
+            decoded = Decoded(request, None, b"")
+        else:
+            decoded = self._look_closer(body, request)
+        if isinstance(request, PromptFields):
+            pack(request)
+        return decoded
+
+    def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
+        """Decode what the kernel has left of a body, and put in what it has taken out."""
+        skeleton, plain, arrays = scanned
+        self._weigh(skeleton)
+        request = self._decode(skeleton)
+        _check(request, skeleton)
+        for name, packed in arrays:
+            setattr(request, name, packed)
+        return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
+
+    def _weigh(self, text: bytes) -> None:
+        if len(text) <= self._guard.small_bytes or _read_later(self._type):
+            return
+        try:
+            self._guard.refuse_parts(text)
+        except InvalidField:
+            self._refuse_depth(text[:_DEPTH_BYTES])  # many brackets are mostly deep: no JSON then
+            raise
+
+    def _refuse_depth(self, text: bytes) -> None:
+        most = self._guard.limits.depth_max
+        if is_deeper(text, most):  # only what no type describes can be
+            raise InvalidJson(
+                f"not JSON that can be read: more than {most} deep", limit="json_depth_max"
+            )
+
+    def _look_closer(self, body: bytes, request: T) -> Decoded[T]:
+        for name in _read_later(self._type):
+            body = without_items(body, getattr(request, name))
+        self._guard.refuse_parts(body)
+        self._refuse_depth(body)
+        try:
+            names = top_level_names(body, _names_of_objects(self._type))
+        except DuplicateMemberError as error:
+            raise InvalidField(str(error), field=error.path) from None
+        unknown = [name for name in names if name not in self._known]
+        if not unknown:
+            return Decoded(request, None, b"")
+        warning = judge_unknown(unknown, self._validation)
+        as_written = self._guard.limits.unknown_bytes_max
+        return Decoded(request, warning, _canonical(body, unknown, as_written))
+
+
+def judge_unknown(unknown: list[str], validation: FieldValidation) -> str | None:
+    """Return the Warning header that names nobody knows get.
+
+    Raises:
+        UnknownField: under `FieldValidation.STRICT`.
+    """
+    if validation is FieldValidation.STRICT:
+        raise UnknownField(f"unknown field: {_printable(unknown)}", field=unknown[0])
+    warn = validation is FieldValidation.WARN
+    return f'299 - "unknown field: {_printable(unknown)}"' if warn else None
+
+
+def _scan_for(
+    kind: type[msgspec.Struct], names: frozenset[bytes]
+) -> Callable[[bytes], _Scanned | None] | None:
+    """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
+    if Scanner is None or not issubclass(kind, PromptFields):
+        return None
+    return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}).scan
+
+
+def _check(request: msgspec.Struct, text: bytes) -> None:
+    if not text.isascii():
+        _check_utf8(text)
+    check_values(request)
+
+
+def check_values(request: msgspec.Struct) -> None:
+    """Refuse what the types cannot say.
+
+    Raises:
+        InvalidField: beyond 64 bits, or no dp_rank.
+        InvalidJson: a key that is no number at all where a dp_rank has to be.
+    """
+    if type(request) in _CHECKS:
+        _CHECKS[type(request)](request)
+    elif isinstance(request, SelectRequest) and request.allowed_worker_ids:
+        _check_u64("allowed_worker_ids", request.allowed_worker_ids)
+
+
+def pack(request: PromptFields) -> None:
+    """Pack what msgspec has read as lists.
+
+    Raises:
+        InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
+    """
+    try:
+        if type(request.block_hashes) is list:
+            request.block_hashes = pack_u64(request.block_hashes)
+        if type(request.sequence_hashes) is list:
+            request.sequence_hashes = pack_u64(request.sequence_hashes)
+        if type(request.token_ids) is list:
+            request.token_ids = pack_tokens(request.token_ids)
+    except ValueError:
+        _check_lists(request)
+        raise
+
+
+def _check_lists(request: PromptFields) -> None:
+    """Refuse the first number that is out of bounds, as msgspec would."""
+    for name, least, most in _BOUNDS:
+        values = getattr(request, name)
+        if type(values) is not list:
+            continue
+        for position, value in enumerate(values):
+            path = f"{name}[{position}]"
+            if value < least:
+                raise InvalidField(f"{path}: Expected `int` >= {least}", field=path)
+            if most is not None and value > most:
+                raise InvalidField(f"{path}: Expected `int` <= {most}", field=path)
+    for name in HASHES:
+        values = getattr(request, name)
+        if type(values) is list:
+            _check_u64(name, values)
+
+
+def _check_u64(name: str, values: Sequence[int]) -> None:
+    if values and max(values) > U64_MASK:
+        position = next(at for at, value in enumerate(values) if value > U64_MASK)
+        path = f"{name}[{position}]"
+        raise InvalidField(f"{path}: must be at most 2^64-1", field=path)
+
+
+def _check_utf8(body: bytes) -> None:
+    """Refuse what the decoder skipped unread: bytes that are no text inside unknown members."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"not JSON: {error}") from None
+
+
+def _check_ranks(request: msgspec.Struct) -> None:
+    """Refuse keys of kv_events_endpoints that are no dp_rank (contract 0.2)."""
+    assert isinstance(request, WorkerSpec | WorkerPatch)
+    endpoints = request.kv_events_endpoints
+    if endpoints is None:
+        return
+    for key in endpoints:
+        path = f"kv_events_endpoints.{key}"
+        if not _NUMBER_KEY.fullmatch(key):
+            raise InvalidJson("kv_events_endpoints: keys must be dp_ranks", field=path)
+        if not _RANK_KEY.fullmatch(key) or key.startswith("-") or len(key) > len(str(_U32_MAX)):
+            raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
+        if int(key) > _U32_MAX:
+            raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
+
+
+_CHECKS: Final = {WorkerSpec: _check_ranks, WorkerPatch: _check_ranks}
+
+
+# -- what is wrong, and where ------------------------------------------------------------------
+
+_AT: Final = re.compile(r"(?s)(.*) - at `(?:key`? in `?)?\$\.?(.*)`")
+MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
+_MISSING: Final = re.compile(r"Object missing required field `(.*)`")
+_NAMED: Final = re.compile(r"(\w+) (?:must be |and \w+ name)")  # `__post_init__` of types.py
+
+
+def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> ServiceError:
+    """Return what to say of a body on which msgspec has given up, and of which field."""
+    if isinstance(error, RecursionError):
+        return MALFORMED[form](f"not {form.value} that can be read: nested too deeply")
+    if not isinstance(error, msgspec.ValidationError):
+        return MALFORMED[form](f"not {form.value}: {error}")
+    text, path = str(error), ""
+    if at := _AT.fullmatch(text):
+        text, path = at.groups()
+    if named := _MISSING.fullmatch(text) or _NAMED.match(text):
+        path = f"{path}.{named[1]}".removeprefix(".")
+    elif path:
+        text = f"{path}: {text}"
+    return InvalidField(text, field=path or None)
+
+
+def _printable(names: list[str]) -> str:
+    """Join names so that they fit a quoted string in a header, whatever a client called them."""
+    text = ", ".join(names)[:_WARNING_BYTES_MAX]
+    safe = text.encode("unicode_escape").decode().replace("\\", "\\\\").replace('"', '\\"')
+    if len(safe) > _WARNING_BYTES_MAX or len(text) == _WARNING_BYTES_MAX:
+        safe = safe[:_WARNING_BYTES_MAX].rstrip("\\") + "..."
+    return safe
+
+
+def _canonical(body: bytes, unknown: list[str], most: int) -> bytes:
+    """Return the unknown members so that equal JSON values give equal bytes.
+
+    Longer ones than `most` bytes are taken as they are written: to make objects of them takes long.
+    """
+    raw = _RAW_MEMBERS.decode(body)
+    members: dict[str, object] = {}
+    for name in unknown:
+        if len(memoryview(raw[name])) > most:
+            members[name] = raw[name]  # as it is written: nobody sends the same in two spellings
+            continue
+        try:
+            members[name] = msgspec.json.decode(raw[name])
+        except (ValueError, RecursionError) as error:
+            refusal = refusal_of(error)
+            inside = refusal.field or ""
+            refusal.field = f"{name}{inside}" if inside[:1] in {"", "["} else f"{name}.{inside}"
+            raise refusal from None
+    try:
+        return msgspec.json.encode(members, order="deterministic")
+    except RecursionError as error:
+        raise refusal_of(error) from None
+
+
+@functools.cache
+def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names of all members, at any depth, under which objects are read."""
+    names: set[str] = set()
+
+    def visit(node: msgspec.inspect.Type) -> bool:
+        """Walk one type; True when its JSON is, or holds in an array, an object."""
+        if isinstance(node, msgspec.inspect.UnionType):
+            holds = [visit(one) for one in node.types]
+            return any(holds)
+        if isinstance(node, msgspec.inspect.ListType):
+            return visit(node.item_type)
+        if isinstance(node, msgspec.inspect.StructType):
+            names.update(field.encode_name for field in node.fields if visit(field.type))
+            return True
+        return isinstance(node, msgspec.inspect.DictType)
+
+    visit(msgspec.inspect.type_info(kind))
+    return frozenset(names)
+
+
+@functools.cache
+def _read_later(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the names of members whose items are read one by one later."""
+    node = msgspec.inspect.type_info(kind)
+    assert isinstance(node, msgspec.inspect.StructType)
+    return tuple(
+        field.name
+        for field in node.fields
+        if isinstance(field.type, msgspec.inspect.ListType)
+        and isinstance(field.type.item_type, msgspec.inspect.RawType)
+    )
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def encode_capped(answer: object) -> bytes:
+    """Write in MessagePack what has numbers it cannot say: as the nearest it can.
+
+    Only sums are like that (two prompts of 2^64-1 tokens each), so this need not be quick.
+    """
+    plain = msgspec.to_builtins(answer, enc_hook=_packed_in, builtin_types=(bytes,))
+    return encode_msgpack(_capped(plain))
+
+
+def _capped(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _capped(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_capped(one) for one in value]
+    return min(max(value, -(1 << 63)), U64_MASK) if isinstance(value, int) else value

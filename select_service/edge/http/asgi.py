@@ -1,0 +1,602 @@
+"""ASGI in front of the API: reads bodies within their limits, waits with an eye on the client.
+
+Everything about one exchange that is not the route's own business: media type, body limit, HEAD,
+streams, clients that leave, refusals, crashes and their counters. Uvicorn (through `protocol.py`)
+stands before it, the handlers of `api.py` behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import re
+from collections.abc import AsyncGenerator
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, cast
+
+from msgspec import Struct
+
+from indexer.errors import IndexerError
+from select_service.edge.codec.answers import (
+    JSON_WRITER,
+    Feed,
+    Response,
+    Settling,
+    msgpack_writer,
+)
+from select_service.edge.codec.forms import Form, answer_type, form_of
+from select_service.edge.http.access_log import log_access, short
+from select_service.edge.http.api import ROUTES, Api, Handler, Request
+from select_service.edge.http.traffic import CLIENT_GONE, RouteTraffic, Traffic
+from select_service.edge.places import StreamCut
+from select_service.edge.routing import Route, Router
+from select_service.errors import (
+    BodyTooLarge,
+    HttpVersionTooOld,
+    MethodNotAllowed,
+    MissingScope,
+    ServiceError,
+    ShuttingDown,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from select_service.config import Settings
+    from select_service.edge.console.routes import Booth
+    from select_service.edge.driver import Driver
+    from select_service.edge.reloading import Reloading
+    from select_service.edge.security.authority import Authority, Grant
+    from select_service.edge.tenancy.tenancy import TenantView
+
+__all__ = ["CERTIFICATE", "HANDED_OVER", "Call", "Door", "Head"]
+
+_log = logging.getLogger("select_service.http")
+
+HANDED_OVER: Final = "select_service.answer"
+"""Key of the scope: a response the carrier got from `Door.answer_now` and cannot write itself."""
+
+CERTIFICATE: Final = "select_service.certificate"
+"""Key of the scope: names in the certificate the client has shown, which only the carrier knows."""
+
+_BAD_REQUEST: Final = 400
+
+_ONE_OPEN: Final = re.compile(rb"([A-Z]+ /[a-z_]+/)([\w.~:@-]+)((?:/[a-z_]+)? HTTP/1\.1)")
+"""A request line with one open segment, the second, in which nothing has to be decoded."""
+_SECOND: Final = 2
+_VERSION: Final = len(" HTTP/1.1")
+
+
+class Call(Struct, frozen=True):
+    """A request whose route is known and whose body may follow."""
+
+    route: Route[Handler]
+    params: tuple[str, ...]
+    query: bytes
+    path: bytes
+
+
+class Head(Struct, frozen=True):
+    """What matters of the header lines of a request."""
+
+    api: Api  # that reads bodies and writes answers in the forms the client speaks
+    length: int  # of the body, as announced; 0 when it is not
+    is_readable: bool  # a body is announced, in a form that can be read
+    has_type: bool
+    grant: Grant | None = None  # what its token allows; None: nobody asks for tokens
+
+
+class _ClientGoneError(Exception):
+    """The client left; there is nobody to answer."""
+
+
+class Door:
+    """The ASGI application that serves every request of the API."""
+
+    def __init__(
+        self,
+        api: Api,
+        traffic: Traffic,
+        *,
+        max_body_bytes: int,
+        access_log: bool = False,
+        authority: Authority | None = None,
+        booth: Booth | None = None,
+    ) -> None:
+        """Open the door.
+
+        Args:
+            api: answers.
+            traffic: counts.
+            max_body_bytes: longer ones are refused.
+            access_log: whether every request is logged.
+            authority: who may do what; None: everybody everything.
+            booth: of the console, if there is one.
+        """
+        self._api = api
+        self._booth = booth
+        # by forms, and for whom; others are made when somebody speaks so
+        self._apis: dict[tuple[Form, bytes | None, Grant | None], Api] = {
+            (Form.JSON, None, None): api
+        }
+        self.authority = authority
+        if authority is not None:
+            authority.on_change(self._apis.clear)
+        routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
+        self._traffic = traffic
+        self._stats = {id(route): _stats_of(traffic, route) for route in routes}
+        self.max_body_bytes = max_body_bytes
+        self._access_log = access_log
+        self.lead_to(routes)
+        self._leaving = asyncio.Event()
+        self.reloading: Reloading
+        """Set by who makes the door."""
+
+    def narrowed(self, paths: Sequence[str], missing: str) -> Door:
+        """Return a door to a few of the same answers, with the same counts, tokens and leaving.
+
+        Args:
+            paths: of the routes it has; they take no bodies.
+            missing: what is said to who asks for another.
+        """
+        routes = [route for route in ROUTES if route.pattern in paths]
+        narrow = copy.copy(self)
+        narrow.lead_to(routes, missing)
+        return narrow
+
+    def lead_to(self, routes: Sequence[Route[Handler]], missing: str = "route not found") -> None:
+        """Have these routes and no others, of which `missing` is said."""
+        self._router: Router[Handler] = Router(routes, missing)
+        self._plain_lines = {} if self._access_log else _plain_lines(routes)
+        self._open_lines = {} if self._access_log else _open_lines(routes)
+
+    def follow(self, settings: Settings) -> None:
+        """Take bodies as long as the settings say from now on."""
+        self.max_body_bytes = settings.max_body_bytes
+
+    def enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The process has begun to serve."""
+        if self._booth is not None:
+            self._booth.start(loop)
+
+    def leave(self) -> None:
+        """Send waiting requests away and cut streams: the process is about to end."""
+        self._leaving.set()
+        if self._booth is not None:
+            self._booth.close()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the process is about to end."""
+        return self._leaving.is_set()
+
+    # -- at once -------------------------------------------------------------------------------
+
+    def head_of(
+        self,
+        content_type: bytes | None,
+        accept: bytes | None,
+        length: int,
+        credentials: bytes | None = None,
+        certificate: tuple[str, ...] = (),
+    ) -> Head:
+        """Return what header lines mean.
+
+        Args:
+            content_type: the Content-Type header.
+            accept: the Accept headers, joined by commas.
+            length: of the body, in bytes.
+            credentials: the Authorization headers, joined by commas.
+            certificate: names in the certificate the client has shown.
+        """
+        form = form_of(content_type)
+        grant = None
+        if self.authority is not None:
+            grant = self.authority.grant(credentials, certificate)
+        view = None if grant is None or grant.sees_all else grant
+        key = (form or Form.JSON, None if accept is None else answer_type(accept), view)
+        api = self._apis.get(key)
+        if api is None:
+            api = self._apis[key] = self._api_for(*key)
+        return Head(api, length, form is not None, content_type is not None, grant)
+
+    def _api_for(self, reads: Form, name: bytes | None, grant: Grant | None) -> Api:
+        """Return the handlers for one pair of forms, and for one who may not see all."""
+        writer = JSON_WRITER if name is None else msgpack_writer(name)
+        if grant is None or self.authority is None:
+            return self._api.speaking(reads, writer)
+        from select_service.edge.tenancy.tenancy import Outside, TenantView  # noqa: PLC0415 - see `late`
+
+        note, tenants = self.authority.note_foreign, grant.tenants
+        seen: Callable[[Driver], object] | None = None
+        if grant.name is None:
+            seen = Outside
+        elif tenants is not None:
+
+            def seen(service: Driver) -> TenantView:
+                return TenantView(service, tenants, note)
+
+        brief = None if grant.may_read else grant.refusal
+        return self._api.speaking(reads, writer, seen, brief)
+
+    def call_for(self, method: bytes, url: bytes, head: Head) -> Call | None:
+        """Return the call a plain request makes; None when only `__call__` can do it justice.
+
+        Args:
+            method: as on the request line.
+            url: as on the request line.
+            head: of its header lines.
+        """
+        path, _, query = url.partition(b"?")
+        found = None if self._access_log else self._router.find(method.decode("ascii"), path)
+        if found is None or b"#" in url:
+            return None
+        call = Call(*found, query, path)
+        return call if self.suits(call, head) else None
+
+    def call_in_line(self, line: bytes) -> Call | None:
+        """Return the call of a request line that has no parameters, if nothing is unusual in it."""
+        return self._plain_lines.get(line)
+
+    def call_with_id(self, line: bytes) -> Call | None:
+        """Return the call of a line that is not plain and has one parameter, an id as they are.
+
+        The calls of a reservation's life come so, and are done sooner than `call_for` finds them.
+        """
+        found = _ONE_OPEN.fullmatch(line)
+        if found is None:
+            return None
+        before, name, behind = found.groups()
+        route = self._open_lines.get((before, behind))
+        if route is None:
+            return None
+        return Call(route, (name.decode("ascii"),), b"", line[len(route.method) + 1 : -_VERSION])
+
+    def ways(
+        self,
+    ) -> tuple[
+        list[tuple[bytes, Route[Handler], RouteTraffic]],
+        list[tuple[tuple[bytes, bytes], Route[Handler], RouteTraffic]],
+    ]:
+        """Return what leads to which route and is counted where, as the two before find it.
+
+        Returns:
+            (plain, open): whole request lines, and what stands before and behind an id in one.
+        """
+        stats = self._stats
+        plain = [
+            (one, call.route, stats[id(call.route)]) for one, call in self._plain_lines.items()
+        ]
+        return plain, [(one, route, stats[id(route)]) for one, route in self._open_lines.items()]
+
+    def suits(self, call: Call, head: Head) -> bool:
+        """Tell whether a body under this head may be handled at once."""
+        route = call.route
+        if head.length > self.max_body_bytes:
+            return False
+        if head.grant is not None and not head.grant.allows(route):
+            return False
+        if head.is_readable or route.takes is None or route.body_lenient:
+            return True
+        return route.body_optional and not head.has_type and not head.length
+
+    def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
+        """Answer a whole request, and count it unless the answer has to wait or is a stream.
+
+        Such an answer goes through `__call__`, under `HANDED_OVER`. Never raises.
+        """
+        started = perf_counter()
+        route = call.route
+        try:
+            request = Request(call.params, call.query, b"" if route.takes is None else body)
+            answer = head.api.do(route, request)
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the process
+            answer = self.fault(error, head.api, route.method, call.path)
+        if type(answer) is Response and answer.stream is None:
+            self._stats[id(route)].observe(answer.status, perf_counter() - started)
+        return answer
+
+    def answer_settled(self, call: Call, head: Head, answer: Settling, since: float) -> Response:
+        """Answer what had to wait for the disk, which has spoken, and count it. Never raises.
+
+        Args:
+            call: as given to `answer_now`.
+            head: likewise.
+            answer: what that gave back.
+            since: when it did, by `time.perf_counter`.
+        """
+        error = answer.written.exception()
+        response = answer.response
+        if isinstance(error, Exception):
+            response = self.fault(error, head.api, call.route.method, call.path)
+        self._stats[id(call.route)].observe(response.status, perf_counter() - since)
+        return response
+
+    def count_gone(self, call: Call) -> None:
+        """Count a client that left while its body was on the way."""
+        self._stats[id(call.route)].observe(CLIENT_GONE, 0.0)
+
+    # -- through ASGI --------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"no {scope['type']} here")
+        started = perf_counter()
+        self._traffic.in_flight += 1
+        stats, status, ended = self._traffic.unmatched, CLIENT_GONE, None
+        head = self._head_in(scope)
+        response: Response | None = None
+        try:
+            method, raw_path = scope["method"], scope.get("raw_path") or scope["path"].encode()
+            try:
+                route, params = self._router.match(method, raw_path)
+                stats = self._stats[id(route)]
+                response = await self._handle(
+                    Call(route, params, scope["query_string"], raw_path), head, scope, receive
+                )
+            except _ClientGoneError:
+                return
+            except Exception as error:  # noqa: BLE001 - one bad request must not end the process
+                response = self.fault(error, head.api, method, raw_path)
+            status = response.status
+            if self._leaving.is_set() or _body_is_unwelcome(scope, status):
+                response.headers += ((b"connection", b"close"),)
+            if isinstance(response, Feed):
+                ended = perf_counter()  # it lasts as long as somebody looks: that is not our time
+                self._traffic.in_flight -= 1
+            await self._respond(response, scope, receive, send)
+        finally:
+            self._traffic.in_flight -= ended is None
+            seconds = (ended or perf_counter()) - started
+            stats.observe(status, seconds)
+            if self._access_log:
+                log_access(scope, status, seconds, response)
+
+    def _head_in(self, scope: Scope) -> Head:
+        content_type, accept, length, credentials = None, None, 0, None
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"accept":
+                accept = value if accept is None else accept + b"," + value
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"authorization":
+                credentials = value if credentials is None else credentials + b"," + value
+        return self.head_of(content_type, accept, length, credentials, scope.get(CERTIFICATE, ()))
+
+    async def _handle(self, call: Call, head: Head, scope: Scope, receive: Receive) -> Response:
+        answer = scope.get(HANDED_OVER)
+        if answer is None:
+            route = call.route
+            if head.grant is not None and self.authority is not None:
+                self.authority.check(head.grant, route)
+            bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
+            if not bare and not route.body_lenient:
+                _refuse_encoding(scope)
+            body = b"" if bare else await self._read_body(call.route, head, receive)
+            answer = self._do(call, head, body, scope)
+        if isinstance(answer, Settling):
+            return await answer  # soon, whether the client waits or not
+        response = answer if isinstance(answer, Response) else await self._wait(answer, receive)
+        if isinstance(response, Feed) and head.grant is not None:
+            feed = cast("AsyncGenerator[bytes]", response.stream)
+            response.stream = self._while_allowed(feed, call.route, scope)
+        return response
+
+    def _do(
+        self,
+        call: Call,
+        head: Head,
+        body: bytes,
+        scope: Scope,  # noqa: ARG002 - for who traces
+    ) -> Response | Awaitable[Response]:
+        """Do what a request asks for, whose body is whole. Never raises."""
+        try:
+            return head.api.do(call.route, Request(call.params, call.query, body))
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the process
+            return self.fault(error, head.api, call.route.method, call.path)
+
+    async def _read_body(self, route: Route[Handler], head: Head, receive: Receive) -> bytes:
+        if not (head.is_readable or route.body_lenient):
+            raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
+        limit = self.max_body_bytes
+        if head.length > limit:
+            return _refuse_length(route, limit)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            pieces = bytearray(body)
+            while message.get("more_body"):
+                if len(pieces) > limit:
+                    return _refuse_length(route, limit)
+                message = await receive()
+                pieces += message.get("body", b"")
+            body = bytes(pieces)
+        if message["type"] != "http.request":
+            raise _ClientGoneError
+        if len(body) > limit:
+            return _refuse_length(route, limit)
+        return body
+
+    async def _wait(self, answer: Awaitable[Response], receive: Receive) -> Response:
+        """Wait for an answer until it comes, the client goes, or the process has to end."""
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(_settle(answer))
+            gone = group.create_task(_until_gone(receive))
+            leaving = group.create_task(self._leaving.wait())
+            await asyncio.wait({answering, gone, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            answered = answering.done()
+            client_left = gone.done()
+            for task in (answering, gone, leaving):
+                task.cancel()  # withdraws the request from the queue, where it still is in one
+        if not answered:
+            if client_left:
+                raise _ClientGoneError
+            raise ShuttingDown
+        outcome = answering.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _respond(
+        self, response: Response, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        is_head = scope["method"] == "HEAD"
+        if response.stream is not None and not is_head:
+            await self._stream(response, scope, receive, send)
+            return
+        headers = [*response.headers]
+        if response.stream is None:
+            headers.append((b"content-length", b"%d" % len(response.body)))
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        body = b"" if is_head else response.body
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a stream piece by piece; to HTTP/1.0 it ends with the connection."""
+        assert response.stream is not None
+        if scope.get("http_version") == "1.0" and isinstance(response, Feed):
+            why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
+            await self._respond(JSON_WRITER.refusal(why), scope, receive, send)
+            return
+        headers = list(response.headers)
+        if scope.get("http_version") == "1.0":
+            headers.append((b"connection", b"close"))  # old versions of uvicorn do not say so
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        async with asyncio.TaskGroup() as group:
+            gone = group.create_task(_until_gone(receive))
+            complete = await self._pass_on(response.stream, gone, send)
+            gone.cancel()
+        if isinstance(response.stream, AsyncGenerator):
+            await response.stream.aclose()  # who reads no more is counted no more, at once
+        if complete:  # otherwise the missing last piece tells the client that it has not all
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _while_allowed(
+        self, feed: AsyncGenerator[bytes], route: Route[Handler], scope: Scope
+    ) -> AsyncGenerator[bytes]:
+        """Pass a feed on until its token is taken back: it has no other end."""
+        async with contextlib.aclosing(feed):
+            async for piece in feed:
+                grant = self._head_in(scope).grant
+                if grant is None or not grant.allows(route):
+                    return
+                yield piece
+
+    async def _pass_on(
+        self, stream: AsyncIterator[bytes], gone: asyncio.Task[None], send: Send
+    ) -> bool:
+        try:
+            async for piece in stream:
+                if self._leaving.is_set() or gone.done():
+                    return False
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except StreamCut:
+            return False
+        except Exception:  # noqa: BLE001 - logged and counted; the client sees a cut stream
+            self._traffic.crashes += 1
+            _log.exception("stream failed")
+            return False
+        return True
+
+    def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
+        """Make an answer of what a handler raised."""
+        if isinstance(error, ServiceError | IndexerError):
+            self._traffic.refused(error)
+            response = api.writer.refusal(error)
+            if isinstance(error, MethodNotAllowed):
+                response.headers += ((b"allow", self._router.allowed(raw_path).encode()),)
+            elif isinstance(error, Unauthenticated | MissingScope):
+                response.headers += ((b"www-authenticate", error.challenge),)
+            return response
+        self._traffic.crashes += 1
+        where = {"method": method[:16], "path": short(raw_path)}
+        _log.error("request failed", extra=where, exc_info=error)
+        return api.writer.refusal(ServiceError("internal error"))
+
+
+def _plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:
+    """Return the calls of all request lines without parameters and queries."""
+    return {
+        b"%b %b HTTP/1.1" % (route.method.encode(), path := route.pattern.encode()): Call(
+            route, (), b"", path
+        )
+        for route in routes
+        if "{" not in route.pattern
+    }
+
+
+def _open_lines(routes: Sequence[Route[Handler]]) -> dict[tuple[bytes, bytes], Route[Handler]]:
+    """Return the routes whose second segment alone is open, by what stands before and behind it."""
+    found: dict[tuple[bytes, bytes], Route[Handler]] = {}
+    for route in routes:
+        before, _, rest = route.pattern.partition("{")
+        behind = rest.partition("}")[2]
+        if rest and "{" not in behind and before.count("/") == _SECOND:
+            line = f"{route.method} {before}".encode(), f"{behind} HTTP/1.1".encode()
+            found[line] = route
+    return found
+
+
+def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
+    return traffic.routes.setdefault((route.method, route.pattern), RouteTraffic())
+
+
+def _has_no_body(head: Head, scope: Scope) -> bool:
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    return not head.has_type and not head.length and not chunked
+
+
+def _refuse_encoding(scope: Scope) -> None:
+    """Refuse a body that is compressed: it would be read as what it is not.
+
+    Raises:
+        UnsupportedMediaType: it says that it is.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in {b"identity", b""}:
+            raise UnsupportedMediaType("a body with Content-Encoding is not understood")
+
+
+def _body_is_unwelcome(scope: Scope, status: int) -> bool:
+    """Whether the client asked before sending its body and is told no.
+
+    It will not send it now, so what follows on the connection could not be told from the body.
+    """
+    return status >= _BAD_REQUEST and any(name == b"expect" for name, _ in scope["headers"])
+
+
+async def _settle(answer: Awaitable[Response]) -> Response | Exception:
+    """Await, and hand an error back as a value: a TaskGroup would wrap it."""
+    try:
+        return await answer
+    except Exception as error:  # noqa: BLE001 - raised again by who reads it
+        return error
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refuse_length(route: Route[Handler], limit: int) -> bytes:
+    """Say what becomes of a body that is too long: where a body may be anything, it is nothing.
+
+    Raises:
+        BodyTooLarge: the route takes one.
+    """
+    if route.body_lenient:
+        return b""  # a prompt that is computed must not stay booked for what else was said
+    raise _too_large(limit)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is longer than {limit} bytes", limit="max_body_bytes")

@@ -1,0 +1,577 @@
+"""Answers plain requests as soon as they are complete, without a task or an ASGI exchange.
+
+Most requests arrive whole, are answered from memory and fit one write; for those a task, an event
+and a scope per request cost more than the answer. Whatever is unusual (a body in chunks, `Expect`,
+HEAD, a client that pipelines or does not read, an answer that has to wait or comes as a stream)
+takes the ASGI way through the same `Door`, the same routes and the same counters.
+
+Of those that arrive in one piece not even the head is parsed as a rule: a client sends the same
+header lines with every request, so what the parser has found in them once is looked up by their
+bytes (`Heads`). Lines for tracing are others with every request: they are left out of that.
+"""
+
+from __future__ import annotations
+
+import re
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from indexer.compiled import usable
+from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
+from select_service.edge.http.asgi import CERTIFICATE, HANDED_OVER
+from select_service.edge.http.framing import is_host
+from select_service.edge.http.protocol import GuardedProtocol, Phase
+from select_service.edge.http.varying import VARYING, VARYING_LINES
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Iterable
+
+    from select_service.edge.http.asgi import Call, Door, Head
+    from select_service.edge.http.protocol import ConnectionLimits
+    from select_service.edge.http.traffic import Connections
+    from select_service.errors import ServiceError
+
+__all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
+
+_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
+_DIGITS_MAX: Final = 12
+_CLOSE_LINE: Final = b"connection: close\r\n"
+_OK: Final = 200
+_FORMS_MAX: Final = 8
+_REST: Final = Phase.REST
+_REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
+
+HEADS_MAX: Final = 1024
+"""Header blocks remembered, of all connections together; then they are learnt anew."""
+
+PEERS_MAX: Final = 64
+"""Clients known by their certificates that have a memory of their own; of more none is kept."""
+
+HEAD_BYTES_MAX: Final = 1024
+"""The longest that is remembered."""
+
+ANSWERS_MAX: Final = 16
+"""So many are sent at the latest, that the first of them does not wait long: 16 take half a
+millisecond to make."""
+
+READ_BYTES_MAX: Final = 8192
+"""The longest that is searched for lines for tracing, to see whether the rest is remembered."""
+
+
+class Heads:
+    """Header lines the parser has read before, by their bytes: some four megabytes at most.
+
+    Learnt only where every line is one header to the parser: there is no other way to read them.
+    """
+
+    __slots__ = ("__weakref__", "calls", "known")
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, Head] = {}  # by header lines
+        self.calls: dict[bytes, tuple[Call, Head]] = {}  # by whole head, where the path says all
+
+    def forget(self) -> None:
+        """Know nothing any more: what tokens allow has changed."""
+        self.known.clear()
+        self.calls.clear()
+
+    def learn(self, lines: bytes, head: Head) -> None:
+        """Remember what the parser has found in these lines, of a request that is plain."""
+        if len(lines) > HEAD_BYTES_MAX:
+            return
+        if len(self.known) >= HEADS_MAX:
+            self.known.clear()
+        self.known[lines] = head
+
+    def learn_call(self, text: bytes, call: Call, head: Head) -> None:
+        """Remember which call a whole head makes, and what its lines mean."""
+        if len(self.calls) >= HEADS_MAX:
+            self.calls.clear()
+        self.calls[text] = call, head
+
+
+class _Oblivion(Heads):
+    """Remembers nothing."""
+
+    __slots__ = ()
+
+    @override
+    def learn(self, lines: bytes, head: Head) -> None:
+        """Let it pass."""
+
+    @override
+    def learn_call(self, text: bytes, call: Call, head: Head) -> None:
+        """Let it pass."""
+
+
+class Peers:
+    """What is remembered of header lines, apart for all who are known by a certificate."""
+
+    def __init__(self) -> None:
+        # as long as a connection has them: what a connection remembers can always be forgotten
+        self._heads: WeakValueDictionary[tuple[str, ...], Heads] = WeakValueDictionary()
+
+    def heads_of(self, names: tuple[str, ...]) -> Heads:
+        """Return what is remembered of one client's."""
+        heads = self._heads.get(names)
+        if heads is None:
+            if len(self._heads) >= PEERS_MAX:
+                return _Oblivion()
+            heads = self._heads[names] = Heads()
+        return heads
+
+    def forget(self) -> None:
+        """Know nothing any more."""
+        for heads in list(self._heads.values()):
+            heads.forget()
+
+
+class PlainOutbox:
+    """Answers to what one turn of the loop has read, of all connections; sent when all are made.
+
+    A client that is woken by the first of them runs while the others are made, on the same
+    processor if it has to: a lifecycle costs a tenth less than with each answer sent at once.
+    """
+
+    __slots__ = ("_answers", "_most")
+
+    def __init__(self, most: int) -> None:
+        """Be empty.
+
+        Args:
+            most: so many are sent at the latest.
+        """
+        self._answers: list[tuple[asyncio.Transport, bytes]] = []
+        self._most = most
+
+    def put(
+        self, transport: asyncio.Transport, data: bytes, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Take an answer; before anything else is written to that transport comes a `flush`."""
+        answers = self._answers
+        if not answers:
+            loop.call_soon(self.flush)
+        answers.append((transport, data))
+        if len(answers) >= self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all there are."""
+        answers, self._answers = self._answers, []
+        for transport, data in answers:
+            if not transport.is_closing():
+                transport.write(data)
+
+
+if usable("select_service.edge._lane", 1):
+    from select_service.edge._lane import Outbox as CompiledOutbox
+    from select_service.edge._lane import Turnstile as _Turnstile
+
+    Turnstile: type[_Turnstile] | None = _Turnstile
+    Outbox: type[PlainOutbox | CompiledOutbox] = CompiledOutbox
+else:
+    Turnstile, Outbox = None, PlainOutbox
+
+
+class _Preamble:
+    """The beginning of every answer; uvicorn makes a new list of its own lines every second."""
+
+    __slots__ = ("_headers", "_others", "lines", "ok")
+
+    def __init__(self) -> None:
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._others: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
+        self.lines = b""  # those of uvicorn
+        self.ok = b""  # all but the length, of an answer 200 in JSON
+
+    def follow(self, headers: list[tuple[bytes, bytes]]) -> None:
+        if headers is not self._headers:
+            self._headers, self.lines = headers, _lines(headers)
+            self._others.clear()
+            self.ok = self.of(ONLY_JSON)
+
+    def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+        """Return all but the length of an answer 200 with these headers."""
+        found = self._others.get(headers)
+        if found is None:
+            found = status_line(_OK) + self.lines + _lines(headers) + b"content-length: "
+            if len(self._others) < _FORMS_MAX:  # a Warning may be as long as a client likes
+                self._others[headers] = found
+        return found
+
+
+class _Debt:
+    """Stands where uvicorn keeps the request it has yet to answer, so that others queue up."""
+
+    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
+
+    def __init__(self) -> None:
+        self.response_complete = False
+        self.disconnected = False
+        self.keep_alive = True
+        self.message_event = _NO_EVENT
+
+
+class _NoEvent:
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+_NO_EVENT: Final = _NoEvent()
+
+
+class FastLane(GuardedProtocol):
+    """One connection. Made through `fast_lane`, which sets `door`, `limits` and `counts`."""
+
+    door: Door
+    heads: Heads
+    peers: Peers
+    outbox: PlainOutbox | CompiledOutbox
+    turnstile: _Turnstile | None = None
+
+    _certificate: tuple[str, ...] = ()  # names in the client's, where they may count
+    _is_between = True  # requests: nothing has come of the next one, nothing is owed
+    _lines_read = b""  # header lines that the parser is reading, to learn them
+    _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
+    preamble = _Preamble()
+    _call: Call | None = None  # the request whose body is arriving
+    _head: Head  # of that
+    _body: bytes | bytearray = b""
+    _turn_used = False  # one request per read: a client that pipelines must not own the loop
+    _is_last = False  # the server is leaving; said of one connection or of the whole class
+    _debt: _Debt | None = None  # an answer that waits for the disk
+    _idle_since: float | None = None  # loop time of our last answer; None on the ASGI way
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and self.door.authority is not None:
+            from select_service.edge.security.authority import certificate_names  # noqa: PLC0415 - with TLS
+
+            names = certificate_names(tls.getpeercert())
+            if names and self.door.authority.book.by_certificate(names) is not None:
+                # what its header lines mean is not what they mean from others
+                self._certificate, self.heads = names, self.peers.heads_of(names)
+        super().connection_made(transport)
+        if self._is_reserved:
+            self._is_between = False
+        if self.door.is_leaving:  # accepted as the port was closed: nobody would end it
+            transport.close()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._call is not None:
+            self.door.count_gone(self._call)
+            self._call = None
+        super().connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if not (self._is_between and self._answer_whole(data)):
+            super().data_received(data)
+
+    @override
+    def take(self, data: bytes) -> None:
+        self._is_between = False  # an upgrade is read as new data, behind what came with it
+        self._turn_used = False
+        self._idle_since = None
+        super().take(data)
+        self._lines_read = b""
+        self._is_between = self._rests()
+        if self._is_between and self._idle_since is None:
+            self._idle_since = self.loop.time()  # a blank line: it has stopped uvicorn's clock
+
+    def _answer_whole(self, data: bytes) -> bool:
+        """Answer if this is one request, whole, under header lines that are known."""
+        if self.turnstile is not None:
+            done = self.turnstile.answer(self, data)
+            if done is not None:
+                return done
+        end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
+        if end < 0 or self.flow.write_paused or self.transport.is_closing():
+            return False
+        known = self.heads.calls.get(data[:end]) or self._known_call(data, end)
+        if known is None:
+            return False
+        call, head = known
+        if len(data) - end - 4 != head.length:
+            return False
+        self._phase = _REST  # even if it is the first
+        self._idle_since = None
+        answer = self.door.answer_now(call, head, data[end + 4 :])
+        if type(answer) is Response and answer.stream is None:
+            self.write_answer(answer)
+            return True
+        return self.hand_on(call, head, answer)
+
+    def hand_on(self, call: Call, head: Head, answer: Response | Awaitable[Response]) -> bool:
+        """Have an answer sent that takes its time; False: by the ASGI way, to which it is due."""
+        if isinstance(answer, Settling):
+            self._is_between = False
+            self._owe(call, head, answer)
+            return True
+        self._handed = answer
+        return False
+
+    def _known_call(self, data: bytes, end: int) -> tuple[Call, Head] | None:
+        """Return the call of a request whose head ends at `end`, and what its lines mean."""
+        line_end = data.find(b"\r\n")
+        lines = data[line_end:end]
+        head = self.heads.known.get(lines)
+        is_steady = head is not None
+        if head is None:
+            lines = self._steady(lines)
+            head = self.heads.known.get(lines)
+        if head is None:
+            self._lines_read = lines
+            return None
+        line = data[:line_end]
+        call = self.door.call_in_line(line)
+        if call is not None:
+            if is_steady and self.door.suits(call, head):
+                self.heads.learn_call(data[:end], call, head)
+        else:
+            call = self.door.call_with_id(line)
+        if call is not None:
+            return (call, head) if self.door.suits(call, head) else None
+        parts = _REQUEST_LINE.fullmatch(line)
+        call = None if parts is None else self.door.call_for(parts[1], parts[2], head)
+        return None if call is None else (call, head)
+
+    def _steady(self, lines: bytes) -> bytes:
+        """Return header lines without those that differ from request to request."""
+        return VARYING_LINES.sub(b"", lines)
+
+    def _rests(self) -> bool:
+        """Tell whether all that has come is answered, and the next byte begins a request."""
+        return (
+            self._phase is _REST
+            and self._call is None
+            and self._debt is None
+            and not self._refused
+            and not self._is_last
+            and self._pieces is None
+            and not self.pipeline
+            and self._unanswered() is None
+        )
+
+    @override
+    def on_message_begin(self) -> None:
+        self._enter_head()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._call = None if self._is_reserved else self._plain_call()
+        if self._call is None:
+            self._take_asgi_way()
+            if self._handed is not None:
+                self.scope[HANDED_OVER] = self._handed  # type: ignore[typeddict-unknown-key]
+                self._handed = None
+        else:
+            self._owes_answer = True
+            self._enter_body()
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        if self._call is None:
+            super().on_body(body)
+        elif not self._body:
+            self._body = body
+        else:
+            if not isinstance(self._body, bytearray):
+                self._body = bytearray(self._body)
+            self._body += body
+
+    @override
+    def on_message_complete(self) -> None:
+        call = self._call
+        if call is None:
+            super().on_message_complete()
+            return
+        body, self._body = self._body, b""
+        self._call = None
+        self._owes_answer = False
+        answer, self._handed = self._handed, None
+        if answer is None:
+            answer = self.door.answer_now(call, self._head, bytes(body))
+        if isinstance(answer, Response) and answer.stream is None:
+            self._enter_rest()
+            self.write_answer(answer)
+            return
+        if isinstance(answer, Settling):
+            self._enter_rest()
+            self._owe(call, self._head, answer)
+            return
+        self._take_asgi_way()
+        self.scope[HANDED_OVER] = answer  # type: ignore[typeddict-unknown-key]
+        super().on_message_complete()
+
+    # -- answers that wait for the disk --------------------------------------------------------
+
+    def _owe(self, call: Call, head: Head, answer: Settling) -> None:
+        """Answer when the disk has; what the client sends meanwhile queues up behind."""
+        self._debt = debt = _Debt()
+        self.cycle = debt  # type: ignore[assignment] # what uvicorn asks of a cycle, it has
+        since = perf_counter()
+        answer.written.add_done_callback(lambda _: self._pay(debt, call, head, answer, since))
+
+    def _pay(self, debt: _Debt, call: Call, head: Head, answer: Settling, since: float) -> None:
+        debt.response_complete = True
+        self._debt = None
+        if self.transport.is_closing() or not self.hears:
+            self.door.count_gone(call)
+            return
+        self.write_answer(self.door.answer_settled(call, head, answer, since))
+        if self.pipeline:
+            self.server_state.total_requests -= 1  # it counts one more
+            self.on_response_complete()  # lets the next one in
+        self._is_between = self._rests()
+
+    @override
+    def _is_refusal_due(self) -> bool:
+        return self._debt is None and super()._is_refusal_due()
+
+    @override
+    def _sweep_head(self, now: float) -> None:
+        if self._debt is None:
+            super()._sweep_head(now)
+        else:
+            self._since = now  # what comes behind is not late
+
+    @override
+    def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
+        self.outbox.flush()  # may have the answer to what came before
+        super()._turn_away(error, linger=linger)
+
+    @override
+    def eof_received(self) -> None:
+        self.outbox.flush()  # who has said all it wants to say is waiting for it
+        super().eof_received()
+
+    @override
+    def shutdown(self) -> None:
+        self.outbox.flush()
+        if self._debt is not None:
+            self._is_last = True
+        elif self._call is None:
+            super().shutdown()
+        else:
+            self._is_last = True
+
+    @classmethod
+    def part_with_answers(cls) -> None:
+        """Close each connection, those to come, too, behind its next answer."""
+        cls._is_last = True
+
+    @override
+    def sweep(self, now: float) -> None:
+        super().sweep(now)
+        if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
+            self.transport.close()
+
+    def _plain_call(self) -> Call | None:  # noqa: C901, PLR0911, PLR0912 - one pass over the headers
+        """Return what to call if this request can be answered as soon as its body is there."""
+        if (
+            self._turn_used
+            or self._debt is not None
+            or self._unanswered() is not None
+            or self.flow.write_paused
+            or self.transport.is_closing()
+            or not self.parser.should_keep_alive()
+            or self.parser.get_http_version() != "1.1"
+        ):
+            return None
+        self._turn_used = True
+        content_type, accept, length, credentials, varying = None, None, 0, None, 0
+        host: bytes | None = None
+        for name, value in self.headers:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"accept":
+                accept = value if accept is None else accept + b"," + value
+            elif name == b"content-length":
+                if len(value) > _DIGITS_MAX:
+                    return None
+                length = int(value)
+            elif name == b"authorization":
+                credentials = value if credentials is None else credentials + b"," + value
+            elif name == b"host":
+                if host is not None:
+                    return None
+                host = value
+            elif name in VARYING:
+                varying += 1
+            elif name in _UNUSUAL:
+                return None
+        if host is None or not is_host(host):
+            return None  # where it is refused
+        head = self.door.head_of(content_type, accept, length, credentials, self._certificate)
+        self._head = head
+        call = self.door.call_for(self.parser.get_method(), self.url, head)
+        if head.grant is not None and head.grant.name is None:
+            return call  # strangers could have their headers push those of others out
+        if call is not None and self._lines_read.count(b"\n") == len(self.headers) - varying > 0:
+            self.heads.learn(self._lines_read, head)
+        return call
+
+    def _take_asgi_way(self) -> None:
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expect
+        self.headers += headers
+        super().on_headers_complete()
+        if self._certificate:
+            self.scope[CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
+
+    def write_answer(self, answer: Response) -> None:
+        """Put an answer that is whole into the outbox, and count it."""
+        preamble, body = self.preamble, answer.body
+        preamble.follow(self.server_state.default_headers)
+        if answer.status == _OK and not self._is_last:
+            headers = answer.headers
+            ok = preamble.ok if headers is ONLY_JSON else preamble.of(headers)
+            data = b"%b%d\r\n\r\n%b" % (ok, len(body), body)
+        else:
+            lines = _lines(answer.headers)
+            if self._is_last and _CLOSE_LINE not in preamble.lines:
+                lines += _CLOSE_LINE
+            lines = status_line(answer.status) + preamble.lines + lines
+            data = b"%bcontent-length: %d\r\n\r\n%b" % (lines, len(body), body)
+        self.outbox.put(self.transport, data, self.loop)
+        self.server_state.total_requests += 1
+        self._idle_since = self.loop.time()
+        if self._is_last:
+            self.outbox.flush()
+            self.transport.close()
+
+
+def fast_lane(
+    door: Door, limits: ConnectionLimits, counts: Connections, kind: type[FastLane] = FastLane
+) -> type[FastLane]:
+    """Return the protocol class for one server: uvicorn makes the instances itself."""
+    lane: type[FastLane] = type("Lane", (kind,), {})
+    lane.door, lane.limits, lane.counts = door, limits, counts
+    lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox(ANSWERS_MAX)
+    if Turnstile is not None and kind is FastLane:  # who traces looks at every request
+        lane.turnstile = Turnstile(door, lane.preamble, lane.outbox)
+    if door.authority is not None:
+        door.authority.on_change(lane.heads.forget)
+        door.authority.on_change(lane.peers.forget)
+    return lane
+
+
+def status_line(status: int) -> bytes:
+    """Return the first line of an answer; uvicorn has none for statuses beyond 599."""
+    return STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -1,0 +1,150 @@
+"""Lets clients in over TLS, so many at a time.
+
+Whoever has connected and not yet shaken hands is no connection to the server: it would be counted
+by no limit, and hold a descriptor and some 60 KB until it has taken too long. So connections are
+accepted here, where it is known from where they come. When all places are taken, who has been
+longest about it makes room: a handshake takes milliseconds, and those who only sit there must not
+keep out who would be let in, the one least of all who can change the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable, Mapping
+
+    from select_service.edge.http.protocol import ConnectionLimits
+    from select_service.edge.http.traffic import Connections
+
+__all__ = ["Handshakes"]
+
+_log = logging.getLogger("select_service")
+
+ACCEPTED_PER_TURN: Final = 16
+WAIT_S: Final = 1.0
+"""Until the next try, when there is no descriptor left."""
+
+
+class Handshakes:
+    """Listening sockets; `uvicorn.Server` treats them like one server of asyncio."""
+
+    def __init__(
+        self,
+        listeners: Mapping[socket.socket, Callable[[], asyncio.Protocol]],
+        limits: ConnectionLimits,
+        counts: Connections,
+    ) -> None:
+        """Let nobody in yet.
+
+        Args:
+            listeners: bound, and what makes the protocol of who has shaken hands there; they stay
+                their owner's to close.
+            limits: how many may be about it, in all and from one address, and for how long.
+            counts: told of those that were refused.
+        """
+        self._listeners = listeners
+        self._limits = limits
+        self._counts = counts
+        self._by_address: dict[str, dict[asyncio.Task[None], None]] = {}  # the longest first
+        self._shaking: dict[asyncio.Task[None], str] = {}  # from where; the longest first
+        self._tasks: set[asyncio.Task[None]] = set()  # also those that were given up
+        self._again: asyncio.TimerHandle | None = None
+        self._is_open = False
+        self._context: ssl.SSLContext
+
+    def start(self, context: ssl.SSLContext, backlog: int) -> None:
+        """Let clients in, who have as long for a handshake as for the head of a request."""
+        self._context = context
+        for listener in self._listeners:
+            listener.listen(backlog)
+        self._is_open = True
+        self._listen()
+
+    def close(self) -> None:
+        """Let nobody in any more. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._pause()
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until nobody shakes hands any more."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _listen(self) -> None:
+        self._again = None
+        loop = asyncio.get_running_loop()
+        for listener, make in self._listeners.items():
+            loop.add_reader(listener.fileno(), self._accept, listener, make)
+
+    def _pause(self) -> None:
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+
+    def _accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                client, (address, *_) = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.error("nobody is let in for a second: %s", error)
+                self._pause()
+                if self._again is None:
+                    self._again = asyncio.get_running_loop().call_later(WAIT_S, self._listen)
+                return
+            self._greet(client, address, make)
+
+    def _greet(
+        self, client: socket.socket, address: str, make: Callable[[], asyncio.Protocol]
+    ) -> None:
+        others = self._by_address.get(address)
+        if others is not None and len(others) >= self._limits.connections_per_address_max:
+            self._counts.refused_by_address += 1
+            self._give_up(next(iter(others)))
+        elif len(self._shaking) >= self._limits.tls_handshakes_max:
+            self._counts.refused_handshakes += 1
+            self._give_up(next(iter(self._shaking)))
+        client.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
+        task = asyncio.get_running_loop().create_task(self._shake(client, make))
+        self._tasks.add(task)
+        self._shaking[task] = address
+        self._by_address.setdefault(address, {})[task] = None
+        self._counts.handshakes = len(self._shaking)
+        task.add_done_callback(self._over)
+
+    def _give_up(self, task: asyncio.Task[None]) -> None:
+        self._forget(task)
+        task.cancel()
+
+    async def _shake(self, client: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+        with contextlib.suppress(OSError):  # also what is no TLS, and who has taken too long
+            await asyncio.get_running_loop().connect_accepted_socket(
+                make,
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=self._limits.header_timeout_s,
+            )
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._forget(task)
+        self._counts.handshakes = len(self._shaking)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        address = self._shaking.pop(task, None)
+        if address is not None:
+            others = self._by_address[address]
+            del others[task]
+            if not others:
+                del self._by_address[address]

@@ -1,0 +1,569 @@
+"""HTTP/1.1 on a socket, with a deadline for everything a client may leave unfinished.
+
+Uvicorn's httptools protocol serves requests but waits for ever for their bytes. Added here: limits
+on the number of connections, on the length of a head, and on how long a head, a body or the reading
+of an answer may take. There are no timers per request: a connection notes since when it has been in
+its phase, and the server's tick (`app.py`) sweeps over all connections a few times per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+import httptools
+from msgspec import Struct
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from select_service.edge.codec.json_codec import encode
+from select_service.edge.http.framing import UNTIL_CLOSED, is_host
+from select_service.edge.http.pieces import Flow, pieces_of
+from select_service.errors import (
+    HeadTooLarge,
+    MalformedHttp,
+    RequestTimeout,
+    ServiceError,
+    TooManyConnections,
+    problem,
+    retry_after,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from select_service.edge.http.traffic import Connections
+
+__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "cut_unread"]
+
+LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
+LINGER_S: Final = 5.0
+"""What is read and thrown away, and for how long, of a client that was answered while it was still
+sending: a socket closed with unread bytes takes the answer back before the client has read it."""
+
+RESERVED_MAX: Final = 16
+"""Connections beyond `--connections-max` and `--connections-per-address-max`, one request each, for
+what must work when these are reached, or were set too low: `RESERVED_PATHS` and nothing else. Who
+comes when all are taken has the place of the first whose request has not arrived yet."""
+
+RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
+
+PIPELINED_MAX: Final = 16
+"""Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
+
+_VERSIONS: Final = frozenset({"1.0", "1.1"})
+_REFUSAL_HEAD: Final = (
+    b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+)
+
+_CLOSE: Final = (b"connection", b"close")
+_PROBE_AFTER_S: Final = 60
+_PROBES: Final = 4
+"""A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
+place in the queue."""
+_PROBE_EVERY_S: Final = 15
+
+
+class ConnectionLimits(Struct):
+    """Deadlines in seconds, how many connections may be open, how long a request head may be.
+
+    One object that all connections read: `reloading.py` writes it.
+    """
+
+    header_timeout_s: float
+    body_timeout_s: float
+    connections_max: int
+    head_bytes_max: int
+    header_lines_max: int
+    connections_per_address_max: int
+    tls_handshakes_max: int
+    unread_bytes_max: int
+
+
+class _TurnedAway(Exception):
+    """A request was refused at its head; the parser need not go on."""
+
+
+class Phase(Enum):
+    """What a connection is in the middle of."""
+
+    HEAD = 0  # also before the first byte
+    BODY = 1
+    REST = 2  # a whole request has arrived: we owe an answer, or the client is idle
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. A subclass sets `limits` and `counts`: uvicorn makes the instances."""
+
+    limits: ConnectionLimits
+    counts: Connections
+    flow: Flow  # type: ignore[mutable-override] # ours is made in place of uvicorn's
+
+    _owes_answer = False  # to a request that has no ASGI cycle
+
+    _phase = Phase.HEAD
+    _stamped: Phase | None = None  # the phase `_since` belongs to
+    _since = 0.0  # loop time
+    _head_bytes = 0  # of the head that is incomplete
+    _stalled_since: float | None = None  # the client does not read
+    _closing_since: float | None = None  # loop time at which a sweep found it so
+    _refused = False
+    _address = ""  # where it comes from; "" of a Unix socket
+    _discarded: int | None = None  # bytes; None: not about to close
+    _upgrading = False
+    _is_reserved = False  # let in beyond the limit, for one request of RESERVED_PATHS
+    _is_over_address = False
+    _at_work: RequestResponseCycle | None = None  # the request whose answer is next
+    _pieces: Iterator[bytes] | None = None  # of the last read, not parsed yet
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = Flow(transport)
+        self.counts.accepted += 1
+        self._stamp()
+        _probe_when_silent(transport)
+        if len(self.connections) - self.counts.reserved > self.limits.connections_max:
+            self._reserve_or(TooManyConnections("too many open connections"))
+            if not self._is_reserved:
+                self.counts.refused += 1
+                return
+        if self.client is None:
+            return
+        self._address = address = self.client[0]
+        by_address = self.counts.by_address
+        by_address[address] = among = by_address.get(address, 0) + 1
+        if among > self.limits.connections_per_address_max and not self._is_reserved:
+            self._is_over_address = True
+            self._reserve_or(TooManyConnections("too many open connections from this address"))
+            self.counts.refused_by_address += not self._is_reserved
+
+    def _reserve_or(self, refusal: TooManyConnections) -> None:
+        """Take one of the reserve; where none is left, that of who has not asked anything yet."""
+        reserve = self.counts.reserve
+        if len(reserve) >= RESERVED_MAX:
+            for one in reserve:
+                assert isinstance(one, GuardedProtocol)
+                if one.is_asking:
+                    one.give_up_reserve()
+                    break
+            else:
+                self._turn_away(refusal, linger=False)
+                return
+        reserve[self] = None
+        self._is_reserved = True
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether its request has not arrived yet, and nobody has refused it."""
+        return self._phase is not Phase.REST and not self._refused
+
+    def give_up_reserve(self) -> None:
+        """Leave to somebody else; strangers who sit and say nothing must not keep others out."""
+        del self.counts.reserve[self]
+        self.counts.refused += not self._is_over_address
+        self.counts.refused_by_address += self._is_over_address
+        self._turn_away(TooManyConnections("too many open connections"), linger=False)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.counts.reserve.pop(self, None)
+        if self._address:
+            left = self.counts.by_address[self._address] - 1
+            if left:
+                self.counts.by_address[self._address] = left
+            else:
+                del self.counts.by_address[self._address]
+            self._address = ""
+        at_work = self._at_work  # uvicorn tells only the last request that was read
+        if at_work is not None and not at_work.response_complete:
+            at_work.disconnected = True
+            at_work.message_event.set()
+            at_work.transport = self.transport  # no ring: what a request holds goes with it
+        self._at_work = None
+        self._pieces = None
+        if isinstance(self.cycle, RequestResponseCycle):
+            self.cycle.transport = self.transport  # no ring: what a request holds goes with it
+        self.pipeline.clear()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come, in several turns of the loop if it is of many lines."""
+        pieces = pieces_of(data)
+        if pieces is None:
+            self.take(data)
+        else:
+            self._pieces = pieces
+            self.flow.hold()
+            self._take_piece()
+
+    def _take_piece(self) -> None:
+        """Parse a piece, and the next one soon, or when there is room for more requests."""
+        assert self._pieces is not None
+        piece = next(self._pieces, None)
+        if piece is None or self.transport.is_closing():
+            self._pieces = None
+            self.flow.release()
+            return
+        self.take(piece)
+        if len(self.pipeline) < PIPELINED_MAX:
+            self.loop.call_soon(self._take_next)
+
+    def _take_next(self) -> None:
+        if self._pieces is not None:
+            self._take_piece()
+
+    def take(self, data: bytes) -> None:
+        """Parse one piece."""
+        if self._refused:
+            self._discard(data)
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            ours = error.__context__  # what a callback has raised
+            if isinstance(ours, _TurnedAway):
+                return
+            self.counts.malformed += 1
+            why = ours if isinstance(ours, httptools.HttpParserError) else error
+            self._turn_away(MalformedHttp(f"invalid HTTP request: {why}"))
+            return
+        if self._phase is not self._stamped:
+            self._stamp()
+        if self._phase is Phase.HEAD:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.head_bytes_max:
+                self.counts.malformed += 1
+                self._turn_away(HeadTooLarge("the request head is too long"))
+
+    def _feed(self, data: bytes) -> None:
+        """Parse; what offers another protocol is read as if it did not."""
+        for _ in range(PIPELINED_MAX):
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._as_plain(data[upgrade.args[0] :])
+                self.parser = httptools.HttpRequestParser(self)
+            else:
+                return
+        raise httptools.HttpParserError("one offer of another protocol behind the other")
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled_since = self.loop.time()
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stalled_since = None
+
+    # -- httptools -----------------------------------------------------------------------------
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._enter_head()
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is Phase.BODY:
+            return  # a trailer: nobody has judged it when the request was let in
+        most = self.limits.header_lines_max
+        if len(self.headers) >= most:
+            self.counts.malformed += 1
+            self.counts.head_lines += 1
+            self._turn_away(HeadTooLarge(f"more than {most} header lines (--header-lines-max)"))
+            raise _TurnedAway
+        super().on_header(name, value)
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._judge_framing()
+        self._upgrading = self.parser.should_upgrade()
+        if self._upgrading:
+            return
+        if self._is_reserved and self.url.partition(b"?")[0] not in RESERVED_PATHS:
+            self.counts.refused += not self._is_over_address
+            self.counts.refused_by_address += self._is_over_address
+            self._turn_away(TooManyConnections("too many open connections"))
+            raise _TurnedAway
+        if self._is_reserved:
+            self.headers.append(_CLOSE)  # old versions of uvicorn answer what they find here
+        super().on_headers_complete()  # may raise: then the head is still what is wrong
+        if self._is_reserved:
+            self.cycle.keep_alive = False
+        if self.parser.get_http_version() == "1.0":  # has no chunks: the end is the connection's
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = UNTIL_CLOSED
+        if not self.pipeline:
+            self._at_work = self.cycle
+        elif len(self.pipeline) < PIPELINED_MAX:
+            self.flow.resume_reading()  # or nobody would see the client go while one waits
+        self.cycle.transport = _Answering(self)
+        self._enter_body()
+
+    @override
+    def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
+        self._enter_rest()
+        super().on_message_complete()
+
+    def _judge_framing(self) -> None:
+        """Refuse what another server, or a proxy before us, may read as something else."""
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise httptools.HttpParserError(f"HTTP/{version} is not understood")
+        hosts = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+                if not is_host(value):
+                    raise httptools.HttpParserError("no valid Host")
+            if name != b"transfer-encoding":
+                continue
+            if value.strip().lower() != b"chunked":
+                raise httptools.HttpParserError("a transfer-encoding other than chunked")
+            if version != "1.1":
+                raise httptools.HttpParserError("chunks are not for HTTP/1.0")
+        if hosts > 1:  # RFC 9112, 3.2
+            raise httptools.HttpParserError("more than one Host")
+        if not hosts and version == "1.1":
+            raise httptools.HttpParserError("no Host")
+
+    @override
+    def on_response_complete(self) -> None:
+        self._at_work = self.pipeline[-1][0] if self.pipeline else None
+        is_full = len(self.pipeline) >= PIPELINED_MAX
+        super().on_response_complete()
+        if is_full and self._pieces is not None:
+            self.loop.call_soon(self._take_next)
+
+    def _enter_head(self) -> None:
+        self._phase = Phase.HEAD
+        self._stamped = None
+
+    def _enter_body(self) -> None:
+        self._phase = Phase.BODY
+        self._head_bytes = 0
+
+    def _enter_rest(self) -> None:
+        self._phase = Phase.REST
+
+    def _as_plain(self, rest: bytes) -> bytes:
+        """Return a request that offers another protocol as plain HTTP/1.1, which is what it gets.
+
+        The parser would take the body for that other protocol. Java's client offers h2c with
+        every first request.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError("this is no proxy")
+        lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [
+            b"%s: %s" % (name, value)
+            for name, value in self.headers
+            if name not in (b"upgrade", b"connection", b"http2-settings")
+        ]
+        return b"\r\n".join([*lines, b"", rest])
+
+    # -- deadlines -----------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if it has been too long in its phase. Called a few times a second.
+
+        Args:
+            now: loop time.
+        """
+        if self.transport.is_closing():  # once its last answer is read, or not at all
+            if self._closing_since is None:
+                self._closing_since = now
+            elif now - self._closing_since > self.limits.body_timeout_s:
+                self.counts.write_timeouts += 1
+                self.transport.abort()
+            return
+        if self._discarded is not None:
+            return
+        if self._stalled_since is not None:
+            if now - self._stalled_since > self.limits.body_timeout_s:
+                self.counts.write_timeouts += 1
+                self.transport.abort()
+        elif self.flow.read_paused or self.flow.is_held:
+            self._since = now  # it is us who do not read
+        elif self._phase is Phase.HEAD:
+            self._sweep_head(now)
+        elif self._phase is Phase.BODY and now - self._since > self.limits.body_timeout_s:
+            self.counts.body_timeouts += 1
+            self._turn_away(RequestTimeout("the request body did not arrive in time"))
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that lie here because the client does not read."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def stalled_since(self) -> float:
+        """Loop time since which the client should read and does not; infinity: it does."""
+        since = self._closing_since if self._stalled_since is None else self._stalled_since
+        return math.inf if since is None else since
+
+    def cut_off(self) -> None:
+        """End the connection, whatever it still has to say: there is too much of that."""
+        self.counts.unread += 1
+        self.transport.abort()
+
+    def _sweep_head(self, now: float) -> None:
+        if self._unanswered() is not None:
+            self._since = now  # the head of a request behind one that we have yet to answer
+        elif now - self._since > self.limits.header_timeout_s:
+            self.counts.header_timeouts += 1
+            if self._head_bytes:
+                self._turn_away(RequestTimeout("the request head did not arrive in time"))
+            else:
+                self.transport.close()
+
+    def _stamp(self) -> None:
+        self._stamped = self._phase
+        self._since = self.loop.time()
+
+    def _unanswered(self) -> RequestResponseCycle | None:
+        """The request we have yet to answer; uvicorn's type hides that there may be none."""
+        cycle: object = self.cycle
+        if isinstance(cycle, RequestResponseCycle) and not cycle.response_complete:
+            return cycle
+        return None
+
+    def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
+        """Answer in place of the app where an answer is due, and close."""
+        self._refused = True
+        due = self._is_refusal_due()
+        for cycle in (self._at_work, self._unanswered()):
+            if cycle is not None:  # nobody will hear what it says
+                cycle.disconnected = True
+                cycle.message_event.set()
+        if due:
+            status, body = problem(error)
+            content = encode(body)
+            seconds = retry_after(error)
+            again = b"" if seconds is None else b"retry-after: %d\r\n" % seconds
+            head = STATUS_LINE[status] + again + _REFUSAL_HEAD % len(content)
+            self.transport.write(head + content)
+        if linger:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _is_refusal_due(self) -> bool:
+        """Tell whether a refusal would be taken for the answer to what it refuses."""
+        cycle = self._unanswered()
+        if cycle is None:
+            # in the phase BODY without a debt: answered before its body had arrived
+            return self._phase is not Phase.BODY or self._owes_answer
+        is_next = cycle is self._at_work
+        return is_next and self._phase is Phase.BODY and not cycle.response_started
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    @property
+    def hears(self) -> bool:
+        """Whether the client has not been told yet that no more will come."""
+        return self._discarded is None
+
+    def close_after_answer(self) -> None:
+        """Close once an answer is out; later if the client is still sending its request."""
+        if self._phase is Phase.BODY:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that no more will come, and read on for a while without listening."""
+        if self._discarded is not None or self.transport.is_closing():
+            return
+        self._refused = True
+        self._discarded = 0
+        if self.transport.get_extra_info("ssl_object") is None:  # TLS cannot end on one side
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _discard(self, data: bytes) -> None:
+        if self._discarded is not None:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES_MAX:
+                self.transport.abort()
+
+    @override
+    def shutdown(self) -> None:
+        if self._discarded is None:
+            super().shutdown()
+        else:
+            self.transport.close()
+
+
+class _Answering(asyncio.Transport):
+    """What uvicorn answers one request through."""
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        super().__init__()
+        self._protocol = protocol
+
+    @override
+    def write(self, data: Any) -> None:
+        if self._protocol.hears:
+            self._protocol.transport.write(data)
+
+    @override
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    @override
+    def close(self) -> None:
+        self._protocol.close_after_answer()
+
+
+def cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
+    """Cut off who has read nothing for longest until no more than `most` bytes lie unread.
+
+    Returns:
+        How many bytes that are. O(connections).
+    """
+    unread = [(one.unread_bytes, one) for one in connections]
+    total = sum(size for size, _ in unread)
+    if total <= most:
+        return total
+    unread.sort(key=lambda row: (row[1].stalled_since, -row[0]))
+    for size, one in unread:
+        if size:
+            one.cut_off()
+            total -= size
+            if total <= most:
+                break
+    return total
+
+
+def _probe_when_silent(transport: asyncio.Transport) -> None:
+    """Let the kernel find out whether a silent peer still exists."""
+    sock: Any = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _PROBE_AFTER_S),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
+        ("TCP_KEEPCNT", _PROBES),
+    ):
+        if hasattr(socket, option):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

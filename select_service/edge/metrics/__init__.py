@@ -1,0 +1,1 @@
+"""GET /metrics: plain counters of the core and the edges, read at scrape time."""

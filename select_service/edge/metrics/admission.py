@@ -1,0 +1,317 @@
+"""What /metrics says of admission: decisions, classes, waiting, busy ranks; read at scrape time.
+
+Labels are policies, gates, codes and classes, which are few and fixed, tenants as far as they have
+a label (`admission/tallies.py`), and scopes as everywhere. Series of a rank go with its worker.
+The field's names for some of them are kept as aliases, without our prefix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from select_service.core.admission.cache_hits import RATE_BOUNDS
+from select_service.core.admission.slo_shed import SloShed
+from select_service.core.admission.wait_times import WaitTimes
+from select_service.edge.metrics.scope_series import groups_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from select_service.config import Settings
+    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.partition import Partition
+    from select_service.edge.driver import Driver
+    from select_service.edge.metrics.scope_series import ScopeGroup
+
+SCOPE: Final = ("model_name", "tenant_id")
+_OUTCOMES: Final = ("offered", "admitted", "refused", "withdrawn")
+_WORKER_TYPE: Final = "aggregated"
+
+
+class AdmissionMetrics(Collector):
+    """Every partition's gate, by scope."""
+
+    def __init__(self, service: Driver, prefix: str, settings: Settings) -> None:
+        self._service = service
+        self._prefix = prefix
+        self._scopes_max = settings.metrics_scope_series_max
+        self._ranks_max = settings.metrics_rank_series_max
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        groups = groups_of(self._service.core, self._scopes_max)
+        yield from self._classes(groups)
+        yield from self._decisions(groups)
+        yield from self._tenants(groups)
+        yield from self._gauges(groups)
+        yield from self._promises(groups)
+        yield from self._cache(groups)
+        yield from self._ranks()
+        yield from self._aliases(groups)
+        clamped = self._counter("admission_clamped", "Requests that claimed too high a class.")
+        clamped.add_metric((), self._service.core.admitting.clamped)
+        yield clamped
+        dropped = self._counter(
+            "worker_reports_dropped", "Reports of ranks that the worker has not declared."
+        )
+        dropped.add_metric((), self._service.core.admitting.reports.dropped)
+        yield dropped
+        topic = self._service.load_topic
+        heard = self._counter("worker_reports_heard", "Reports on workers' event endpoints.")
+        heard.add_metric((), topic.heard)
+        yield heard
+        bad = self._counter("worker_reports_bad", "Those of them that make no sense, or too long.")
+        bad.add_metric((), topic.bad)
+        yield bad
+        left_out = self._counter("worker_reports_left_out", "Ranks that found no room in a while.")
+        left_out.add_metric((), topic.left_out)
+        yield left_out
+
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
+        return CounterMetricFamily(self._prefix + name, text, labels=labels)
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
+        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
+
+    def _histogram(self, name: str, text: str, labels: Sequence[str]) -> HistogramMetricFamily:
+        return HistogramMetricFamily(self._prefix + name, text, labels=labels)
+
+    # -- what became of requests ---------------------------------------------------------------
+
+    def _classes(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        requests = self._counter(
+            "admission_requests",
+            "Requests by what became of them; offered = admitted + refused + withdrawn + waiting.",
+            ("slo_class", "outcome", *SCOPE),
+        )
+        waiting = self._gauge(
+            "admission_waiting", "Requests that wait, by class.", ("slo_class", *SCOPE)
+        )
+        waits = self._histogram(
+            "admission_wait_seconds",
+            "How long requests waited, whatever became of them.",
+            ("slo_class", *SCOPE),
+        )
+        for scope, partitions, _ in groups:
+            counts: Counter[tuple[str, str]] = Counter()
+            for keeper in _keepers(partitions):
+                for name, tally in keeper.gate.tallies.of.items():
+                    for outcome in (*_OUTCOMES, "waiting"):
+                        counts[name, outcome] += getattr(tally, outcome)
+            for (name, outcome), count in sorted(counts.items()):
+                if outcome == "waiting":
+                    waiting.add_metric([name, *scope], count)
+                else:
+                    requests.add_metric([name, outcome, *scope], count)
+            for name, times in _wait_times(partitions).items():
+                buckets = _cumulated(WaitTimes.bounds, times.counts)
+                waits.add_metric([name, *scope], buckets, times.seconds)
+        yield from (requests, waiting, waits)
+
+    def _decisions(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        decisions = self._counter(
+            "admission_decisions",
+            "Refusals, waits and ends of waiting, by reason.",
+            ("policy", "gate", "decision", "reason", "slo_class", *SCOPE),
+        )
+        rejected = self._counter(
+            "admission_rejections", "Refusals for load, by endpoint.", ("endpoint", *SCOPE)
+        )
+        for scope, partitions, _ in groups:
+            counts: Counter[tuple[str, ...]] = Counter()
+            for keeper in _keepers(partitions):
+                counts.update(keeper.gate.tallies.decisions)
+            for labels, count in sorted(counts.items()):
+                decisions.add_metric([*labels, *scope], count)
+            for endpoint, count in sorted(_rejections(partitions).items()):
+                rejected.add_metric([endpoint, *scope], count)
+        yield from (decisions, rejected)
+
+    def _tenants(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        """Admissions and refusals by fairness id; bounded per gate, so summed over all of them."""
+        counts: Counter[tuple[str, str]] = Counter()
+        most = self._service.core.admitting.settings.tenant_labels_max
+        for _, partitions, _ in groups:
+            for keeper in _keepers(partitions):
+                tallies = keeper.gate.tallies
+                for name, count in tallies.admitted_by_tenant.counts.items():
+                    counts[name, "admitted"] += count
+                for name, count in tallies.refused_by_tenant.counts.items():
+                    counts[name, "refused"] += count
+        family = self._counter(
+            "admission_tenant_requests", "Requests by who asked.", ("fairness_id", "outcome")
+        )
+        busiest = Counter[str]()
+        for (name, _), count in counts.items():
+            busiest[name] += count
+        shown = {name for name, _ in busiest.most_common(most) if name != "other"}
+        total: Counter[tuple[str, str]] = Counter()
+        for (name, outcome), count in counts.items():
+            total[name if name in shown else "other", outcome] += count
+        for (name, outcome), count in sorted(total.items()):
+            family.add_metric([name, outcome], count)
+        yield family
+
+    # -- how it stands -------------------------------------------------------------------------
+
+    def _gauges(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        saturation = self._gauge("admission_saturation", "1 when the pool is full.", SCOPE)
+        drain = self._gauge(
+            "admission_drain_tokens_per_second", "Prefill tokens one rank computes.", SCOPE
+        )
+        busy = self._gauge("admission_busy_ranks", "Ranks above a busy threshold.", SCOPE)
+        full = self._gauge("admission_full_ranks", "Ranks of workers at their cap.", SCOPE)
+        for scope, partitions, _ in groups:
+            keepers = list(_keepers(partitions))
+            if not keepers:
+                continue
+            for keeper in keepers:
+                keeper.refresh(keeper.now)  # it does so when somebody asks
+            count = len(keepers)
+            saturation.add_metric(scope, sum(one.pool.saturation for one in keepers) / count)
+            drain.add_metric(scope, sum(one.pool.prefill_rate for one in keepers) / count)
+            busy.add_metric(scope, sum(one.busy.count for one in keepers))
+            full.add_metric(scope, sum(one.caps.full_slots for one in keepers))
+        yield from (saturation, drain, busy, full)
+
+    def _promises(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        held = self._gauge("admission_promises", "Returns that are promised a place.")
+        ended = self._counter("admission_promises_ended", "Promises, by end.", ("end",))
+        closed = self._counter(
+            "admission_band_closed", "Times slo-shed closed a band to arrivals.", ("band",)
+        )
+        books = {
+            id(keeper.gate.returns): keeper.gate.returns
+            for _, partitions, _ in groups
+            for keeper in _keepers(partitions)
+        }  # some share one
+        held.add_metric((), sum(book.size for book in books.values()))
+        ended.add_metric(["kept"], sum(book.kept for book in books.values()))
+        ended.add_metric(["broken"], sum(book.broken for book in books.values()))
+        flaps: Counter[int] = Counter()
+        for _, partitions, _ in groups:
+            for keeper in _keepers(partitions):
+                if isinstance(keeper.gate.queue, SloShed):
+                    flaps.update(dict(enumerate(keeper.gate.queue.flaps)))
+        for band, count in sorted(flaps.items()):
+            closed.add_metric([str(band)], count)
+        yield from (held, ended, closed)
+
+    def _cache(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        refused = self._counter(
+            "cache_threshold_rejections",
+            "Requests that no worker held enough of.",
+            ("source", *SCOPE),
+        )
+        rates = self._histogram(
+            "cache_hit_rate", "Best hit rate of requests with a cache-hit threshold.", SCOPE
+        )
+        fallbacks = self._counter(
+            "cache_threshold_fallbacks", "Those that were placed all the same.", SCOPE
+        )
+        guarded = self._counter(
+            "cache_threshold_guarded", "Thresholds set aside after too many attempts.", SCOPE
+        )
+        for scope, partitions, _ in groups:
+            tallies = [one.hit_tally for one in partitions]
+            sources: Counter[str] = Counter()
+            for tally in tallies:
+                sources.update(tally.rejections)
+            for source, count in sorted(sources.items()):
+                refused.add_metric([source, *scope], count)
+            counts = [sum(at) for at in zip(*(one.rates for one in tallies), strict=True)]
+            total = sum(one.rate_sum for one in tallies)
+            rates.add_metric(scope, _cumulated(RATE_BOUNDS, counts), total)
+            fallbacks.add_metric(scope, sum(one.fallbacks for one in tallies))
+            guarded.add_metric(scope, sum(one.guarded for one in tallies))
+        yield from (refused, rates, fallbacks, guarded)
+
+    def _ranks(self) -> Iterator[Metric]:
+        """Busy bits, and load under the field's names: only where something is judged."""
+        labels = ("worker_id", "dp_rank")
+        busy = self._gauge("admission_rank_busy", "1 above a busy threshold.", (*labels, *SCOPE))
+        names = (*labels, "worker_type")
+        prefix = "dynamo_frontend_worker_active_"
+        blocks = GaugeMetricFamily(prefix + "decode_blocks", "Alias.", labels=names)
+        tokens = GaugeMetricFamily(prefix + "prefill_tokens", "Alias.", labels=names)
+        seats = (
+            (partition, partition.admission, rank, slot)
+            for partition in self._service.core.partitions.values()
+            if partition.admission is not None
+            for rank, slot in partition.seats()
+        )
+        for partition, keeper, rank, slot in islice(seats, self._ranks_max):
+            of_rank = (str(rank.worker_id), str(rank.dp_rank))
+            busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
+            role = partition.seated[rank.worker_id].spec.role or _WORKER_TYPE
+            blocks.add_metric([*of_rank, role], float(partition.ledger.decode[slot]))
+            tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
+        yield from (busy, blocks, tokens)
+
+    def _aliases(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        rejected = CounterMetricFamily(
+            "dynamo_frontend_model_rejection", "Alias.", labels=("model", "endpoint")
+        )
+        by_model: Counter[tuple[str, str]] = Counter()
+        at_cap = in_engine = queued = 0
+        for scope, partitions, _ in groups:
+            for endpoint, count in _rejections(partitions).items():
+                by_model[scope.model_name, endpoint] += count
+            for keeper in _keepers(partitions):
+                for (_, gate, outcome, _, _), count in keeper.gate.tallies.decisions.items():
+                    at_cap += count if (gate, outcome) == ("capacity", "refuse") else 0
+                queued += keeper.caps.waiting
+            in_engine += sum(one.ledger.live for one in partitions if one.admission is not None)
+        for (model, endpoint), count in sorted(by_model.items()):
+            rejected.add_metric([model, endpoint], count)
+        yield rejected
+        requests = CounterMetricFamily("dynamo_rejection_request", "Alias: refused at N + Q.")
+        requests.add_metric((), at_cap)
+        yield requests
+        engine = GaugeMetricFamily("dynamo_engine_request", "Alias: requests on workers.")
+        engine.add_metric((), in_engine)
+        yield engine
+        waiting = GaugeMetricFamily("dynamo_request_queue", "Alias: requests that wait for one.")
+        waiting.add_metric((), queued)
+        yield waiting
+
+
+def _keepers(partitions: Iterable[Partition]) -> Iterator[Gatekeeper]:
+    return (one.admission for one in partitions if one.admission is not None)
+
+
+def _rejections(partitions: Iterable[Partition]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for keeper in _keepers(partitions):
+        counts.update(keeper.rejections)
+    return counts
+
+
+def _wait_times(partitions: Iterable[Partition]) -> dict[str, WaitTimes]:
+    summed: dict[str, WaitTimes] = {}
+    for keeper in _keepers(partitions):
+        for name, times in keeper.wait_times.items():
+            total = summed.setdefault(name, WaitTimes())
+            total.counts = [a + b for a, b in zip(total.counts, times.counts, strict=True)]
+            total.seconds += times.seconds
+    return summed
+
+
+def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets

@@ -1,0 +1,102 @@
+"""What scopes are asked for, to plan capacity by; see `core/books/demand_tally.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from select_service.core.books.demand_tally import DemandTally
+from select_service.edge.metrics.scope_series import groups_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.config import Settings
+    from select_service.edge.driver import Driver
+    from select_service.edge.metrics.scope_series import ScopeGroup
+
+__all__ = ["DemandMetrics"]
+
+_SCOPE: Final = ("model_name", "tenant_id")
+_SIZES: Final = range(5, 22)
+"""Buckets from 31 to two million tokens; what is longer is in the last, open one."""
+
+_SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float]]], ...]] = (
+    (
+        *("prefill_tokens", "Prompt tokens the worker chosen had to compute, of requests placed."),
+        lambda tally: (sum(tally.isl_counts), tally.prefill_tokens),
+    ),
+    (
+        *("output_tokens", "Tokens of answers, by the output blocks told, of ended requests."),
+        lambda tally: (tally.answered, tally.output_tokens),
+    ),
+    (
+        *("ttft_seconds", "From the booking of a request to the end of its prefill."),
+        lambda tally: (tally.first_tokens, tally.ttft_s),
+    ),
+    (
+        *("itl_seconds", "From the end of the prefill to the end of the request, per token."),
+        lambda tally: (tally.answering_tokens, tally.answering_s),
+    ),
+    (
+        *("request_seconds", "From the booking of a request to its end."),
+        lambda tally: (tally.ended, tally.request_s),
+    ),
+)
+
+
+class DemandMetrics(Collector):
+    """Requests, lengths and times by scope."""
+
+    def __init__(self, service: Driver, prefix: str, settings: Settings) -> None:
+        self._service = service
+        self._prefix = prefix + "demand_"
+        self._scope_series_max = settings.metrics_scope_series_max
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        groups = groups_of(self._service.core, self._scope_series_max)
+        requests = CounterMetricFamily(
+            self._prefix + "requests",
+            "Requests for a worker; those refused are demand, too.",
+            labels=(*_SCOPE, "outcome"),
+        )
+        for scope, partitions, _ in groups:
+            tallies = [one.demand for one in partitions]
+            placed = sum(sum(one.isl_counts) for one in tallies)
+            requests.add_metric([*scope, "placed"], placed)
+            requests.add_metric([*scope, "refused"], sum(one.refused for one in tallies))
+        yield requests
+        yield self._lengths(groups)
+        for name, text, read in _SUMMARIES:
+            summary = SummaryMetricFamily(self._prefix + name, text, labels=_SCOPE)
+            for scope, partitions, _ in groups:
+                told = [read(one.demand) for one in partitions]
+                count, total = sum(count for count, _ in told), sum(sum_ for _, sum_ in told)
+                summary.add_metric(scope, count_value=count, sum_value=total)
+            yield summary
+
+    def _lengths(self, groups: list[ScopeGroup]) -> Metric:
+        family = HistogramMetricFamily(
+            self._prefix + "isl_tokens", "Prompt lengths of requests placed.", labels=_SCOPE
+        )
+        for scope, partitions, _ in groups:
+            tallies = [one.demand for one in partitions]
+            tokens = sum(one.isl_tokens for one in tallies)
+            family.add_metric(scope, _cumulated(tallies), tokens)
+        return family
+
+
+def _cumulated(tallies: list[DemandTally]) -> list[tuple[str, float]]:
+    counts = [sum(column) for column in zip(*(one.isl_counts for one in tallies), strict=True)]
+    buckets = [(str((1 << size) - 1), float(sum(counts[: size + 1]))) for size in _SIZES]
+    return [*buckets, ("+Inf", float(sum(counts)))]

@@ -1,0 +1,86 @@
+"""Every limit by its name: what it is set to, and how often it was reached where that is counted.
+
+Flags that bound something are limits under the name of their setting; so are the budgets of one
+turn of the event loop, which have no flag. `exposition.py` prints both, the README lists them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from select_service.config import FLAGS
+from select_service.types import CoreLimits
+
+if TYPE_CHECKING:
+    from select_service.config import Settings
+    from select_service.edge.driver import Driver
+    from select_service.edge.http.traffic import Traffic
+
+__all__ = ["TURN_BUDGETS", "limit_hits", "limit_values"]
+
+TURN_BUDGETS: Final = {
+    "expired_per_turn_max": "reservations ended that expired, or whose lease did",
+    "let_in_per_turn_max": "waiting requests placed, or told why not, when load has gone",
+    "judged_per_turn_max": "waiting requests judged again under another policy",
+    "dropped_per_turn_max": "reservations of ranks that went cleared away",
+    "sources_weighed_per_turn_max": "ranks whose share of the index is looked at",
+    "swept_nodes_per_turn_max": "nodes of the radix tree given back",
+    "streams_watched_per_turn_max": "KV-event streams looked at for lag and gaps",
+    "replica_items_per_message_max": "statements to replicas in one message",
+    "replica_resolved_per_turn_max": "reservations of replicas looked at again",
+    "turn_s": "seconds for all KV-event sockets together",
+    "pause_s": "seconds in which KV events gather once some were read",
+    "tick_s": "seconds between looks for silent event sources",
+}
+"""What one turn of the event loop may do of each; fixed, chosen to hold it for under half a ms."""
+
+
+def limit_values(settings: Settings) -> dict[str, float]:
+    """Return every limit in force."""
+    values: dict[str, float] = {
+        flag.field: getattr(settings, flag.field) for flag in FLAGS if flag.is_limit
+    }
+    core, streams = settings.core_limits, settings.stream_limits
+    for name in TURN_BUDGETS:
+        values[name] = getattr(core if name in CoreLimits.__struct_fields__ else streams, name)
+    return values
+
+
+def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[str, int]:
+    """Return how often a limit was reached, for those that have a count of their own."""
+    core, cut, plane = service.core, traffic.connections, service.replicas
+    doctor = service.diagnosed
+    return {
+        "reservation_ttl_s": core.counters.reservations_expired,
+        "reservations_max": core.counters.reservations_refused,
+        "workers_max": core.catalog.too_many,
+        "worker_bytes_max": core.catalog.too_long,
+        "scopes_max": core.membership.scopes_refused,
+        "blocks_per_request_max": core.counters.selections_failed.get("too_many_blocks", 0),
+        "kv_source_blocks_max": core.registry.budget.refused,
+        "index_bytes_max": core.registry.budget.forgotten,
+        "leases_max": core.desk.leases.refused,
+        "lease_copies_max": core.desk.announcer.claims.copies.refused,
+        "freed_ids_max": core.desk.bookings.freed_ids_lost,
+        "data_parallel_size_max": core.catalog.too_parallel,
+        "kv_orphan_blocks_max": orphans_dropped,
+        **traffic.limit_hits,
+        "header_lines_max": cut.head_lines,
+        "header_timeout_s": cut.header_timeouts,
+        "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
+        "connections_max": cut.refused,
+        "connections_per_address_max": cut.refused_by_address,
+        "unread_bytes_max": cut.unread,
+        "dumps_max": service.dumps.outcomes["refused"],
+        "dump_timeout_s": service.dumps.outcomes["timeout"],
+        "tls_handshakes_max": cut.refused_handshakes,
+        "console_clients_max": traffic.console.refused,
+        "replica_send_messages_max": plane.publisher.dropped if plane else 0,
+        "replica_pull_timeout_s": plane.pulls.outcomes["timeout"] if plane else 0,
+        "replica_pull_bytes_max": plane.pulls.outcomes["too_large"] if plane else 0,
+        "replica_snapshots_max": plane.snapshots["refused"] if plane else 0,
+        "replica_claims_max": core.replicas.counters.claims_refused,
+        "replica_publishers_max": core.replicas.counters.publishers_refused,
+        "replica_peers_max": plane.peers_refused if plane else 0,
+        "doctor_findings_max": doctor.examiner.suspicions.left_out if doctor else 0,
+    }

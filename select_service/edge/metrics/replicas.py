@@ -1,0 +1,167 @@
+"""What /metrics says of the replica plane, read from its counters at scrape time.
+
+Series by peer are bounded by `--replica-peers-max`, series by publisher are sums: router ids come
+and go with processes, and a label must not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from indexer.edge.sockets import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from select_service.edge.driver import Driver
+    from select_service.edge.replicas.plane import Replicas
+    from select_service.types import ReplicaStatus
+
+_PUBLISHER_STATES: Final = ("synced", "behind", "leaving", "gone", "foreign")
+
+
+class ReplicaMetrics(Collector):
+    """Peers, publishers, messages, pulls and snapshots; families without a plane stay empty."""
+
+    def __init__(self, service: Driver, prefix: str) -> None:
+        self._service = service
+        self._prefix = prefix
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        plane = self._service.replicas
+        status = [] if plane is None else self._service.replica_status()
+        yield from self._peers(plane, status)
+        yield from self._publishers(plane, status)
+        yield from self._reservations()
+        yield self._outcomes(
+            *("replica_events", "Messages to replicas."),
+            {} if plane is None else _published(plane),
+        )
+        yield self._outcomes(
+            *("replica_messages", "Messages of replicas."),
+            {} if plane is None else _received(plane),
+        )
+        yield self._outcomes(
+            *("replica_pulls", "Fetches of a replica's snapshot that have ended."),
+            {} if plane is None else plane.pulls.outcomes,
+        )
+        running = self._gauge("replica_pulls_running", "Snapshots being fetched.")
+        if plane is not None:
+            running.add_metric((), plane.pulls.running)
+        yield running
+        yield self._outcomes(
+            *("replica_snapshots", "Snapshots given to replicas."),
+            {} if plane is None else plane.snapshots,
+        )
+
+    def _peers(self, plane: Replicas | None, status: Sequence[ReplicaStatus]) -> Iterator[Metric]:
+        peers = self._gauge("replica_peers", "Replicas listened to.", ("state",))
+        age = self._gauge("replica_heard_age_seconds", "Since a replica was last heard.", ("peer",))
+        if plane is not None:
+            states = Counter(state for _, state in plane.subscriptions.states())
+            for state in Link:
+                peers.add_metric([state.value], states[state])
+            heard: dict[str, float] = {}
+            for one in status:
+                heard[one.peer] = min(one.heard_s_ago, heard.get(one.peer, one.heard_s_ago))
+            for peer, seconds in sorted(heard.items()):
+                if peer in plane.subscriptions:
+                    age.add_metric([peer], seconds)
+        yield from (peers, age)
+
+    def _publishers(
+        self, plane: Replicas | None, status: Sequence[ReplicaStatus]
+    ) -> Iterator[Metric]:
+        publishers = self._gauge("replica_publishers", "Publishers heard of.", ("state",))
+        claims = self._gauge("replica_claims", "Reservations that other publishers own.")
+        unbooked = self._gauge("replica_claims_unbooked", "Of them, those not booked here.")
+        missing = self._gauge("replica_statements_missing", "Statements not heard yet.")
+        if plane is not None:
+            states = Counter(one.state for one in status)
+            for state in _PUBLISHER_STATES:
+                publishers.add_metric([state], states[state])
+            claims.add_metric((), sum(one.claims for one in status))
+            unbooked.add_metric((), sum(one.unbooked for one in status))
+            missing.add_metric((), sum(one.missing for one in status))
+        yield from (publishers, claims, unbooked, missing)
+
+    def _reservations(self) -> Iterator[Metric]:
+        replicas, told = self._service.core.replicas, self._service.core.desk.announcer.claims
+        counts = replicas.counters
+        yield self._counts(
+            *("replica_reservations", "Reservations of replicas, here.", "event"),
+            {
+                "booked": counts.booked,
+                "freed": counts.freed,
+                "orphan_expired": counts.orphans_expired,
+            },
+        )
+        yield self._counts(
+            *("replica_leases", "What replicas, or their end, did to leases here.", "event"),
+            {
+                "renewed": counts.leases_renewed,
+                "closed": counts.leases_closed,
+                "adopted": counts.leases_adopted,
+                "missed": counts.leases_missed,
+            },
+        )
+        yield self._counts(
+            *("replica_refused", "News of replicas not taken in.", "reason"),
+            {
+                "repeated": counts.repeated,
+                "dropped": counts.dropped,
+                "ignored": counts.ignored,
+                "claims": counts.claims_refused,
+                "publishers": counts.publishers_refused,
+                "leases": told.copies.refused,
+                "early": told.early_lost,
+                "our_name": counts.namesakes,
+                "impostor": counts.impostors,
+                "foreign": self._service.replicas.foreign_refused if self._service.replicas else 0,
+            },
+        )
+        copies = self._gauge("lease_copies", "Leases known through replicas.")
+        copies.add_metric((), len(told.copies))
+        yield copies
+        ended = self._gauge("replica_ended", "Ends of reservations remembered.")
+        ended.add_metric((), len(told.ends))
+        yield ended
+        gaps = sum(view.gaps for view in replicas.views.values())
+        for name, text, count in (
+            ("replica_gaps", "Times a replica's statements were missing.", gaps),
+            (
+                "replica_digests_differed",
+                "Times a replica owned something else than was known of it.",
+                counts.digests_differed,
+            ),
+        ):
+            family = CounterMetricFamily(self._prefix + name, text)
+            family.add_metric((), count)
+            yield family
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
+        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
+
+    def _outcomes(self, name: str, text: str, counts: Mapping[str, int]) -> Metric:
+        return self._counts(name, text, "outcome", counts)
+
+    def _counts(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(self._prefix + name, text, labels=(label,))
+        for value, count in counts.items():
+            family.add_metric([value], count)
+        return family
+
+
+def _published(plane: Replicas) -> dict[str, int]:
+    return {"sent": plane.publisher.sent, "dropped": plane.publisher.dropped}
+
+
+def _received(plane: Replicas) -> dict[str, int]:
+    faults = plane.faults + plane.subscriptions.faults
+    return {"heard": plane.heard, "malformed": plane.malformed, "fault": faults}

@@ -1,0 +1,86 @@
+"""What /metrics says of the index snapshot, read from counters at scrape time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.edge.driver import Driver
+    from select_service.edge.state.warm_start import WarmStart
+
+__all__ = ["SnapshotMetrics"]
+
+
+class SnapshotMetrics(Collector):
+    """Families without a state directory stay empty."""
+
+    def __init__(self, service: Driver, prefix: str) -> None:
+        self._service = service
+        self._prefix = prefix + "index_snapshot_"
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        warm = self._service.warm_start
+        yield from self._written(warm)
+        yield from self._recalled(warm)
+
+    def _written(self, warm: WarmStart | None) -> Iterator[Metric]:
+        at = self._gauge("written_timestamp_seconds", "When the last one was written.")
+        families = [
+            (self._gauge(name, text), name)
+            for name, text in (
+                ("seconds", "How long it took."),
+                ("bytes", "How long it is."),
+                ("blocks", "Blocks in it, per rank and tier."),
+                ("ranks", "Ranks in it."),
+            )
+        ]
+        left_out = self._gauge("left_out", "Ranks it is without.", "reason")
+        writes = self._counter("writes", "Snapshots written.")
+        failures = self._counter("failures", "Those that were not; the old one stays.", "kind")
+        if warm is not None:
+            snapshots = warm.snapshots
+            if snapshots.written_at is not None:
+                at.add_metric((), snapshots.written_at)
+            for family, name in families:
+                family.add_metric((), getattr(snapshots, name))
+            for reason, count in sorted(snapshots.left_out.items()):
+                left_out.add_metric([reason], count)
+            writes.add_metric((), snapshots.writes)
+            for kind, count in sorted(snapshots.failures.items()):
+                failures.add_metric([kind], count)
+        yield from (at, *(family for family, _ in families), left_out, writes, failures)
+
+    def _recalled(self, warm: WarmStart | None) -> Iterator[Metric]:
+        damage = self._gauge("damage", "Faults of the one found at the start.", "kind")
+        seconds = self._gauge("load_seconds", "Time spent on loading it.")
+        unproven = self._gauge(
+            "unproven_ranks", "Ranks whose blocks wait for their engine's proof, unseen."
+        )
+        recalled = self._counter(
+            "recalled_ranks", "Ranks of an earlier life: credited, or why not.", "outcome"
+        )
+        if warm is not None:
+            for kind, count in sorted(warm.snapshots.damage.items()):
+                damage.add_metric([kind], count)
+            seconds.add_metric((), warm.load_seconds)
+            unproven.add_metric((), warm.unproven)
+            outcomes = dict(warm.snapshots.rejected)
+            for tallies in self._service.core.registry.tallies_by_scope().values():
+                for outcome, count in tallies.recalls.items():
+                    outcomes[outcome] = outcomes.get(outcome, 0) + count
+            for outcome, count in sorted(outcomes.items()):
+                recalled.add_metric([outcome], count)
+        yield from (damage, seconds, unproven, recalled)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
+
+    def _counter(self, name: str, text: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(self._prefix + name, text, labels=labels)

@@ -1,0 +1,1 @@
+"""The replica plane on the wire, and snapshots fetched from others."""

@@ -1,0 +1,283 @@
+"""The replica plane of one process: who is listened to, what is told, whose snapshot is fetched.
+
+The core decides all of it; here its decisions meet sockets and clocks. `replicas/sync.py` and
+`replicas/pull.py` below it do the talking, `driver.py` above carries out the core's effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import UNSET
+
+from indexer.core.endpoint import check_endpoint
+from indexer.errors import EndpointRefused
+from select_service.core.replicas.events import TOPIC, ReplicaEnvelope
+from select_service.core.replicas.messages import OWN_TOPIC
+from select_service.core.replicas.wire import (
+    MalformedReplicaMessage,
+    decode_message,
+    encode_message,
+    encode_part,
+)
+from select_service.edge.places import Places, StreamCut
+from select_service.edge.replicas.pull import LENGTH_BYTES, SLICE_S, PullReader, Pulls
+from select_service.edge.replicas.sync import ReplicaPublisher, Subscriptions
+from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from indexer.edge.addresses import Addresses
+    from indexer.edge.curve import ReplicaKeys
+    from select_service.core.effects import Effects
+    from select_service.core.replicas.messages import Heartbeat, ReplicaMessage, SnapshotPart
+    from select_service.edge.places import Place
+    from select_service.edge.security.passport import Passport
+    from select_service.types import ReplicaLimits
+
+_log = logging.getLogger("select_service")
+
+TICK_S: Final = 0.1
+"""How late the core may look whether something is due."""
+
+LAST_TURNS_MAX: Final = 1000
+"""How much is still said before the end; who misses it notices the silence."""
+
+LAST_WORD_S: Final = 0.1
+"""And the time it has to leave this machine."""
+
+PIECE_BYTES: Final = 64 * 1024
+"""Bytes of a snapshot handed on at once."""
+
+FRAMES: Final = 2  # topic and payload; anything else is no message of this plane
+
+
+class ReplicaCore(PullReader, Protocol):
+    """What the plane asks of the core."""
+
+    def replica_heard(self, peer: str, message: ReplicaMessage, now: float) -> Effects:
+        """A peer has said something."""
+
+    def replica_tick(self, now: float) -> tuple[bool, Effects]:
+        """Time has passed; True: another turn is due at once."""
+
+    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
+        """What others have to know of this process."""
+
+    def replica_leave(self) -> None:
+        """This process will end."""
+
+    def replica_last_word(self) -> Heartbeat:
+        """What is said last."""
+
+
+class Replicas:
+    """The plane from its start to its end; lives on the loop it is used from.
+
+    Attributes:
+        peers_refused: Peers beyond `--replica-peers-max`.
+        heard: Messages of peers taken in.
+        malformed: Messages of peers that mean nothing, dropped.
+        foreign_refused: The reference's own, dropped where keys are asked for: it has none.
+        faults: Turns of housekeeping that raised, which is a bug.
+        snapshots: Snapshots given out, by outcome.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it stands on
+        self,
+        port: int,
+        core: ReplicaCore,
+        carry_out: Callable[[Effects], None],
+        limits: ReplicaLimits,
+        clock: Callable[[], float],
+        addresses: Addresses,
+        *,
+        keys: ReplicaKeys | None = None,
+        passport: Passport | None = None,
+    ) -> None:
+        """Bind, and listen to nobody yet.
+
+        Args:
+            port: of the PUB socket, on every interface.
+            core: decides.
+            carry_out: does what the core wants done, by way of our own `carry_out`.
+            limits: bounds of everything peers may cost.
+            clock: monotonic seconds.
+            addresses: where connections may lead.
+            keys: encrypt what is published, and expect it encrypted; None: it is not.
+            passport: what is shown to those whose snapshot is fetched, and asked of them.
+
+        Raises:
+            EndpointRefused: the port cannot be bound.
+        """
+        self._core = core
+        self._carry_out = carry_out
+        self._limits = limits
+        self._clock = clock
+        self._keys = keys
+        self.publisher = ReplicaPublisher(port, limits.send_messages_max, keys)
+        self.subscriptions = Subscriptions(
+            *((TOPIC, OWN_TOPIC), self._hear, limits, clock), addresses=addresses, keys=keys
+        )
+        self.pulls = Pulls(
+            *(core, carry_out, limits, clock, _log.warning, addresses), passport=passport
+        )
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        self._is_leaving = False
+        self._giving = Places()  # snapshots
+        self.peers_refused = 0
+        self.heard = 0
+        self.malformed = 0
+        self.foreign_refused = 0
+        self.faults = 0
+        self.snapshots = {"complete": 0, "cut_off": 0, "timeout": 0, "refused": 0}
+
+    async def close(self) -> None:
+        """Stop timers, close sockets."""
+        self._ticker.cancel()
+        await asyncio.gather(self._ticker, return_exceptions=True)
+        if self._is_leaving:
+            await self._say_the_last()
+        await self.pulls.close()
+        self.subscriptions.close()
+        self.publisher.close()
+
+    def leave(self) -> None:
+        """Tell replicas that we shall go, at once; `close` will say that we have."""
+        self._is_leaving = True
+        self._core.replica_leave()
+        self._turn()
+
+    async def _say_the_last(self) -> None:
+        """Say what has not been said, and that it was the last of it."""
+        for _ in range(LAST_TURNS_MAX):
+            if not self._turn():
+                break
+            await asyncio.sleep(0)
+        self.publisher.publish(*encode_message(self._core.replica_last_word()))
+        await asyncio.sleep(LAST_WORD_S)
+
+    # -- peers -------------------------------------------------------------------------------------
+
+    def peers(self) -> list[str]:
+        """Endpoints listened to, sorted."""
+        return list(self.subscriptions)
+
+    def register(self, endpoint: str) -> bool:
+        """Listen to a replica; False if it is listened to already.
+
+        Raises:
+            indexer.errors.InvalidEndpoint: not written like one (contract 6.5).
+            PeerRefused: ZMQ will not connect there.
+            TooManyPeers: more than `--replica-peers-max`.
+        """
+        check_endpoint(endpoint)
+        if endpoint in self.subscriptions:
+            return False
+        if len(self.subscriptions) >= self._limits.peers_max:
+            self.peers_refused += 1
+            raise TooManyPeers(self._limits.peers_max)
+        try:
+            self.subscriptions.add(endpoint)
+        except EndpointRefused as error:
+            raise PeerRefused(endpoint, error.reason) from error
+        return True
+
+    def deregister(self, endpoint: str) -> None:
+        """Listen to a replica no longer; what it owns ages like that of one that is gone.
+
+        Raises:
+            indexer.errors.InvalidEndpoint: not written like one.
+            PeerNotFound: nobody listened to it.
+        """
+        check_endpoint(endpoint)
+        if not self.subscriptions.remove(endpoint):
+            raise PeerNotFound
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def carry_out(self, effects: Effects) -> None:
+        """Publish and pull what the core wants; waits for nobody."""
+        for message in effects.published:
+            self.publisher.publish(*encode_message(message))
+        for pull in effects.pulls:
+            self.pulls.ask(pull)
+
+    def _hear(self, peer: str, frames: Sequence[bytes]) -> None:
+        if len(frames) != FRAMES:
+            self.malformed += 1
+            return
+        try:
+            message = decode_message(*frames)
+        except MalformedReplicaMessage:
+            self.malformed += 1
+            return
+        if self._keys is not None and _is_foreign(message):
+            self.foreign_refused += 1
+            return
+        self.heard += 1
+        self._carry_out(self._core.replica_heard(peer, message, self._clock()))
+
+    async def _tick(self) -> None:
+        while True:
+            more = self._turn()
+            await asyncio.sleep(0 if more else TICK_S)
+
+    def _turn(self) -> bool:
+        """Let the core look whether something is due; True if more is."""
+        more = False
+        try:
+            more, effects = self._core.replica_tick(self._clock())
+            self._carry_out(effects)
+        except Exception:  # noqa: BLE001 - a bug must not end the heartbeats
+            self.faults += 1
+            _log.exception("replica housekeeping failed")
+        return more
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> AsyncIterator[bytes]:
+        """Begin to give out what others have to know of this process.
+
+        Raises:
+            TooManySnapshots: more at one time than `--replica-snapshots-max`.
+        """
+        if self._giving.taken >= self._limits.snapshots_max:
+            self.snapshots["refused"] += 1
+            raise TooManySnapshots
+        return self._pieces(self._giving.take())
+
+    async def _pieces(self, place: Place) -> AsyncIterator[bytes]:
+        """Yield frames in pieces; the loop is let go every few hundred microseconds.
+
+        For as long as one of ours would go on fetching, and no longer.
+        """
+        outcome, ends_at = "cut_off", self._clock() + self._limits.pull_timeout_s
+        try:
+            piece = bytearray()
+            until = self._clock() + SLICE_S
+            for part in self._core.replica_snapshot(self._clock()):
+                frame = encode_part(part)
+                piece += len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+                if len(piece) >= PIECE_BYTES:
+                    if self._clock() >= ends_at:
+                        outcome = "timeout"
+                        raise StreamCut
+                    yield bytes(piece)
+                    piece.clear()
+                if self._clock() >= until:
+                    await asyncio.sleep(0)
+                    until = self._clock() + SLICE_S
+            yield bytes(piece)
+            outcome = "complete"
+        finally:
+            place.leave()
+            self.snapshots[outcome] += 1
+
+
+def _is_foreign(message: ReplicaMessage) -> bool:
+    """Whether it is a statement without a number, which any of ours would have."""
+    return isinstance(message, ReplicaEnvelope) and message.select_service is UNSET

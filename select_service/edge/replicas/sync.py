@@ -1,0 +1,378 @@
+"""The replica plane on the wire: a PUB socket for what happens here, a SUB socket per peer (6.1).
+
+Sends without waiting and reads a bounded slice per turn of the event loop, whatever peers do;
+decides nothing. `plane.py` stands behind it, with the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from indexer.edge.guide import Guide
+from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
+from indexer.errors import EndpointRefused, SchemeRefused
+from indexer.types import StreamLimits
+from select_service.doctor_types import PeerLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from indexer.edge.addresses import Addresses
+    from indexer.edge.curve import ReplicaKeys
+    from indexer.edge.sockets import KeyCheck, Publisher
+    from select_service.types import ReplicaLimits
+
+_log = logging.getLogger("select_service")
+
+TURN_S: Final = 0.0003
+"""Time for all peers together before the event loop may serve requests again."""
+
+MESSAGES_PER_TURN: Final = 32
+"""Messages taken from one peer before the next peer's turn."""
+
+KEYS_PER_TURN: Final = 8
+"""Handshakes judged at once, some 20 µs each; whoever comes next waits for the next turn."""
+
+RECONNECT_AFTER_S: Final = 1.0
+RECONNECT_AFTER_MAX_S: Final = 5.0
+"""Waits before a connection that libzmq has given up is made anew, doubled up to the second. While
+one waits, the other's bookings are not seen; a handshake with a replica costs less than that."""
+
+
+class ReplicaPublisher:
+    """Bound on every interface; a slow or absent subscriber loses messages, never our time."""
+
+    def __init__(self, port: int, messages_max: int, keys: ReplicaKeys | None = None) -> None:
+        """Bind.
+
+        Args:
+            port: of every interface.
+            messages_max: held per slow subscriber before it loses some.
+            keys: encrypt, and let only those listen that are listed; lives on the running loop.
+
+        Raises:
+            indexer.errors.EndpointRefused: the port cannot be bound.
+        """
+        self._port, self._messages_max, self._keys = port, messages_max, keys
+        self.key_check: KeyCheck | None = None
+        self._socket: Publisher | None = None
+        self._again: asyncio.Handle | None = None
+        self._open()
+        if keys is not None:
+            keys.when_narrower.append(self._begin_again_soon)
+        self.sent = 0
+        self.dropped = 0  # the socket's queue was full, or there is none at the moment
+
+    def _open(self) -> None:
+        self._socket = open_publisher(f"tcp://*:{self._port}", self._messages_max, self._keys)
+        check, before = self._socket.key_check, self.key_check
+        self.key_check = check
+        if check is not None:
+            if before is not None:  # what was counted goes on
+                check.accepted, check.refused = before.accepted, before.refused
+            asyncio.get_running_loop().add_reader(check.fd, self._check_keys)
+            self._check_keys()  # the descriptor tells of changes only
+
+    def _begin_again_soon(self) -> None:
+        """Have everybody connect anew: libzmq asks for a key at that moment only.
+
+        Who may still listen misses what is said in between, sees it by the numbers, and fetches it.
+        """
+        if self._again is None:
+            self._again = asyncio.get_running_loop().call_soon(self._begin_again)
+
+    def _begin_again(self) -> None:
+        self._again = None
+        self._close_socket()
+        try:
+            self._open()
+        except EndpointRefused as error:  # somebody was quicker
+            _log.error("replicas hear nothing for now: %s", error)
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(RECONNECT_AFTER_S, self._begin_again)
+
+    def publish(self, topic: bytes, payload: bytes) -> None:
+        """Send one message to whoever listens."""
+        if self._socket is not None and self._socket.send((topic, payload)):
+            self.sent += 1
+        else:
+            self.dropped += 1
+
+    def _check_keys(self) -> None:
+        """Say who may listen, for some of those who wait to hear."""
+        is_open = self._socket is not None
+        if is_open and self.key_check is not None and self.key_check.answer(KEYS_PER_TURN):
+            asyncio.get_running_loop().call_soon(self._check_keys)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            if self.key_check is not None:
+                asyncio.get_running_loop().remove_reader(self.key_check.fd)
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Close without lingering."""
+        if self._again is not None:
+            self._again.cancel()
+        self._close_socket()
+        self.key_check = None
+
+
+class _Peer:
+    """One replica we listen to."""
+
+    __slots__ = (
+        "connected_at",
+        "endpoint",
+        "guide",
+        "heard_at",
+        "is_queued",
+        "key",
+        "reconnect",
+        "reconnect_after_s",
+        "state",
+        "subscriber",
+    )
+
+    def __init__(self, endpoint: str, subscriber: Subscriber, key: str | None, now: float) -> None:
+        self.endpoint = endpoint
+        self.key = key  # that it must have
+        self.heard_at = now
+        self.subscriber = subscriber
+        self.guide: Guide | None = None  # where the endpoint has a name in it
+        self.state = Link.RETRYING
+        self.is_queued = False
+        self.connected_at = 0.0
+        self.reconnect: asyncio.TimerHandle | None = None
+        self.reconnect_after_s = RECONNECT_AFTER_S
+
+
+class Subscriptions:
+    """All SUB sockets of the replica plane; lives on the loop it is used from.
+
+    Attributes:
+        faults: Messages whose handling raised, which is a bug; the message is lost.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[bytes],
+        heard: Callable[[str, list[bytes]], None],
+        limits: ReplicaLimits,
+        clock: Callable[[], float],
+        addresses: Addresses,
+        keys: ReplicaKeys | None = None,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            topics: what to subscribe to at each peer.
+            heard: called with (endpoint, frames) for each message.
+            limits: of queues and messages.
+            clock: monotonic seconds.
+            addresses: where sockets may connect to.
+            keys: our own, and those by which peers are known; None: nothing is encrypted.
+        """
+        self._addresses = addresses
+        self._topics = topics
+        self._keys = keys
+        self._heard = heard
+        self._clock = clock
+        self._sockets = Sockets(
+            StreamLimits(
+                receive_messages_max=limits.receive_messages_max,
+                message_bytes_max=limits.message_bytes_max,
+            ),
+            None if keys is None else keys.own,
+        )
+        if keys is not None:
+            keys.when_changed.append(self._follow_keys)
+        self._peers: dict[str, _Peer] = {}
+        self._ready: deque[_Peer] = deque()
+        self._turn_handle: asyncio.Handle | None = None
+        self.faults = 0
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __contains__(self, endpoint: str) -> bool:
+        return endpoint in self._peers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._peers))
+
+    def states(self) -> Iterator[tuple[str, Link]]:
+        """Endpoints and what became of their connections."""
+        for endpoint, peer in self._peers.items():
+            yield endpoint, peer.state
+
+    def links(self) -> list[PeerLink]:
+        """How it stands with every peer, as the doctor wants to know."""
+        now = self._clock()
+        return [
+            PeerLink(
+                *(endpoint, peer.state is Link.CONNECTED, now - peer.heard_at),
+                is_refused=peer.subscriber.is_refused,
+            )
+            for endpoint, peer in self._peers.items()
+        ]
+
+    @property
+    def handshakes_failed(self) -> Mapping[str, int]:
+        """Handshakes with replicas that failed, by how."""
+        return self._sockets.handshakes_failed
+
+    # -- verbs -------------------------------------------------------------------------------------
+
+    def add(self, endpoint: str) -> None:
+        """Listen to a peer that is not listened to yet.
+
+        Raises:
+            indexer.errors.EndpointRefused: libzmq will not connect there, or must not.
+        """
+        assert endpoint not in self._peers
+        is_led = True
+        try:
+            place = self._addresses.place(endpoint)
+        except SchemeRefused as error:
+            # contract 6.5 has such a peer listed; nothing says that it must be listened to
+            _log.warning("replica peer is not listened to: %s", error)
+            place, is_led = None, False
+        key = None if self._keys is None else self._keys.key_of(endpoint)
+        subscriber = self._sockets.subscribe(place, self._topics, key)
+        peer = _Peer(endpoint, subscriber, key, self._clock())
+        self._peers[endpoint] = peer
+        if is_led and self._addresses.is_named(endpoint):
+            peer.guide = Guide(
+                self._addresses,
+                endpoint,
+                peer.subscriber,
+                place,
+                moved=lambda: self._queue(peer),
+                refused=lambda error: _log.warning("replica peer: %s", error),
+            )
+        loop = asyncio.get_running_loop()
+        loop.add_reader(peer.subscriber.fd, self._queue, peer)
+        loop.add_reader(peer.subscriber.news_fd, self._hear_news, peer)
+        self._queue(peer)  # the descriptors tell of changes only, and one may be over already
+        self._hear_news(peer)
+
+    def remove(self, endpoint: str) -> bool:
+        """Listen no longer; False if nobody did."""
+        peer = self._peers.pop(endpoint, None)
+        if peer is None:
+            return False
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(peer.subscriber.fd)
+        loop.remove_reader(peer.subscriber.news_fd)
+        if peer.reconnect is not None:
+            peer.reconnect.cancel()
+        if peer.guide is not None:
+            peer.guide.close()
+            peer.guide = None  # no ring
+        peer.subscriber.close()
+        return True
+
+    def _follow_keys(self) -> None:
+        """Listen anew to whoever must have another key now: the old one may be a thief's."""
+        assert self._keys is not None
+        self._sockets.use_keys(self._keys.own)
+        for endpoint, peer in list(self._peers.items()):
+            if peer.key == self._keys.key_of(endpoint):
+                peer.subscriber.use_keys(self._keys.own)
+                continue
+            self.remove(endpoint)
+            try:
+                self.add(endpoint)
+            except EndpointRefused as error:
+                _log.error("replica peer is not listened to any more: %s", error)
+
+    def close(self) -> None:
+        """Close everything. Idempotent."""
+        for endpoint in list(self._peers):
+            self.remove(endpoint)
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+            self._turn_handle = None
+        self._ready.clear()
+        self._sockets.close()
+
+    # -- turns -------------------------------------------------------------------------------------
+
+    def _queue(self, peer: _Peer) -> None:
+        if not peer.is_queued:
+            peer.is_queued = True
+            self._ready.append(peer)
+            if self._turn_handle is None:
+                self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Serve those who have something, each a little, until the turn's time is up."""
+        end = self._clock() + TURN_S
+        while self._ready:
+            peer = self._ready.popleft()
+            if self._peers.get(peer.endpoint) is not peer:
+                continue  # removed while it waited
+            if self._serve(peer, end):
+                self._ready.append(peer)
+            else:
+                peer.is_queued = False
+            if self._clock() >= end:
+                break
+        self._turn_handle = None
+        if self._ready:
+            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _serve(self, peer: _Peer, end: float) -> bool:
+        """Read and pass on; False when the socket is empty."""
+        for _ in range(MESSAGES_PER_TURN):
+            frames = peer.subscriber.receive()
+            if frames is None:
+                return False
+            peer.heard_at = self._clock()
+            try:
+                self._heard(peer.endpoint, frames)
+            except Exception as error:  # noqa: BLE001 - a bug must not end the listening
+                self._report(error)
+            if self._clock() >= end or self._peers.get(peer.endpoint) is not peer:
+                break
+        return True
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _hear_news(self, peer: _Peer) -> None:
+        """Follow a connection; make it anew where libzmq does not."""
+        for link in peer.subscriber.news():
+            peer.state = link
+            if peer.guide is not None:
+                (peer.guide.connected if link is Link.CONNECTED else peer.guide.lost)()
+            if peer.reconnect is not None:
+                peer.reconnect.cancel()
+                peer.reconnect = None
+            if link is Link.CONNECTED:
+                peer.connected_at = self._clock()
+            elif link is Link.BROKEN:
+                if self._clock() - peer.connected_at > RECONNECT_AFTER_MAX_S:
+                    peer.reconnect_after_s = RECONNECT_AFTER_S
+                self._reconnect_later(peer)
+
+    def _reconnect_later(self, peer: _Peer) -> None:
+        # one that breaks at once lets the wait grow, one that lasts has set it back
+        peer.reconnect = asyncio.get_running_loop().call_later(
+            peer.reconnect_after_s, self._reconnect, peer
+        )
+        peer.reconnect_after_s = min(2 * peer.reconnect_after_s, RECONNECT_AFTER_MAX_S)
+
+    def _reconnect(self, peer: _Peer) -> None:
+        peer.subscriber.connect_again()
+        self._reconnect_later(peer)  # until there is news
+
+    def _report(self, error: Exception) -> None:
+        self.faults += 1
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "handling a replica's message failed", "exception": error}
+        )

@@ -1,0 +1,211 @@
+"""Who may do what: from the credentials of a request to a grant, and why there is none.
+
+Without a token file everybody may do everything. A grant is decided once for each block of header
+lines that `http/fast_lane.py` remembers, so `reload` tells who remembers any. `tokens.py` knows the
+file, `tenancy/tenancy.py` what becomes of a request whose token is bound to tenants.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from select_service.edge.routing import OPEN
+from select_service.edge.security.tokens import BYTES_MAX, TokenBook, read_token_file
+from select_service.errors import (
+    MissingScope,
+    ServiceError,
+    TokenIsBound,
+    Unauthenticated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from select_service.edge.routing import Route
+
+__all__ = ["Authority", "Grant", "certificate_names"]
+
+_log = logging.getLogger("select_service")
+
+READ: Final = "read"
+_BEARER: Final = b"bearer "
+_NOTHING: Final = frozenset({OPEN})
+
+
+class Grant(Struct, frozen=True):
+    """What one bearer may do."""
+
+    name: str | None  # of its record; None: nobody known
+    scopes: frozenset[str]
+    tenants: tuple[str, ...] | None = None  # None: of all
+    reason: str = ""  # why nobody is known: missing, unknown or expired
+
+    @property
+    def may_read(self) -> bool:
+        """Whether it may be told of what there is."""
+        return READ in self.scopes
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether nothing is kept from it that it may use at all."""
+        return self.tenants is None and self.may_read
+
+    def refusal(self) -> ServiceError:
+        """Return why it is not told of what there is."""
+        return Unauthenticated(self.reason) if self.name is None else MissingScope(READ)
+
+    def allows(self, route: Route[Any]) -> bool:
+        """Whether a route may be used; which things behind it, `tenancy/tenancy.py` says."""
+        return route.scope in self.scopes and (self.tenants is None or not route.of_process)
+
+
+_NOBODY: Final = {
+    reason: Grant(None, _NOTHING, (), reason) for reason in ("missing", "unknown", "expired")
+}
+
+
+def _wall_clock() -> float:
+    return time.time()  # noqa: TID251 - tokens name the time they expire at
+
+
+class Authority:
+    """The token file in force.
+
+    Attributes:
+        refused: Requests turned away, by reason.
+        reloads: Times the file was read again, by outcome.
+        last_error: Why the file was not taken over the last time; empty when it was.
+    """
+
+    def __init__(
+        self, path: str, wall: Callable[[], float] = _wall_clock, *, bytes_max: int = BYTES_MAX
+    ) -> None:
+        """Read the file, of no more than so many bytes.
+
+        Raises:
+            TokenFileUnusable: it cannot be used.
+        """
+        self._path = path
+        self._bytes_max = bytes_max
+        self._wall = wall
+        self.book = read_token_file(path, bytes_max)
+        self._reckoned_at = wall()
+        self._next_expiry = self.book.next_expiry(self._reckoned_at)
+        self._forgetful: list[Callable[[], None]] = []
+        self.refused = dict.fromkeys(("missing", "unknown", "expired", "scope", "bound"), 0)
+        self.foreign = 0  # names of other tenants in requests of bound tokens
+        self.reloads = {"done": 0, "refused": 0}
+        self.last_error = ""
+
+    def on_change(self, forget: Callable[[], None]) -> None:
+        """Have somebody told when what was granted may hold no longer."""
+        self._forgetful.append(forget)
+
+    def note_foreign(self) -> None:
+        """Count that a bound token has named what is another tenant's."""
+        self.foreign += 1
+
+    # -- what is in force ----------------------------------------------------------------------
+
+    def prepare(self) -> TokenBook:
+        """Read the file again, for `adopt`.
+
+        Raises:
+            TokenFileUnusable: it cannot be used.
+        """
+        return read_token_file(self._path, self._bytes_max)
+
+    def adopt(self, book: TokenBook) -> None:
+        """Put what a file says in force, for requests from now on."""
+        self.reloads["done"] += 1
+        self.last_error = ""
+        self._put(book)
+        _log.info("token file read again", extra={"tokens": len(book)})
+
+    def reject(self, why: str) -> None:
+        """Note that a file was not taken over."""
+        self.reloads["refused"] += 1
+        self.last_error = why
+
+    def _put(self, book: TokenBook) -> None:
+        self.book = book
+        self._reckoned_at = self._wall()
+        self._next_expiry = book.next_expiry(self._reckoned_at)
+        for forget in self._forgetful:
+            forget()
+
+    def tick(self) -> None:
+        """Let go of what has expired; a few times a second, so no request need look.
+
+        A clock that was set back may stand before an expiry that is over, by what was reckoned:
+        it comes again, and who is let in until then must be let go of then.
+        """
+        if not self._reckoned_at <= self._wall() < self._next_expiry:
+            self._put(self.book)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def grant(self, credentials: bytes | None, certificate: Sequence[str]) -> Grant:
+        """Return what a request may do.
+
+        Args:
+            credentials: its Authorization header. When there is one, it alone counts.
+            certificate: names in the certificate its client has shown.
+        """
+        if credentials is None:
+            entry = self.book.by_certificate(certificate) if certificate else None
+            if entry is None:
+                return _NOBODY["missing"]
+        else:
+            token = _token_in(credentials)
+            entry = None if token is None else self.book.by_token(token)
+            if entry is None:
+                return _NOBODY["unknown"]
+        if entry.expires_at <= self._wall():
+            return _NOBODY["expired"]
+        return Grant(entry.name, entry.scopes | _NOTHING, entry.tenants)
+
+    def check(self, grant: Grant, route: Route[Any]) -> None:
+        """Turn a request away that may not use a route.
+
+        Raises:
+            Unauthenticated: nobody is known by its credentials.
+            MissingScope: somebody is, and may not do this.
+            TokenIsBound: the route tells of the whole process, and the token is bound to tenants.
+        """
+        if grant.allows(route):
+            return
+        if grant.name is None:
+            self.refused[grant.reason] += 1
+            raise Unauthenticated(grant.reason)
+        if route.scope not in grant.scopes:
+            self.refused["scope"] += 1
+            raise MissingScope(route.scope)
+        self.refused["bound"] += 1
+        raise TokenIsBound
+
+
+def _token_in(credentials: bytes) -> bytes | None:
+    """Return the token that an Authorization header shows, whatever it is worth."""
+    return credentials[7:].strip() if credentials[:7].lower() == _BEARER else None
+
+
+def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the names in a client's certificate: of its SAN or, without any, the common name.
+
+    An authority vouches for the text of a SAN by its kind; in a common name anything may stand.
+
+    Args:
+        certificate: as `ssl` shows it; None: there is none.
+    """
+    if not certificate:
+        return ()
+    san = [text for kind, text in certificate.get("subjectAltName", ()) if kind in ("URI", "DNS")]
+    if san:
+        return tuple(dict.fromkeys(san))
+    subject = certificate.get("subject", ())
+    return tuple(value for part in subject for key, value in part if key == "commonName")

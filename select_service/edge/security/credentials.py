@@ -1,0 +1,80 @@
+"""Who this process is to workers and replicas, and how it knows them: keys of CURVE, a passport.
+
+Built from the settings before anything is opened; `driver.py` hands it to those who open sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from indexer.edge.curve import ReplicaKeys, read_key_file
+from select_service.edge.security.passport import Passport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from indexer.edge.curve import KeyPair
+    from select_service.config import Settings
+
+__all__ = ["Credentials"]
+
+_log = logging.getLogger("select_service")
+
+
+class Credentials:
+    """Keys and files as they were asked for; what was not is None."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read the key files.
+
+        Raises:
+            indexer.edge.curve.KeyFileError: one of them cannot be used.
+        """
+        self.keys: KeyPair | None = None
+        self.when_other_keys: list[Callable[[KeyPair], None]] = []
+        """Told of the pair that is ours from now on; must not fail."""
+        self._key_path = settings.curve_key
+        self.replica_keys: ReplicaKeys | None = None
+        if settings.curve_key is not None:
+            self.keys = read_key_file(settings.curve_key)
+            self.replica_keys = ReplicaKeys(self.keys, settings.curve_replica_keys)
+        self.worker_key = settings.curve_worker_key
+        certificate = None
+        if settings.tls_cert is not None:
+            certificate = settings.tls_cert, settings.tls_key
+        self.passport = Passport(settings.peer_token_file, settings.peer_ca, certificate)
+        self._has_ca = settings.peer_ca is not None
+
+    def prepare(self) -> Callable[[], None] | None:
+        """Read the key files again, and return what puts them in force; None: there are none.
+
+        Raises:
+            indexer.errors.KeyFileUnusable: one of them cannot be used.
+        """
+        replicas = self.replica_keys
+        if self._key_path is None or replicas is None:
+            return None
+        own = read_key_file(self._key_path)
+        keys = replicas.prepare(own)
+
+        def put_in_force() -> None:
+            before, self.keys = self.keys, own
+            replicas.adopt(keys, own)
+            if before is None or before.public != own.public:
+                _log.info("another CURVE key is ours now", extra={"public_key": own.public})
+                for tell in self.when_other_keys:
+                    tell(own)
+
+        return put_in_force
+
+    def for_recovery(self) -> Mapping[str, Any]:
+        """Return what start-up recovery shows to the peers it was told of, and asks of them."""
+        tls = self.passport.tls if self._has_ca else None
+        return {"headers": partial(_headers, self.passport), "tls": tls}
+
+
+def _headers(passport: Passport, url: str) -> Mapping[str, str]:
+    return passport.headers(url, urlsplit(url).hostname)  # whoever configured it, meant this host

@@ -1,0 +1,91 @@
+"""Tokens, certificates and keys of one process together: read at the start, and again on SIGHUP.
+
+All of them are read before one is put in force, so that a bad file changes nothing; `reloading.py`
+does it, together with the settings.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from indexer.edge.curve import is_exposed
+from select_service.edge.security.authority import Authority
+from select_service.edge.security.credentials import Credentials
+from select_service.edge.security.tls import Certificates
+from select_service.errors import CertificatesUnusable, TokenFileUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.config import Settings
+
+__all__ = ["Security"]
+
+_log = logging.getLogger("select_service")
+
+
+class Security:
+    """What guards this process.
+
+    Attributes:
+        reloads: Times all files were read again, by outcome.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Read every file that is asked for.
+
+        Raises:
+            SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
+        """
+        self.authority: Authority | None = None
+        if settings.token_file is not None:
+            bytes_max = settings.token_file_bytes_max
+            self.authority = Authority(settings.token_file, bytes_max=bytes_max)
+        self.certificates: Certificates | None = None
+        if settings.tls_cert is not None:
+            self.certificates = Certificates(
+                settings.tls_cert, settings.tls_key, settings.tls_client_ca
+            )
+        self.credentials = Credentials(settings)
+        self.reloads = {"done": 0, "refused": 0}
+        for path in (settings.tls_key, settings.curve_key, settings.peer_token_file):
+            if path is not None and is_exposed(path):
+                _log.warning("%s can be read by others than its owner: chmod 600", path)
+
+    def tick(self, now: float) -> None:
+        """Notice what expires and what has changed; a few times a second."""
+        if self.authority is not None:
+            self.authority.tick()
+        if self.certificates is not None:
+            self.certificates.watch(now)
+
+    def reject(self, error: Exception) -> None:
+        """Note that nothing was taken over, and why; it may be the fault of another file."""
+        self.reloads["refused"] += 1
+        if isinstance(error, TokenFileUnusable) and self.authority is not None:
+            self.authority.reject(str(error))
+        elif isinstance(error, CertificatesUnusable) and self.certificates is not None:
+            self.certificates.reject(str(error))
+
+    def prepare(self) -> Callable[[], None]:
+        """Read every file, and return what puts all of them in force; in any thread.
+
+        Raises:
+            SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
+        """
+        authority, certificates = self.authority, self.certificates
+        book = None if authority is None else authority.prepare()
+        context = None if certificates is None else certificates.prepare()
+        keys = self.credentials.prepare()
+
+        def put_in_force() -> None:
+            if authority is not None and book is not None:
+                authority.adopt(book)
+            if certificates is not None and context is not None:
+                certificates.adopt(context)
+            if keys is not None:
+                keys()
+            self.reloads["done"] += 1
+
+        return put_in_force

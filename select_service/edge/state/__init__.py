@@ -1,0 +1,1 @@
+"""What outlives the process: the state directory, the journal, the recording, a warm start."""

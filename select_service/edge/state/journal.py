@@ -1,0 +1,323 @@
+"""Group commit: what changed in the core goes to disk, and who waits for it is told.
+
+The loop takes marked keys from `core/changes.py`, asks the core for their records and hands them
+to the one writer thread; what comes meanwhile goes with the next commit. When the disk refuses,
+the keys return to the queue, whoever waited is refused, and the commit is tried again until it
+succeeds: a row is the whole state behind its key, so writing late or twice is writing right.
+`store.py` behind it knows SQLite; `driver.py` before it decides what a refusal means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import sqlite3
+import threading
+from collections import deque
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.changes import WHOLE
+from select_service.edge.state.store import Damage, Store
+from select_service.errors import ServiceError, StateDiskFull, StateUnwritable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from select_service.core.changes import Changes, StateKey
+    from select_service.edge.state.store import Loaded
+
+__all__ = ["Journal"]
+
+_log = logging.getLogger("select_service.state")
+
+BATCH_ROWS_MAX: Final = 128
+"""Records made in one turn of the loop, some 2 µs each, and rows in one commit, unless more of them
+belong together."""
+
+GATHER_FROM_S: Final = 0.002
+GATHER_MAX_S: Final = 0.002
+"""On a disk slower than the first, a commit waits a quarter of the last one's time, and no longer
+than the second, until as many have come as were there lately. Otherwise callers that wait for
+their answers fall into two groups, each waiting for the other's commit too. Below, waiting costs
+more than it gains."""
+
+RETRY_S: Final = 0.25
+"""How long a disk that refused is left alone."""
+
+_Batch = list[tuple["StateKey", bytes | None]]
+
+
+class Journal:
+    """One state directory and its writer thread.
+
+    `open` and `close` may be called without a loop; everything between belongs to one loop.
+    """
+
+    def __init__(self, directory: Path, *, strict: bool = True, interval_s: float = 0.05) -> None:
+        """Name the directory; `open` takes it.
+
+        Args:
+            directory: made when it is not there.
+            strict: whoever changes something waits for the disk.
+            interval_s: otherwise, how long a change may wait to be written.
+        """
+        self.strict = strict
+        self.store = Store(directory)
+        self.damage = Damage()
+        self.refusal: ServiceError | None = None  # while the disk refuses
+        self.commits = 0
+        self.rows_written = 0
+        self.failures = 0
+        self.commit_seconds = 0.0
+        self._interval_s = 0.0 if strict else interval_s
+        self._changes: Changes | None = None
+        self._record: Callable[[StateKey], bytes | None] = lambda _: None
+        self._on_failure: Callable[[], None] = lambda: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._work: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._busy = False  # the writer is
+        self._answered = asyncio.Event()
+        self._flying: dict[StateKey, int] = {}  # keys with the writer, by ordinal
+        self._timer: asyncio.Handle | None = None
+        self._gathering = False  # it is a wait for others
+        self._expected = 0  # rows that came together lately
+        self._slowness = 0.0  # of the last commit, in seconds
+        self._written_up_to = 0  # every mark up to this ordinal is on disk
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # ascending ordinals
+
+    @property
+    def pending(self) -> int:
+        """Rows that are not on disk yet."""
+        return len(self._flying) + (0 if self._changes is None else len(self._changes.marked))
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def open(self) -> Loaded:
+        """Take the directory and read it.
+
+        Raises:
+            StateDirUnusable: another process has it, or it cannot be read.
+        """
+        self.store.lock()
+        try:
+            loaded = self.store.load()
+        except BaseException:
+            self.store.close()
+            raise
+        self.store.reserve_log()
+        self.damage = loaded.damage
+        for what in loaded.damage.what:
+            _log.error("state directory: %s", what)
+        if loaded.damage:
+            facts = {"saved": self.damage.rows_saved, "lost": self.damage.rows_lost}
+            _log.error("damaged state put aside, what can be read is kept", extra=facts)
+        return loaded
+
+    def start(
+        self,
+        changes: Changes,
+        record: Callable[[StateKey], bytes | None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        """Begin to write, on the running loop.
+
+        Args:
+            changes: where keys are marked.
+            record: turns a key into its record; None: the row goes.
+            on_failure: called when a commit has failed, before anybody is told.
+        """
+        self._changes, self._record, self._on_failure = changes, record, on_failure
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._write, name="state-writer", daemon=True)
+        self._thread.start()
+        self._flush_anyway()  # who lives here now
+
+    async def close(self) -> None:
+        """Write what is left if the disk lets us, and let go of the directory. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            while (self.pending or self._busy) and self.refusal is None:
+                self._flush()
+                await self._answered.wait()
+            self._drop_timer()
+            self._work.put(None)
+            await asyncio.to_thread(thread.join)
+        self.store.close()
+
+    # -- what the verbs see --------------------------------------------------------------------
+
+    def note(self) -> None:
+        """Something may have changed: have it written, at the latest after the interval."""
+        changes = self._changes
+        if self._busy or changes is None or not changes.marked:
+            return
+        if self._timer is None:
+            self._schedule(self._interval_s or self._gather_s())
+        elif self._gathering and len(changes.marked) >= self._expected:
+            self._drop_timer()
+            self._schedule(0.0)
+
+    def settled(self) -> asyncio.Future[None] | None:
+        """Return what to await before a change may be acknowledged; None: nothing.
+
+        Everything marked so far counts: a repeat must not be answered before the first call.
+
+        Raises:
+            ServiceError: the disk refuses.
+        """
+        if not self.strict or self._changes is None or self._loop is None:
+            return None
+        if self.refusal is not None:
+            raise self.refusal
+        ordinal = self._changes.marks
+        if ordinal <= self._written_up_to or not self.pending:
+            return None
+        future: asyncio.Future[None] = self._loop.create_future()  # each its own: may be cancelled
+        self._waiting.append((ordinal, future))
+        return future
+
+    # -- loop side -----------------------------------------------------------------------------
+
+    def _gather_s(self) -> float:
+        assert self._changes is not None
+        if self._slowness < GATHER_FROM_S or len(self._changes.marked) >= self._expected:
+            return 0.0
+        self._gathering = True
+        return min(self._slowness / 4, GATHER_MAX_S)
+
+    def _schedule(self, delay_s: float) -> None:
+        assert self._loop is not None
+        if delay_s:
+            self._timer = self._loop.call_later(delay_s, self._flush)
+        else:
+            self._timer = self._loop.call_soon(self._flush)  # with what else this turn brings
+
+    def _drop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._gathering = False
+
+    def _flush(self) -> None:
+        if self._changes is not None and self._changes.marked:
+            self._flush_anyway()
+
+    def _flush_anyway(self) -> None:
+        self._drop_timer()
+        changes = self._changes
+        if self._busy or changes is None:
+            return
+        self._busy = True
+        self._answered.clear()
+        self._fill(changes, [], [])
+
+    def _fill(self, changes: Changes, batch: _Batch, rest: list[StateKey]) -> None:
+        """Make a turn's worth of records; what belongs together waits until all of it is there."""
+        most = len(batch) + BATCH_ROWS_MAX
+        while len(batch) < most and (rest or len(batch) < BATCH_ROWS_MAX):
+            taken = changes.take(rest, self._flying)
+            if taken is None:
+                break
+            key, ordinal = taken
+            self._flying[key] = ordinal
+            if key[0] != WHOLE:
+                batch.append((key, self._record(key)))
+        if rest:
+            assert self._loop is not None
+            self._loop.call_soon(self._fill, changes, batch, rest)
+        else:
+            self._work.put(batch)
+
+    def _written(self, seconds: float, error: Exception | None) -> None:
+        """The writer has answered."""
+        self._busy = False
+        self._answered.set()
+        if error is None:
+            self._succeeded(seconds)
+        else:
+            self._failed(error)
+
+    def _succeeded(self, seconds: float) -> None:
+        assert self._changes is not None
+        self.commits += 1
+        self.commit_seconds += seconds
+        self.rows_written += sum(key[0] != WHOLE for key in self._flying)
+        self._slowness = seconds
+        self._expected = min(len(self._flying) + len(self._changes.marked), BATCH_ROWS_MAX)
+        if self.refusal is not None:
+            _log.info("the state is written again", extra={"pending": len(self._changes.marked)})
+            self.refusal = None
+        latest = max(self._flying.values(), default=0)
+        first_left = next(iter(self._changes.marked.values()), latest + 1)
+        self._written_up_to = max(self._written_up_to, min(latest, first_left - 1))
+        for key, ordinal in self._flying.items():
+            self._changes.written(key, ordinal)
+        self._flying.clear()
+        while self._waiting and self._waiting[0][0] <= self._written_up_to:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+        self.note() if self.strict else self._flush()
+
+    def _failed(self, error: Exception) -> None:
+        assert self._changes is not None
+        self.failures += 1
+        if self.refusal is None:
+            _log.error("the state cannot be written: %s", error)
+        self.refusal = _refusal_for(error)
+        self.refusal.retry_after_s = RETRY_S  # then it is tried again
+        for key, ordinal in sorted(self._flying.items(), key=_ordinal, reverse=True):
+            if key not in self._changes.marked:  # else it has changed again: that entry does
+                self._changes.marked[key] = ordinal
+                self._changes.marked.move_to_end(key, last=False)
+        self._flying.clear()
+        self._on_failure()
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(self.refusal)
+                future.exception()  # nobody may be waiting any more
+        self._drop_timer()
+        if self._thread is not None and self._loop is not None:
+            self._timer = self._loop.call_later(RETRY_S, self._flush_anyway)
+
+    # -- writer side ---------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        loop = self._loop
+        assert loop is not None
+        while (batch := self._work.get()) is not None:
+            started = perf_counter()
+            error = _attempt(self.store, batch)
+            try:
+                loop.call_soon_threadsafe(self._written, perf_counter() - started, error)
+            except RuntimeError:  # the loop is closed: nobody is left to tell
+                return
+            if error is None:
+                self.store.reserve_log()  # it was opened anew
+
+
+def _attempt(store: Store, batch: Sequence[tuple[StateKey, bytes | None]]) -> Exception | None:
+    try:
+        store.commit(batch)
+    except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be acknowledged
+        return error
+    return None
+
+
+def _ordinal(item: tuple[StateKey, int]) -> int:
+    return item[1]
+
+
+def _refusal_for(error: Exception) -> ServiceError:
+    full = isinstance(error, sqlite3.Error) and (
+        getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+    )
+    if full or (isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}):
+        return StateDiskFull()
+    return StateUnwritable()

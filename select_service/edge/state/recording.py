@@ -1,0 +1,419 @@
+"""`--record FILE`: notes of the core to disk, in a thread of their own, within bounds.
+
+The loop appends a note to a queue and goes on; the thread writes it down, compresses some hundred
+KiB of them to a frame, and begins another file when one is long enough. What there is no room for,
+in the queue or on the disk, is counted, and the file says how much is missing.
+`core/watching/witness.py` stands before it, `core/tape/items.py` says what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import random
+import stat
+import threading
+import time
+import zlib
+from collections import deque
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from typing_extensions import override
+
+from select_service.core.tape.items import (
+    FRAME,
+    MAGIC,
+    OPENING,
+    End,
+    Gap,
+    Header,
+    number_of,
+    numbered,
+)
+from select_service.core.tape.notes import EventNote
+from select_service.core.tape.packing import Packer, message
+from select_service.errors import RecordingUnusable
+from select_service.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from indexer.core.stream import EventStream
+    from select_service.core.tape.items import Item
+    from select_service.core.tape.notes import Note
+    from select_service.types import RouterConfig
+
+__all__ = ["RecordSettings", "Recording", "WitnessRandom"]
+
+_log = logging.getLogger("select_service.recording")
+
+FRAME_BYTES: Final = 256 << 10
+"""Before compression: long enough to compress well, short enough to be lost with a crash."""
+
+LEVEL: Final = 1
+"""Of zlib: the fastest; it lets go of the interpreter meanwhile."""
+
+LOOK_S: Final = 0.1
+"""The thread looks into the queue so often: to wake it with every note would cost the loop more."""
+
+SLICE_S: Final = 0.0002
+YIELD_S: Final = 0.0001
+"""So long the thread works before it lets the loop have the interpreter, and how it asks for it."""
+
+RETRY_S: Final = 1.0
+"""How long a disk that refused is left alone."""
+
+SWITCH_S: Final = 0.0005
+"""How long Python lets the thread keep the loop waiting; its default is ten times that."""
+
+_DRAWN_BITS_MAX: Final = 64
+"""Longer draws are no choices but names."""
+
+
+class RecordSettings(Struct, frozen=True, kw_only=True):
+    """Where to, and how much."""
+
+    path: Path
+    bytes_max: int = 64 << 20  # of one file
+    files_max: int = 8
+    queue_bytes_max: int = 16 << 20
+    flush_s: float = 1.0
+
+
+class WitnessRandom(random.Random):
+    """The generator of a recorded service: what it says is written down.
+
+    Args:
+        draws: to which it is appended.
+        seed: None: from the system.
+    """
+
+    def __init__(self, draws: list[float | int], seed: int | None = None) -> None:
+        self._draws = draws
+        super().__init__(seed)
+
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies, with which a shadow policy draws, are plain: what they say decides nothing."""
+        return random.Random, (), self.getstate()
+
+    @override
+    def random(self) -> float:
+        drawn = super().random()
+        self._draws.append(drawn)
+        return drawn
+
+    @override
+    def getrandbits(self, k: int, /) -> int:
+        drawn = super().getrandbits(k)
+        if k < _DRAWN_BITS_MAX:
+            self._draws.append(drawn)
+        return drawn
+
+
+class Recording:
+    """One recording under way.
+
+    Attributes:
+        draws: of chance, since somebody took them; the core's.
+        notes: taken, by what became of them: written, or why not.
+        bytes_written: to files, compressed.
+        raw_bytes: the same before that.
+        files: begun.
+        failures: writes that failed.
+    """
+
+    def __init__(self, settings: RecordSettings, config: RouterConfig) -> None:
+        """Name the file; `open` takes it."""
+        self.draws: list[float | int] = []
+        self.settings = settings
+        self._config = config
+        self._clock: Callable[[], float] = time.monotonic
+        self._queue: deque[tuple[Note, int]] = deque()
+        self._put = self._taken = 0  # bytes; each is written by one thread alone
+        self._queue_bytes_max = settings.queue_bytes_max
+        self._missing = 0  # notes that found no room since the last that did
+        self.notes: dict[str, int] = {"written": 0, "queue": 0, "disk": 0, "fault": 0}
+        self.bytes_written = self.raw_bytes = self.files = self.failures = 0
+        self._packer = Packer()  # knows nothing of a file that begins, see `_rotate` and `_lose`
+        self._name = os.urandom(8).hex()
+        self._file: int | None = None  # descriptor
+        self._size = 0
+        self._number = 0  # of the last file put aside
+        self._raw = bytearray()
+        self._raw_notes = 0
+        self._file_notes = 0
+        self._raw_since = 0.0
+        self._lost: Gap | None = None  # to be said first
+        self._retry_at = 0.0
+        self._is_refused = False
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+
+    # -- what the loop sees --------------------------------------------------------------------
+
+    @property
+    def queue_bytes(self) -> int:
+        """What waits to be written, about."""
+        return self._put - self._taken
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the disk refused when it was asked last."""
+        return self._is_refused
+
+    def put(self, note: Note, size: int) -> bool:
+        """Take a note of about so many bytes; False: there is no room, and it is counted."""
+        put = self._put + size
+        if put - self._taken > self._queue_bytes_max:
+            self.leave_out()
+            return False
+        if self._missing:
+            self._queue.append((Gap(self._missing, "queue"), 0))
+            self._missing = 0
+        self._put = put
+        self._queue.append((note, size))
+        return True
+
+    def leave_out(self) -> None:
+        """Count a note that would mean nothing without one that found no room."""
+        self._missing += 1
+        self.notes["queue"] += 1
+
+    def hear(
+        self, stream: EventStream, frames: Sequence[bytes], *, is_replay: bool, is_eagle: bool
+    ) -> None:
+        """Take a message of an engine."""
+        facts = stream.scope, stream.rank, is_eagle, is_replay
+        self.put(EventNote(self._clock(), *facts, frames), 128 + sum(map(len, frames)))
+
+    def random(self, seed: int | None) -> WitnessRandom:
+        """Return the generator for the core that is recorded."""
+        return WitnessRandom(self.draws, seed)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the file; one of an earlier life is put aside.
+
+        Raises:
+            RecordingUnusable: it cannot be had.
+        """
+        path = self.settings.path
+        try:
+            self._number = max((number for number, _ in _aside(path)), default=0)
+            self._put_earlier_aside(path)
+            self._begin_file()
+        except OSError as error:
+            raise RecordingUnusable(f"{path}: {error.strerror}") from None
+
+    def start(self, clock: Callable[[], float]) -> None:
+        """Begin to write."""
+        self._clock = clock
+        self._thread = threading.Thread(target=self._write, name="recording", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Write what is left, and end the file. Idempotent."""
+        self._queue_bytes_max = -1  # what comes now is counted, no more
+        self._over.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _put_earlier_aside(self, path: Path) -> None:
+        """Keep what an earlier life has recorded; touch nothing that is no recording."""
+        try:
+            there = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return
+        try:
+            opening = b""
+            if stat.S_ISREG(os.fstat(there).st_mode):
+                opening = os.read(there, len(MAGIC)) or MAGIC
+            if not MAGIC.startswith(opening) or not opening:
+                raise RecordingUnusable(f"{path} is there, and is no recording")
+            try:
+                fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RecordingUnusable(f"{path}: another process records there") from None
+            self._put_aside()
+        finally:
+            os.close(there)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            is_over = self._over.is_set()  # looked at first: what comes after it is refused
+            self._work_off()
+            if is_over:
+                break
+            if self._raw and perf_counter() >= self._raw_since + self.settings.flush_s:
+                self._end_frame()
+            self._over.wait(LOOK_S)
+        if self._missing:
+            self._append(Gap(self._missing, "queue"), 0)
+        self._end_frame()
+        if self._file is not None:
+            self._end_file(is_last=True)
+
+    def _work_off(self) -> None:
+        """Write down what there is; the loop has its turn in between."""
+        queue, until = self._queue, perf_counter() + SLICE_S
+        while queue:
+            note, size = queue.popleft()
+            try:
+                for item in self._packer.pack(note):
+                    if item is not None:
+                        self._raw += message(item)
+                    if item is None or perf_counter() >= until:
+                        time.sleep(YIELD_S)
+                        until = perf_counter() + SLICE_S
+            except Exception:  # noqa: BLE001 - a bug must not end the recording
+                self.failures += 1
+                _log.exception("something cannot be recorded")
+                self._lose("fault", 1)
+            else:
+                self._raw_notes += not isinstance(note, Gap)
+                if not self._raw_since:
+                    self._raw_since = perf_counter()
+            self._taken += size
+            if len(self._raw) >= FRAME_BYTES:
+                self._end_frame()
+
+    def _append(self, item: Item, notes: int) -> None:
+        self._raw += message(item)
+        self._raw_notes += notes
+
+    def _lose(self, why: str, notes: int) -> None:
+        """What was not written is missing, and what comes refers to nothing before it."""
+        self.notes[why] += notes
+        before = 0 if self._lost is None else self._lost.notes
+        self._lost = Gap(before + notes, why, resets=True)
+        if why == "fault":  # what is whole of this frame stays
+            self._raw += message(self._lost)
+            self._lost = None
+        self._packer.begin()
+
+    def _end_frame(self) -> None:
+        """Compress what was written down, and have it on disk, if the disk lets us."""
+        notes, self._raw_notes, self._raw_since = self._raw_notes, 0, 0.0
+        if not self._raw:
+            return
+        raw, self._raw = self._raw, bytearray()
+        if perf_counter() < self._retry_at:
+            self._lose("disk", notes)
+            return
+        try:
+            if self._file is None:
+                self._begin_file()
+            if self._lost is not None:
+                self._write_frame(message(self._lost))
+                self._lost = None
+            self._write_frame(bytes(raw))
+        except OSError as error:
+            self._fail(error)
+            self._lose("disk", notes)
+            return
+        self._file_notes += notes
+        self.notes["written"] += notes
+        if self._is_refused:
+            self._is_refused = False
+            _log.info("the recording goes on", extra={"lost": self.notes["disk"]})
+        if self._size >= self.settings.bytes_max:
+            self._rotate()
+
+    def _fail(self, error: OSError) -> None:
+        self.failures += 1
+        self._retry_at = perf_counter() + RETRY_S
+        if not self._is_refused:
+            self._is_refused = True
+            _log.error("the recording cannot be written: %s", error)
+
+    def _write_frame(self, raw: bytes) -> None:
+        """Write a frame, all of it or nothing."""
+        assert self._file is not None
+        body = zlib.compress(raw, LEVEL)
+        frame = memoryview(FRAME.pack(len(body), zlib.crc32(body)) + body)
+        try:
+            self._write_all(frame)
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            os.lseek(self._file, self._size, os.SEEK_SET)
+            raise
+        self._size += len(frame)
+        self.bytes_written += len(frame)
+        self.raw_bytes += len(raw)
+
+    def _write_all(self, rest: memoryview) -> None:
+        assert self._file is not None
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _begin_file(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(self.settings.path, flags, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file, self._size, self._file_notes = file, 0, 0
+            self._write_all(memoryview(OPENING))
+            self._size = len(OPENING)
+            self.files += 1
+            wall_s = time.time()  # noqa: TID251 - told, not counted with
+            began = Header(
+                *(__version__, self._name, self.files, wall_s, self._clock(), self._config)
+            )
+            self._write_frame(message(began))
+        except OSError:
+            self._file = None
+            os.close(file)
+            self.settings.path.unlink(missing_ok=True)
+            raise
+
+    def _end_file(self, *, is_last: bool) -> None:
+        try:
+            self._write_frame(message(End(self._clock(), self._file_notes, is_last)))
+        except OSError as error:
+            self._fail(error)
+
+    def _rotate(self) -> None:
+        """Begin another file; where that fails, the next frame tries again."""
+        self._end_file(is_last=False)
+        before, self._file = self._file, None
+        try:
+            self._put_aside()
+            self._begin_file()
+        except OSError as error:
+            self._fail(error)
+        finally:
+            if before is not None:
+                os.close(before)
+        self._packer.begin()
+
+    def _put_aside(self) -> None:
+        """Give the file its number, and let the oldest go."""
+        path, keep = self.settings.path, self.settings.files_max - 1
+        self._number += 1
+        path.rename(path.with_name(numbered(path.name, self._number)))
+        older = sorted(_aside(path))
+        for _, one in older[: max(0, len(older) - keep)]:
+            one.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Iterator[tuple[int, Path]]:
+    """Yield the files that were put aside, with their numbers."""
+    for one in path.parent.iterdir():
+        number = number_of(path.name, one.name)
+        if number is not None:
+            yield number, one

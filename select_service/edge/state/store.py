@@ -1,0 +1,473 @@
+"""The state directory: one SQLite file with a row per key, its lock, and its way back from harm.
+
+SQLite (WAL, synchronous=FULL) makes a commit whole and durable; it has no checksums over what was
+committed long ago, and it cuts a log with a wrong byte in the middle without a word. So every row
+carries a checksum, a digest over all rows is part of every transaction, and the log is compared
+with what SQLite made of it. What is damaged is reported, what can be read of it is saved into a
+new file, and the old one stays beside it under `.corrupt`. Never fatal, never silent.
+
+Everything here blocks; `journal.py` calls it from its writer thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import xxhash
+
+from indexer.types import U64_MASK
+from select_service.edge.state import wal
+from select_service.errors import StateDirUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from select_service.core.changes import StateKey
+
+__all__ = ["Damage", "Identity", "Loaded", "Store"]
+
+PAGE: Final = 4096  # SQLite's default
+
+CHECKPOINT_PAGES: Final = 1000
+"""Of the log, before it is copied into the file: 4 MB, some 10 ms every hundred commits or two."""
+
+LOG_BYTES: Final = wal.HEADER.size + CHECKPOINT_PAGES * (wal.FRAME.size + PAGE)
+"""The log's size from the start. A sync of a file that has grown writes its metadata too, and
+commits the journal of a file system that has one: 0.12 instead of 0.08 ms here, without a journal.
+SQLite reads a log to the first frame that is not of its time, and zeros are of none."""
+
+_ZEROS: Final = 1 << 18
+
+ROWS_PER_STATEMENT: Final = 64
+"""Three parameters a row; one statement is one release of the interpreter lock, not one a row."""
+
+FILE, WAL, LOCK = "state.db", "state.db-wal", "lock"
+NEW, SAVED, CORRUPT = "state.db.new", "state.db.saved", ".corrupt"
+_META_ID: Final = 0
+_FORMAT: Final = 1
+
+_BAD_READS: Final[frozenset[int]] = frozenset(
+    (sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS)
+)
+_NOT_THE_FILE: Final[frozenset[int]] = frozenset(
+    (
+        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN),
+    )
+)
+
+_SCHEMA: Final = (
+    "CREATE TABLE IF NOT EXISTS state(id INTEGER PRIMARY KEY, record BLOB, sum INTEGER)"
+)
+_FIRST: Final = "SELECT id, record, sum FROM state ORDER BY id"
+_LAST: Final = "SELECT id, record, sum FROM state ORDER BY id DESC"
+
+
+class Identity(msgspec.Struct, array_like=True, frozen=True):
+    """Who has lived in the directory, and what it left: the row with id 0."""
+
+    router_id: int
+    epoch: int  # lives so far
+    rows: int = 0
+    digest: int = 0  # sum of the checksums of all other rows, modulo 2^64
+    format: int = _FORMAT
+
+
+class Row(msgspec.Struct, array_like=True, frozen=True):
+    """One key and its record, as stored."""
+
+    kind: str
+    name: str
+    value: bytes
+
+
+class Damage(msgspec.Struct):
+    """What was found wrong at the start."""
+
+    what: list[str] = []
+    rows_saved: int = 0
+    rows_lost: int = 0  # at least: as far as it is known how many there were
+
+    def __bool__(self) -> bool:
+        return bool(self.what)
+
+
+class Loaded(msgspec.Struct):
+    """Everything a directory held."""
+
+    identity: Identity | None
+    rows: list[Row]
+    damage: Damage
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_row = msgspec.msgpack.Decoder(Row).decode
+_decode_identity = msgspec.msgpack.Decoder(Identity).decode
+
+
+def _checksum(row_id: int, record: bytes) -> int:
+    """Return a signed 64-bit sum; the id is part of it, so rows cannot change places."""
+    unsigned = xxhash.xxh3_64_intdigest(record, seed=row_id & U64_MASK)
+    return unsigned - (1 << 64) if unsigned >> 63 else unsigned
+
+
+class Store:
+    """One state directory, held by this process alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.identity: Identity | None = None
+        self._lock: int | None = None
+        self._db: sqlite3.Connection | None = None
+        self._is_log_reserved = False
+        self._places: dict[StateKey, int] = {}  # key → row id << 64 | checksum (unsigned)
+        self._next_id = _META_ID + 1
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Make the directory ours.
+
+        Raises:
+            StateDirUnusable: it cannot be made or written, or another process holds it.
+        """
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateDirUnusable(f"state directory {self.directory}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise StateDirUnusable(
+                f"state directory {self.directory} is in use by another process"
+            ) from None
+        self._lock = lock
+
+    def load(self) -> Loaded:
+        """Read everything, and put a damaged file aside in favour of what could be saved.
+
+        Raises:
+            StateDirUnusable: the directory cannot be read at all, or is of a later format.
+        """
+        try:
+            self._finish_saving()
+            damage = self._create_if_missing()
+            loaded = self._read()
+            loaded.damage.what += damage
+            if loaded.damage:
+                self._save(loaded.identity, loaded.rows)
+        except (sqlite3.Error, OSError) as error:
+            self.close_file()
+            raise StateDirUnusable(f"state directory {self.directory}: {error}") from error
+        except _LaterFormat as error:
+            self.close_file()
+            raise StateDirUnusable(f"state directory {self.directory} {error}") from None
+        return loaded
+
+    def close(self) -> None:
+        """Let go of the directory; the log is copied into the file if that works. Idempotent."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.close_file()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def close_file(self) -> None:
+        """Close the file and nothing else; the next commit opens it again."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()  # takes the log along when all of it is in the file
+            self._db = None
+            self._is_log_reserved = False
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def commit(self, batch: Sequence[tuple[StateKey, bytes | None]]) -> None:
+        """Write a batch, on disk when this returns; None deletes. All of it or nothing.
+
+        Raises:
+            sqlite3.Error: it may or may not be on disk; writing the same keys again settles it.
+        """
+        assert self.identity is not None, "who we are is known"
+        places: dict[StateKey, int | None] = {}
+        puts: list[tuple[int, bytes, int]] = []
+        digest, next_id = self.identity.digest, self._next_id
+        for key, value in batch:
+            old = places[key] if key in places else self._places.get(key)
+            digest -= 0 if old is None else old & U64_MASK
+            if value is None:
+                places[key] = None
+                continue
+            row_id = old >> 64 if old is not None else next_id
+            next_id += old is None
+            record = _encode(Row(*key, value))
+            checksum = _checksum(row_id, record)
+            puts.append((row_id, record, checksum))
+            digest += checksum & U64_MASK
+            places[key] = row_id << 64 | checksum & U64_MASK
+        gone = [at >> 64 for key, new in places.items() if new is None and (at := self._at(key))]
+        identity = msgspec.structs.replace(
+            self.identity, rows=self._count_with(places), digest=digest & U64_MASK
+        )
+        record = _encode(identity)
+        puts.append((_META_ID, record, _checksum(_META_ID, record)))
+        self._transact(puts, gone)
+        self.identity, self._next_id = identity, next_id
+        for key, new in places.items():
+            if new is None:
+                self._places.pop(key, None)
+            else:
+                self._places[key] = new
+
+    def reserve_log(self, size: int = LOG_BYTES) -> None:
+        """Give the log its size now, once after each opening; some 20 ms.
+
+        Zeros are written: room that is only promised costs the same as growing when it is used.
+        A disk that refuses does no harm; the log grows as it is written, then.
+        """
+        if self._db is None or self._is_log_reserved:
+            return
+        self._is_log_reserved = True  # whatever comes of it
+        with contextlib.suppress(OSError):
+            log = os.open(self.directory / WAL, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                _lengthen(log, size)
+            finally:
+                os.close(log)
+
+    def _at(self, key: StateKey) -> int:
+        return self._places.get(key, 0)
+
+    def _count_with(self, places: dict[StateKey, int | None]) -> int:
+        count = len(self._places)
+        for key, new in places.items():
+            count += (new is not None) - (key in self._places)
+        return count
+
+    def _transact(self, puts: Sequence[tuple[int, bytes, int]], gone: Sequence[int]) -> None:
+        db = self._db = self._db or self._open(self.directory / FILE)
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            for start in range(0, len(puts), ROWS_PER_STATEMENT):
+                part = puts[start : start + ROWS_PER_STATEMENT]
+                rows = ",".join(["(?,?,?)"] * len(part))
+                db.execute(
+                    f"INSERT OR REPLACE INTO state VALUES {rows}",  # noqa: S608  # nosec B608 - marks
+                    [value for row in part for value in row],
+                )
+            for start in range(0, len(gone), ROWS_PER_STATEMENT):
+                ids = gone[start : start + ROWS_PER_STATEMENT]
+                marks = ",".join("?" * len(ids))
+                db.execute(f"DELETE FROM state WHERE id IN ({marks})", ids)  # noqa: S608  # nosec B608
+            db.execute("COMMIT")
+        except sqlite3.Error:
+            self.close_file()  # rolls back; what is on disk is read anew, whatever failed
+            raise
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _open(self, path: Path, *, journal_mode: str = "WAL") -> sqlite3.Connection:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # WAL inherits it
+        db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            db.text_factory = bytes
+            for pragma in (
+                "locking_mode=EXCLUSIVE",  # before anything is read: then there is no -shm file
+                f"journal_mode={journal_mode}",
+                "synchronous=FULL",
+                f"wal_autocheckpoint={CHECKPOINT_PAGES}",
+                "cell_size_check=ON",
+                "trusted_schema=OFF",
+                "mmap_size=0",
+            ):
+                db.execute(f"PRAGMA {pragma}")
+            db.execute(_SCHEMA)
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+    def _read(self) -> Loaded:
+        path = self.directory / FILE
+        log = wal.inspect(self.directory / WAL)
+        loaded = Loaded(None, [], Damage())
+        reader = _Reader(loaded)
+        try:
+            self._db = self._open(path)
+            reader.read(self._db)
+            loaded.damage.what += _inner_damage(self._db)
+            loaded.damage.what += _log_damage(self._db, log)
+        except sqlite3.DatabaseError as error:
+            if not _is_corruption(error):
+                raise
+            loaded.damage.what.append(f"{FILE}: {error}")
+        reader.judge()
+        self._places, self._next_id = reader.places, reader.last_id + 1
+        self.identity = loaded.identity
+        if not loaded.damage:
+            loaded.damage.what += self._write_damage()
+        return loaded
+
+    def _write_damage(self) -> list[str]:
+        """Say why the file can be read and not written, unless the disk is to blame."""
+        try:
+            self.commit([])
+        except sqlite3.DatabaseError as error:
+            if _is_corruption(error):
+                return [f"{FILE}: {error}"]
+        return []
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def _create_if_missing(self) -> list[str]:
+        """Begin a directory; from its first moment its file says who it is, or it is damaged."""
+        if (self.directory / FILE).exists():
+            return []
+        lost = (self.directory / WAL).exists()
+        self._save(None, [])
+        return [f"{FILE} was gone, its log was there"] if lost else []
+
+    def _save(self, identity: Identity | None, rows: Sequence[Row]) -> None:
+        """Put rows into a new file and an old one aside; safe to be killed anywhere."""
+        self.close_file()
+        for name in (NEW, f"{NEW}-journal"):
+            (self.directory / name).unlink(missing_ok=True)
+        self._db = self._open(self.directory / NEW, journal_mode="DELETE")
+        was = identity or Identity(0, 0)
+        self.identity = Identity(was.router_id, was.epoch)
+        self._places, self._next_id = {}, _META_ID + 1
+        self.commit([((row.kind, row.name), row.value) for row in rows])
+        self.close_file()
+        (self.directory / NEW).rename(self.directory / SAVED)  # from here on it counts
+        self._sync_directory()
+        self._finish_saving()
+
+    def _finish_saving(self) -> None:
+        if not (self.directory / SAVED).exists():
+            return
+        for name in (WAL, FILE):
+            path = self.directory / name
+            if path.exists():
+                path.replace(self.directory / (name + CORRUPT))
+        (self.directory / SAVED).rename(self.directory / FILE)
+        self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class _LaterFormat(Exception):
+    """A later build has written here; what it means by its rows is not known."""
+
+
+class _Reader:
+    """Reads all rows of a file that may be damaged anywhere."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.places: dict[StateKey, int] = {}
+        self.last_id = _META_ID
+        self._bad = 0
+        self._digest = 0
+
+    def read(self, db: sqlite3.Connection) -> None:
+        """Take every row with a right checksum; from the far end too if the near one breaks off."""
+        try:
+            self._take(db.execute(_FIRST))
+        except sqlite3.DatabaseError as error:
+            if not _is_corruption(error):
+                raise
+            self._loaded.damage.what.append(f"{FILE}: {error}")
+            near_end = self.last_id
+            with contextlib.suppress(sqlite3.DatabaseError):
+                self._take(db.execute(_LAST), down_to=near_end)
+
+    def _take(self, rows: Iterator[tuple[int, object, object]], down_to: int | None = None) -> None:
+        for row_id, record, checksum in rows:
+            if down_to is not None and row_id <= down_to:
+                return
+            try:
+                self._take_row(row_id, record, checksum)
+            except msgspec.DecodeError:
+                self._bad += 1
+            self.last_id = max(self.last_id, row_id)
+
+    def _take_row(self, row_id: int, record: object, written: object) -> None:
+        if not isinstance(record, bytes) or (checksum := _checksum(row_id, record)) != written:
+            self._bad += 1
+        elif row_id == _META_ID:
+            self._loaded.identity = identity = _decode_identity(record)
+            if identity.format > _FORMAT:  # known before any other row is read or written
+                raise _LaterFormat(f"is of format {identity.format}, this build knows {_FORMAT}")
+        else:
+            self._keep(row_id, _decode_row(record), checksum & U64_MASK)
+
+    def _keep(self, row_id: int, row: Row, checksum: int) -> None:
+        key = (row.kind, row.name)
+        if key in self.places:
+            self._bad += 1
+            return
+        self.places[key] = row_id << 64 | checksum
+        self._digest += checksum
+        self._loaded.rows.append(row)
+
+    def judge(self) -> None:
+        """Compare what was read with what the last transaction said there is."""
+        loaded, damage = self._loaded, self._loaded.damage
+        identity = loaded.identity
+        if self._bad:
+            damage.what.append(f"{self._bad} rows with a wrong checksum")
+        if identity is None:
+            damage.what.append("the row that says who we are is gone")
+        elif (identity.rows, identity.digest) != (len(loaded.rows), self._digest & U64_MASK):
+            damage.what.append(f"{len(loaded.rows)} rows where there were {identity.rows}")
+        if damage:
+            expected = len(loaded.rows) + self._bad if identity is None else identity.rows
+            damage.rows_saved = len(loaded.rows)
+            damage.rows_lost = max(0, expected - len(loaded.rows))
+
+
+def _lengthen(log: int, size: int) -> None:
+    before = os.fstat(log).st_size
+    if before < wal.HEADER.size:
+        return  # a log that begins with zeros has lost its head
+    try:
+        at = before
+        while at < size:
+            at += os.pwrite(log, bytes(min(size - at, _ZEROS)), at)
+        os.fdatasync(log)
+    except OSError:
+        os.ftruncate(log, before)  # what room there is belongs to what must be written
+        raise
+
+
+def _inner_damage(db: sqlite3.Connection) -> list[str]:
+    """Return the first complaint about what no row shows: free pages, free space in pages."""
+    found = [row[0].decode() for row in db.execute("PRAGMA quick_check(1)")]
+    return [f"{FILE}: {one}" for one in found if one != "ok"]
+
+
+def _log_damage(db: sqlite3.Connection, log: wal.Log) -> list[str]:
+    """Compare the log as it lay there with what SQLite took from it."""
+    _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return log.damage(max(0, frames))
+
+
+def _is_corruption(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file is to blame; not the disk, not its rights, not another process."""
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code in _BAD_READS or code & 0xFF not in _NOT_THE_FILE

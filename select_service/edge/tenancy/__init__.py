@@ -1,0 +1,1 @@
+"""What bearers of tokens bound to tenants see of the service."""

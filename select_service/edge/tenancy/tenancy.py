@@ -1,0 +1,544 @@
+"""What the bearer of a token bound to tenants sees of the service, and what a stranger sees.
+
+Both stand in the driver's place before the handlers, which know nothing of it. To a bound token
+the things of other tenants do not exist, and are refused with the very words for what does not.
+What is not written here is not for it: a verb that is added to the driver is refused until somebody
+has thought about tenants.
+
+Ids of reservations and leases are chosen by clients and unique in the process. So that nobody can
+learn of another tenant's, or take them first, those that come with a bound token are kept under a
+name that begins with its tenant, and only its tenant meets them there. Tokens that are not bound
+see these names as they are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET
+
+from select_service.core.admission.queue import Ticket
+from select_service.core.fleet.catalog import worker_not_found
+from select_service.edge.tenancy.tenant_teller import TenantTeller
+from select_service.errors import (
+    NameRefused,
+    NoSchedulableWorker,
+    ServiceError,
+    TenantNotFound,
+    TokenIsBound,
+    Unauthenticated,
+    WorkerIdTaken,
+)
+from select_service.types import (
+    BatchAnswer,
+    LeaseList,
+    PairSelection,
+    Ready,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from select_service.admission_types import WorkerMetrics, WorkerMetricsAnswer
+    from select_service.core.books.leases import Lease
+    from select_service.core.trust.trusting import TrustSeat
+    from select_service.core.waves.waves import Item
+    from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
+    from select_service.edge.driver import Driver
+    from select_service.edge.state.keeper import Keeper
+    from select_service.shadow_types import ShadowStatus
+    from select_service.types import (
+        Answer,
+        BatchRequest,
+        LeaseRecord,
+        LeaseRenewal,
+        LeaseRequest,
+        LoadRow,
+        OverlapScores,
+        OverlapScoresRequest,
+        PotentialLoadsRequest,
+        PromptFields,
+        RankTrustRow,
+        ReservationAnswer,
+        ReservationRequest,
+        ScopeLoads,
+        SelectAndReserveRequest,
+        SelectPairRequest,
+        SelectRequest,
+        WorkerPatch,
+        WorkerRecord,
+        WorkerSpec,
+    )
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer, WaveResult
+
+__all__ = ["Outside", "TenantView"]
+
+_NOBODYS: Final = "\0"
+"""Ends the name of no reservation: the driver says that there is none, and not why."""
+
+_PREFIX_MAX: Final = 32
+"""Characters of a tenant's name before its ids; of a longer one, of its hash: 128 bits."""
+
+_IDS: Final = ("reservation_id", "selection_id", "lease_id")
+
+B = TypeVar("B", "SelectAndReserveRequest", "SelectPairRequest", "ReservationRequest")
+A = TypeVar("A")
+
+
+class Outside:
+    """What is told to those who have no token: whether the process is ready, and no more."""
+
+    keeper: Keeper | None = None
+
+    def __init__(self, service: Driver) -> None:
+        self._service = service
+
+    def is_ready(self) -> bool:
+        """GET /ready, without the workers."""
+        return self._service.is_ready()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unauthenticated("missing")
+
+
+class TenantView:
+    """The service, as far as it concerns some tenants."""
+
+    def __init__(
+        self, service: Driver, tenants: tuple[str, ...], note_foreign: Callable[[], None]
+    ) -> None:
+        """Show a service to a token.
+
+        Args:
+            service: does the work.
+            tenants: the token is bound to; the first is home to its leases.
+            note_foreign: called when another tenant is named.
+        """
+        self.keeper = service.keeper
+        self._service = service
+        self._tenants = frozenset(tenants)
+        self._prefixes = tuple(_prefix(tenant) for tenant in tenants)
+        self._note_foreign = note_foreign
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise TokenIsBound
+
+    @property
+    def teller(self) -> TenantTeller:
+        """Who tells one's own decisions."""
+        return TenantTeller(
+            *(self._service.teller, self._tenants, self._prefixes),
+            short=self._short,
+            note_foreign=self._note_foreign,
+        )
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _check_worker(self, worker_id: int) -> None:
+        worker = self._service.core.catalog.find(worker_id)
+        if worker is None or worker.scope.tenant_id not in self._tenants:
+            if worker is not None:
+                self._note_foreign()
+            raise worker_not_found(worker_id)
+
+    def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
+        """POST /workers. Numbers of workers are the process's: one that is taken is refused."""
+        tenant = spec.tenant_id if spec.tenant_id is not UNSET else spec.routing_group
+        name = "default" if tenant is UNSET else tenant
+        if name not in self._tenants:
+            self._note_foreign()
+            raise TenantNotFound(name)
+        known = self._service.core.catalog.find(spec.worker_id)
+        if known is not None and known.scope.tenant_id not in self._tenants:
+            self._note_foreign()
+            raise WorkerIdTaken(spec.worker_id)
+        return self._service.upsert_worker(spec)
+
+    def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
+        """PATCH /workers/{id}."""
+        self._check_worker(worker_id)
+        return self._service.patch_worker(worker_id, patch)
+
+    def delete_worker(self, worker_id: int) -> WorkerRecord:
+        """DELETE /workers/{id}."""
+        self._check_worker(worker_id)
+        return self._service.delete_worker(worker_id)
+
+    def drain_worker(self, worker_id: int, request: DrainRequest) -> DrainStatus:
+        """POST /workers/{id}/drain."""
+        self._check_worker(worker_id)
+        return self._service.drain_worker(worker_id, request)
+
+    def undrain_worker(self, worker_id: int) -> DrainStatus:
+        """DELETE /workers/{id}/drain."""
+        self._check_worker(worker_id)
+        return self._service.undrain_worker(worker_id)
+
+    def drain_status(self, worker_id: int) -> DrainStatus:
+        """GET /workers/{id}/drain."""
+        self._check_worker(worker_id)
+        return self._service.drain_status(worker_id)
+
+    async def scale_down_candidates(
+        self, count: int, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[ScaleDownCandidate]:
+        """GET /scale_down_candidates, of tenants the token may see."""
+        found = [
+            one
+            for tenant in self._asked(tenant_id)
+            for one in await self._service.scale_down_candidates(count, model_name, tenant)
+        ]
+        return sorted(found, key=lambda one: (not one.drains, one.cost_tokens))[:count]
+
+    def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
+        """POST /workers/{id}/metrics."""
+        self._check_worker(worker_id)
+        return self._service.report(worker_id, metrics)
+
+    def workers(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[WorkerRecord]:
+        """GET /workers."""
+        found = [
+            worker
+            for tenant in self._asked(tenant_id)
+            for worker in self._service.workers(model_name, tenant)
+        ]
+        return sorted(found, key=lambda worker: worker.worker_id)
+
+    def _asked(self, tenant_id: str | None) -> list[str]:
+        """Return the tenants a query is about."""
+        if tenant_id is None:
+            return sorted(self._tenants)
+        if tenant_id in self._tenants:
+            return [tenant_id]
+        self._note_foreign()
+        return []
+
+    def is_ready(self) -> bool:
+        """GET /ready for a token that may not read."""
+        return self._service.is_ready()
+
+    def ready(self) -> Ready:
+        """GET /ready: of the process, with one's own workers."""
+        workers = self.workers()
+        schedulable = sum(worker.lifecycle == "schedulable" for worker in workers)
+        return Ready(self._service.is_ready(), schedulable, workers)
+
+    # -- selection -----------------------------------------------------------------------------
+
+    def _check_scope(self, request: PromptFields) -> None:
+        if request.scope.tenant_id not in self._tenants:
+            self._note_foreign()
+            raise NoSchedulableWorker.in_scope(request.scope)
+
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
+        """POST /select."""
+        self._check_scope(request)
+        try:
+            return self._service.select_now(request, unknown)
+        except NoSchedulableWorker:  # "anywhere" would tell of others
+            raise NoSchedulableWorker.in_scope(request.scope) from None
+
+    def select_and_reserve_now(
+        self, request: SelectAndReserveRequest, unknown: bytes = b""
+    ) -> Answer | Ticket:
+        """POST /select_and_reserve."""
+        return self._book(request, unknown, self._service.select_and_reserve_now)
+
+    def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
+        """POST /select_pair."""
+        return self._book(request, unknown, self._service.select_pair_now)
+
+    async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
+        """POST /select_batch: what is for other tenants finds no worker."""
+        own = [self._own_item(item) for item in items]
+        try:
+            answer = await self._service.select_batch(request, own)
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+        return msgspec.structs.replace(
+            answer, results=[self._own_result(one) for one in answer.results]
+        )
+
+    def _own_item(self, item: Item) -> Item:
+        if isinstance(item, ServiceError):
+            return item
+        request, unknown = item
+        try:
+            self._check_scope(request)
+            self._rename(request)
+        except ServiceError as error:
+            return error
+        return request, unknown
+
+    def _own_result(self, one: WaveResult) -> WaveResult:
+        for name in ("selection", "cache_threshold"):
+            said = getattr(one, name)
+            if said is not UNSET:
+                return msgspec.structs.replace(one, **{name: self._named_by_client(said)})
+        if one.error is UNSET:
+            return one
+        return msgspec.structs.replace(one, error=self._without_prefix(one.error))
+
+    def reserve(self, request: ReservationRequest, unknown: bytes = b"") -> ReservationAnswer:
+        """POST /reservations."""
+        return self._book(request, unknown, self._service.reserve)
+
+    def _book(self, request: B, unknown: bytes, verb: Callable[[B, bytes], A]) -> A:
+        """Book under the tenant's names, and answer under the client's."""
+        self._check_scope(request)
+        self._rename(request)
+        try:
+            answer = verb(request, unknown)
+        except NoSchedulableWorker:
+            raise NoSchedulableWorker.in_scope(request.scope) from None
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+        return self._named_by_client(answer)
+
+    def _rename(self, request: SelectAndReserveRequest | ReservationRequest) -> None:
+        """Put the names of things in place of the client's."""
+        prefix = _prefix(request.scope.tenant_id)
+        name = request.reservation_id
+        if name is None:
+            name = self._service.core.selecting.new_id()
+        request.reservation_id = prefix + name
+        if request.selection_id is not None:
+            request.selection_id = prefix + request.selection_id
+        if request.lease_id is not None:
+            request.lease_id = self._lease(request.lease_id)
+
+    async def wait(self, ticket: Ticket) -> Answer:
+        """Wait for an answer that could not be given at once."""
+        try:
+            return self._named_by_client(await self._service.wait(ticket))
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+
+    def _named_by_client(self, answer: A) -> A:
+        """Return an answer with the ids its client has chosen; the one that is kept stays."""
+        if isinstance(answer, Ticket):  # it is known by itself, and its answer is renamed by `wait`
+            return answer
+        if isinstance(answer, PairSelection):
+            legs = {
+                name: msgspec.structs.replace(leg, reservation_id=self._short(leg.reservation_id))
+                for name, leg in (("prefill", answer.prefill), ("decode", answer.decode))
+                if leg is not None
+            }
+            answer = msgspec.structs.replace(answer, **legs)
+        names = {}
+        for field in ("reservation_id", "selection_id"):
+            name = getattr(answer, field, UNSET)
+            if isinstance(name, str):
+                names[field] = self._short(name)
+        if not names or not isinstance(answer, msgspec.Struct):
+            return answer
+        return msgspec.structs.replace(answer, **names)
+
+    # -- reservations --------------------------------------------------------------------------
+
+    def _reservation(self, name: str) -> str:
+        """Return the name under which a reservation of one's own is kept."""
+        bookings = self._service.core.desk.bookings
+        kept = [prefix + name for prefix in self._prefixes]
+        # the last is that of a client that is not bound, which may be for a tenant of ours
+        for one in (*kept, name):
+            booking = bookings.find(one) or next(iter(bookings.legs(one)), None)
+            if booking is not None:
+                if booking.partition.scope.tenant_id in self._tenants:
+                    return one
+                self._note_foreign()
+                if one is not name:  # whoever is not bound may choose a name like ours
+                    return one + _NOBODYS
+        claims = self._service.core.desk.announcer.claims
+        for one in kept[1:]:
+            if bookings.was_freed(one) or claims.alive(one):
+                return one
+        return kept[0]
+
+    def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
+        """POST /reservations/{id}/prefill_complete."""
+        try:
+            self._service.prefill_complete(self._reservation(reservation_id), cached_tokens)
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+
+    def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
+        """POST /reservations/{id}/output_block."""
+        try:
+            self._service.output_block(self._reservation(reservation_id), decay_fraction)
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+
+    def free(self, reservation_id: str) -> None:
+        """DELETE /reservations/{id}."""
+        try:
+            self._service.free(self._reservation(reservation_id))
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+
+    def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
+        """POST /reservations/batch."""
+        self._service.core.check_batch(request)
+        for operation in request.operations:
+            operation.reservation_id = self._reservation(operation.reservation_id)
+        answer = self._service.batch_now(request)
+        if isinstance(answer, BatchAnswer):
+            return self._results(answer)
+        return asyncio.get_running_loop().create_task(self._results_later(answer))
+
+    async def _results_later(self, answer: asyncio.Task[BatchAnswer]) -> BatchAnswer:
+        return self._results(await asyncio.shield(answer))
+
+    def _results(self, answer: BatchAnswer) -> BatchAnswer:
+        return BatchAnswer(
+            [
+                one
+                if one.error is UNSET
+                else msgspec.structs.replace(one, error=self._without_prefix(one.error))
+                for one in answer.results
+            ]
+        )
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def _lease(self, lease_id: str) -> str:
+        """Return the name under which a lease of one's own is kept."""
+        leases = self._service.core.desk.leases
+        copies = self._service.core.desk.announcer.claims.copies
+        kept = [prefix + lease_id for prefix in self._prefixes]
+        for one in kept[1:]:
+            if leases.find(one) or leases.ending(one) or copies.find(one):
+                return one
+        return kept[0]
+
+    def open_lease(self, request: LeaseRequest) -> LeaseRecord:
+        """POST /leases."""
+        name = request.lease_id
+        if name is None:
+            request.lease_id = self._prefixes[0] + self._service.core.selecting.new_id()
+        else:
+            request.lease_id = self._lease(name)
+        try:
+            return self._own_lease(self._service.open_lease(request))
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+
+    def renew_lease(self, lease_id: str, request: LeaseRenewal) -> LeaseRecord:
+        """POST /leases/{id}/renew."""
+        try:
+            return self._own_lease(self._service.renew_lease(self._lease(lease_id), request))
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+
+    def close_lease_now(self, lease_id: str) -> Lease | None:
+        """DELETE /leases/{id} as far as one turn goes."""
+        try:
+            return self._service.close_lease_now(self._lease(lease_id))
+        except ServiceError as error:
+            raise self._in_words_of_client(error) from None
+
+    async def clear_lease(self, lease: Lease) -> None:
+        """Free the rest of what an ended lease left."""
+        await self._service.clear_lease(lease)
+
+    def leases(self, owner: str | None, limit: int) -> LeaseList:
+        """GET /leases."""
+        listed = self._service.leases(owner, limit, self._prefixes)
+        return LeaseList([self._own_lease(one) for one in listed.leases], listed.total)
+
+    def _own_lease(self, lease: LeaseRecord) -> LeaseRecord:
+        return msgspec.structs.replace(
+            lease, lease_id=self._short(lease.lease_id), router_ids=UNSET
+        )
+
+    # -- inspection ----------------------------------------------------------------------------
+
+    def loads(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[ScopeLoads]:
+        """GET /loads."""
+        found = [
+            row
+            for tenant in self._asked(tenant_id)
+            for row in self._service.loads(model_name, tenant)
+        ]
+        return sorted(found, key=lambda row: (row.model_name, row.tenant_id))
+
+    def trust_seats(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[TrustSeat]:
+        """GET /trust: whom to tell of."""
+        return [
+            seat
+            for tenant in self._asked(tenant_id)
+            for seat in self._service.trust_seats(model_name, tenant)
+        ]
+
+    def trust_row(self, seat: TrustSeat) -> RankTrustRow:
+        """GET /trust: one of them."""
+        return self._service.trust_row(seat)
+
+    async def shadow(
+        self, model_name: str | None, tenant_id: str | None, limit: int
+    ) -> ShadowStatus:
+        """GET /shadow."""
+        self._asked(tenant_id)
+        return await self._service.shadow(model_name, tenant_id, limit, self._tenants)
+
+    def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
+        """POST /potential_loads."""
+        self._check_scope(request)
+        try:
+            return self._service.potential_loads(request)
+        except NoSchedulableWorker:
+            raise NoSchedulableWorker.in_scope(request.scope) from None
+
+    def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
+        """POST /overlap_scores."""
+        self._check_scope(request)
+        try:
+            return self._service.overlap_scores(request)
+        except NoSchedulableWorker:
+            raise NoSchedulableWorker.in_scope(request.scope) from None
+
+    def dump(self) -> AsyncIterator[bytes]:
+        """GET /dump."""
+        return self._service.dump(self._tenants)
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def _short(self, name: str) -> str:
+        for prefix in self._prefixes:
+            if name.startswith(prefix):
+                return name[len(prefix) :]
+        return name
+
+    def _without_prefix(self, text: str) -> str:
+        for prefix in self._prefixes:
+            text = text.replace(f" {prefix}", " ")
+        return text.replace(_NOBODYS, "")
+
+    def _in_words_of_client(self, error: ServiceError) -> ServiceError:
+        if isinstance(error, NameRefused) and error.field in _IDS:
+            most = max(error.most - max(map(len, self._prefixes)), 0)
+            return NameRefused(error.field, most, error.limit)
+        error.args = (self._without_prefix(str(error)),)
+        return error
+
+
+def _prefix(tenant: str) -> str:
+    """Return what names of a tenant's things begin with; no two tenants' can be mistaken.
+
+    Beside a long one (a letter may take twelve characters) no id of a client's would have room: it
+    is told by its hash, behind what quoting never writes.
+    """
+    quoted = quote(tenant, safe="")
+    if len(quoted) > _PREFIX_MAX:
+        quoted = "%%" + sha256(tenant.encode()).hexdigest()[:_PREFIX_MAX]
+    return quoted + ":"

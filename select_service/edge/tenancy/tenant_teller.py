@@ -1,0 +1,101 @@
+"""Decisions told to the bearer of a token bound to tenants: their own, under their own names.
+
+Stands in the place of `Teller`; `tenancy.py` says under which names things are kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.decision_types import Decision
+from select_service.errors import DecisionNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from select_service.core.decisions.record import Record
+    from select_service.edge.telling import Teller, Wanted
+    from select_service.errors import ServiceError
+    from select_service.types import Answer, SelectRequest
+
+__all__ = ["TenantTeller"]
+
+
+class TenantTeller:
+    """Tells of some tenants' decisions; of others there are none."""
+
+    def __init__(
+        self,
+        teller: Teller,
+        tenants: frozenset[str],
+        prefixes: Sequence[str],
+        short: Callable[[str], str],
+        note_foreign: Callable[[], None],
+    ) -> None:
+        """Tell nothing yet.
+
+        Args:
+            teller: of all.
+            tenants: whose decisions are told.
+            prefixes: of the names under which their bookings are kept.
+            short: turns such a name into the client's.
+            note_foreign: called when another tenant's decision is named.
+        """
+        self._teller = teller
+        self._tenants = tenants
+        self._prefixes = prefixes
+        self._short = short
+        self._note_foreign = note_foreign
+
+    def find(self, name: str) -> Record:
+        """Return the newest decision under an id.
+
+        Raises:
+            DecisionsOff, DecisionNotFound: as to everybody; another tenant's is not found.
+        """
+        aliases = frozenset(prefix + name for prefix in self._prefixes)
+        try:
+            return self._teller.find(name, self._tenants, aliases)
+        except DecisionNotFound:
+            self._teller.find(name)  # somebody's, or it says itself that there is none
+            self._note_foreign()
+            raise
+
+    async def matching(self, wanted: Wanted) -> list[Record]:
+        """Return the records wanted, newest first."""
+        if wanted.tenant_id is not None and wanted.tenant_id not in self._tenants:
+            self._note_foreign()
+        return await self._teller.matching(msgspec.structs.replace(wanted, tenants=self._tenants))
+
+    async def each(self, records: list[Record], *, candidates: bool) -> AsyncIterator[Decision]:
+        """Tell one after another."""
+        async for decision in self._teller.each(records, candidates=candidates):
+            yield self._named_by_client(decision)
+
+    async def tell(self, record: object) -> Decision:
+        """Tell a whole decision."""
+        return self._named_by_client(await self._teller.tell(record))
+
+    async def finish(self, answer: Answer, request: SelectRequest) -> Answer:
+        """Return an answer as it goes out."""
+        told = await self._teller.finish(answer, request)
+        if not isinstance(told.decision, Decision):
+            return told
+        decision = self._named_by_client(told.decision)
+        return msgspec.structs.replace(told, decision=decision)
+
+    async def finish_refusal(self, error: ServiceError) -> None:
+        """Tell what led to a refusal, if that was asked for."""
+        await self._teller.finish_refusal(error)
+        if isinstance(error.decision, Decision):
+            error.decision = self._named_by_client(error.decision)
+
+    def _named_by_client(self, decision: Decision) -> Decision:
+        names = {
+            field: self._short(name)
+            for field in ("decision_id", "selection_id", "reservation_id")
+            if isinstance(name := getattr(decision, field), str)
+        }
+        return msgspec.structs.replace(decision, **names)

@@ -1,0 +1,103 @@
+"""W3C Trace Context as it comes in headers, and who of those that carry it is traced.
+
+A header that makes no sense begins a new trace, as the recommendation has it. Most requests are
+not traced: for them this is one look at a header, or one random number.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.edge.http.varying import VARYING_LINES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Parent", "Sampler", "parent_in", "read_parent", "sampler"]
+
+_TRACEPARENT: Final = re.compile(
+    rb"[ \t]*(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
+    rb"(-[^ \t]*)?[ \t]*"
+)
+_UNSAMPLED: Final = re.compile(
+    rb"\r\n(?i:traceparent):[ \t]*00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace](?=\r\n|\Z)"
+)
+STATE_BYTES_MAX: Final = 512
+"""Of tracestate: what everybody must at least pass on; a longer one is left out."""
+
+_SAMPLED: Final = 1
+_LOW: Final = (1 << 64) - 1
+
+
+class Parent(NamedTuple):
+    """Whose child a request is."""
+
+    trace_id: int
+    span_id: int
+    is_sampled: bool
+    state: bytes  # tracestate; its meaning is others'
+
+
+def read_parent(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
+    """Return whose child a request with these header lines is; None: nobody's.
+
+    Args:
+        headers: names in lower case.
+    """
+    said: bytes | None = None
+    states: list[bytes] = []
+    for name, value in headers:
+        if name == b"traceparent":
+            if said is not None:
+                return None  # two of them
+            said = value
+        elif name == b"tracestate":
+            states.append(value)
+    if said is None:
+        return None
+    found = _TRACEPARENT.fullmatch(said)
+    if found is None or (found[1] == b"00" and found[5] is not None):
+        return None
+    state = b",".join(states)
+    return Parent(
+        int(found[2], 16),
+        int(found[3], 16),
+        bool(int(found[4], 16) & _SAMPLED),
+        state if len(state) <= STATE_BYTES_MAX else b"",
+    )
+
+
+def parent_in(lines: bytes) -> Parent | None:
+    """Return whose child a request is, by the lines of its head as they were sent."""
+    said = VARYING_LINES.findall(lines)
+    return read_parent([(name.lower(), value) for name, value in said])
+
+
+class Sampler(NamedTuple):
+    """Who is traced: of those without a parent, a share; of the others as the parent says."""
+
+    below: int
+    """Trace ids whose lower 64 bits are less than that."""
+    asks_parent: bool
+    """Otherwise a parent changes nothing."""
+
+    def passes_over(self, lines: bytes) -> bool:
+        """Tell whether a request with these lines is surely not traced, for a tenth of the price.
+
+        Most are not, where a caller samples.
+        """
+        return self.asks_parent and _UNSAMPLED.search(lines) is not None
+
+    def takes(self, parent: Parent) -> bool:
+        """Tell whether the child of a parent is traced."""
+        if self.asks_parent:
+            return parent.is_sampled
+        return parent.trace_id & _LOW < self.below
+
+
+def sampler(name: str, ratio: float) -> Sampler:
+    """Return a sampler by its name; the ratio, from 0 to 1, is for those that have one."""
+    kind = name.removeprefix("parentbased_")
+    share = {"always_on": 1.0, "always_off": 0.0, "traceidratio": ratio}[kind]
+    return Sampler(round(share * (_LOW + 1)), name != kind)

@@ -1,0 +1,99 @@
+"""Queues of deadlines: who is next, and that nobody stays behind."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+
+from select_service.core.books.active_blocks import ChainNode
+from select_service.core.books.deadlines import Deadlines, rounded_up
+from select_service.core.books.reservation import Lane, Reservation
+
+
+def reservation(name: str) -> Reservation:
+    return Reservation(name, 0, Lane(0), ChainNode(None, b""), 0, 0.0)
+
+
+def test_the_next_is_the_one_longest_untouched_whatever_its_time_to_live() -> None:
+    deadlines: Deadlines[Reservation] = Deadlines()
+    assert deadlines.next() == inf
+    first, second, short = (reservation(name) for name in "abc")
+    deadlines.add(first, 10.0, 0.0)
+    deadlines.add(second, 10.0, 1.0)
+    deadlines.add(short, 2.0, 3.0)
+    assert deadlines.next() == 5.0
+    assert deadlines.due(5.0, 9) == [short]
+    deadlines.touch(first, 4.0)
+    assert deadlines.due(100.0, 9) == [short, second, first]
+    assert deadlines.due(100.0, 2) == [short, second]
+    for one in (second, short, first):
+        deadlines.remove(one)
+        deadlines.remove(one)
+    assert len(deadlines) == 0
+    assert deadlines.next() == inf
+    deadlines.check([])
+
+
+def test_who_never_expires_is_in_no_queue() -> None:
+    deadlines: Deadlines[Reservation] = Deadlines()
+    one = reservation("a")
+    deadlines.touch(one, 5.0)
+    assert list(deadlines) == []
+
+
+def test_many_times_to_live_in_any_order() -> None:
+    rng = random.Random(3)
+    deadlines: Deadlines[Reservation] = Deadlines()
+    waiting: dict[Reservation, float] = {}
+    now = 0.0
+    for step in range(4000):
+        now += rng.choice([0.0, 0.1, 1.0])
+        draw = rng.random()
+        if draw < 0.5 or not waiting:
+            one = reservation(str(step))
+            one.touched = now
+            deadlines.add(one, rng.choice([2.0, 7.0, rng.randint(1, 90) / 2]), now)
+        else:
+            one = rng.choice(list(waiting))
+            if draw < 0.6:
+                deadlines.remove(one)
+                del waiting[one]
+                continue
+            one.touched = now
+            deadlines.touch(one, now)
+        waiting[one] = one.deadline
+        while deadlines.next() <= now:
+            due = deadlines.due(now, 3)
+            assert len(due) <= 3
+            for late in due:
+                assert waiting.pop(late) <= now
+                deadlines.remove(late)
+        assert min(waiting.values(), default=inf) > now, "nobody is overlooked"
+    deadlines.check(waiting)
+
+
+def test_emptied_queues_do_not_stay() -> None:
+    deadlines: Deadlines[Reservation] = Deadlines()
+    for number in range(500):
+        one = reservation(str(number))
+        deadlines.add(one, 1.0 + number, 0.0)
+        deadlines.remove(one)
+    for _ in range(10):
+        deadlines.next()
+    assert deadlines.next() == inf
+    deadlines.check([])
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        *((300.0, 300.0), (0.3, 0.3), (7200.0, 7200.0), (1.0, 1.0), (86400.0, 86400.0)),
+        *((300.1, 301.0), (99.95, 100.0), (99.99, 100.0), (12345.0, 12400.0), (1e-9, 1e-9)),
+        *((999.1, 1000.0), (1.001, 1.01)),
+    ],
+)
+def test_times_to_live_have_three_digits(asked: float, given: float) -> None:
+    assert rounded_up(asked) == given
+    assert rounded_up(given) == given

@@ -1,0 +1,410 @@
+"""The ledger: the worked examples of contract 4.3, odd inputs, and a naive twin as opponent."""
+
+from __future__ import annotations
+
+import struct
+from math import inf
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+)
+from typing_extensions import override
+
+from select_service.core.books.ledger import Ledger
+from select_service.core.books.reservation import Reservation
+from tests.effort import examples
+from tests.models.ledger import NaiveLedger, NaiveReservation
+
+SLOTS = 2
+
+
+def pack(*hashes: int) -> bytes:
+    return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def unpack(packed: bytes) -> list[int]:
+    return [value for (value,) in struct.iter_unpack("<Q", packed)]
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    ledger = Ledger()
+    ledger.ensure(SLOTS)
+    return ledger
+
+
+def book(ledger: Ledger, name: str, *hashes: int, slot: int = 0, prefill: int = 0) -> Reservation:
+    reservation = ledger.book(name, slot, pack(*hashes), prefill, 0.0)
+    ledger.check()
+    return reservation
+
+
+def shared(ledger: Ledger, *hashes: int) -> list[float] | None:
+    groups = ledger.shared_groups(pack(*hashes))
+    return None if groups is None else ledger.column_of(groups).tolist()
+
+
+def row(ledger: Ledger, slot: int = 0) -> tuple[float, float, int]:
+    return ledger.prefill[slot], ledger.decode[slot], ledger.requests[slot]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "decode"),
+    [
+        (0.5, [5, 5, 6]),
+        (0.25, [2, 3, 3]),
+        (0.0, [0, 0, 0]),
+        (1.0, [9, 10, 11]),
+        (None, [9, 10, 11]),
+    ],
+)
+def test_eight_private_blocks_fade(
+    ledger: Ledger, fraction: float | None, decode: list[int]
+) -> None:
+    reservation = book(ledger, "r", 21, 22, 23, 24, 25, 26, 27, 28)
+    seen = []
+    for _ in decode:
+        ledger.output_block(reservation, fraction, 0.0)
+        seen.append(ledger.decode[0])
+    assert seen == decode
+    ledger.free(reservation)
+    assert row(ledger) == (0, 0, 0)
+
+
+def test_shared_blocks_keep_their_weight_until_they_are_private(ledger: Ledger) -> None:
+    # The recorded transcript 11_output_blocks_decay, step for step.
+    x = book(ledger, "x", 21, 22, 23, 24)
+    y = book(ledger, "y", 21, 22, 33, 34)
+    seen = [ledger.decode[0]]
+    ledger.output_block(x, 0.5, 0.0)
+    seen.append(ledger.decode[0])
+    ledger.output_block(y, 0.1, 0.0)
+    seen.append(ledger.decode[0])
+    z = book(ledger, "z", 21, 22, 23, 24)
+    seen.append(ledger.decode[0])
+    for gone in (y, z):
+        ledger.free(gone)
+        seen.append(ledger.decode[0])
+    for fraction in (0.5, None, None, 1.0, None):
+        ledger.output_block(x, fraction, 0.0)
+        seen.append(ledger.decode[0])
+    ledger.check()
+    assert seen == [6, 6, 4, 4, 4, 4, 3, 4, 5, 9, 10]
+
+
+def test_blocks_count_once_per_slot_whatever_their_place(ledger: Ledger) -> None:
+    # The recorded transcript 12_ledger_block_dedup.
+    bookings = {
+        "a": (0, (1, 2, 3, 4), (4, 0)),
+        "b": (0, (1, 2, 3, 5), (5, 0)),
+        "c": (0, (1, 2), (5, 0)),
+        "d": (1, (1, 2, 3, 4), (5, 4)),
+        "e": (0, (1, 1, 1), (5, 4)),
+        "f": (0, (7,), (6, 4)),
+        "g": (0, (), (6, 4)),
+    }
+    live = {}
+    for name, (slot, hashes, decode) in bookings.items():
+        live[name] = book(ledger, name, *hashes, slot=slot)
+        assert tuple(ledger.decode[:2]) == decode
+    assert shared(ledger, 1, 2, 3, 4, 5, 6) == [4, 4]
+    assert shared(ledger, 1, 2, 3, 5, 5) == [4, 3]
+    assert shared(ledger, 2, 3) is None
+    assert shared(ledger) is None
+    after = []
+    for reservation in live.values():
+        ledger.free(reservation)
+        ledger.check()
+        after.append(tuple(ledger.decode[:2]))
+    assert after == [(5, 4), (3, 4), (2, 4), (2, 0), (1, 0), (0, 0), (0, 0)]
+
+
+def test_prefill_leaves_once(ledger: Ledger) -> None:
+    first = book(ledger, "a", 1, 2, prefill=32)
+    second = book(ledger, "b", 1, 2, prefill=16)
+    assert row(ledger) == (48, 2, 2)
+    for _ in range(2):
+        ledger.prefill_complete(first, 5.0)
+        assert row(ledger) == (16, 2, 2)
+    assert first.touched == 5.0
+    ledger.free(first)
+    assert row(ledger) == (16, 2, 1)
+    ledger.free(second)
+    assert row(ledger) == (0, 0, 0)
+
+
+def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) -> None:
+    huge, small = book(ledger, "a", prefill=2**64 - 1), book(ledger, "b", prefill=3)
+    ledger.free(huge)
+    assert ledger.prefill_tokens(0) == ledger.prefill[0] == 3
+    ledger.free(small)
+    assert ledger.prefill[0] == 0
+
+
+def test_a_dropped_slot_is_empty_at_once_and_cleared_away_in_slices(ledger: Ledger) -> None:
+    kept = book(ledger, "kept", 1, 2, slot=1, prefill=5)
+    gone = [ledger.book(str(n), 0, pack(1, 2, 10 + n), 7, 0.0, ttl_s=1.0) for n in range(100)]
+    ledger.output_block(gone[0], 0.5, 0.0)
+    assert ledger.drop_slot(0) == 100
+    ledger.check()
+    assert not any(reservation.live for reservation in gone)
+    assert row(ledger) == (0, 0, 0)
+    assert row(ledger, 1) == (5, 2, 1)
+    assert shared(ledger, 1, 2, 3) == [0, 2]
+    assert ledger.expired(9.0, 1000) == []
+    assert list(ledger.reservations_on(0)) == []
+    assert list(ledger.reservations_on(1)) == [kept]
+    assert (ledger.live, ledger.prefilling) == (1, 1)
+    swept = []
+    while not ledger.is_swept:
+        part = ledger.sweep(30)
+        assert 0 < len(part) <= 30, "a turn of the event loop is bounded"
+        swept += part
+        ledger.check()
+    assert set(swept) == set(gone)
+    assert ledger.blocks.blocks == 2
+    assert ledger.next_expiry() == inf
+
+
+def test_whoever_takes_a_dropped_slot_inherits_nothing(ledger: Ledger) -> None:
+    old = ledger.book("a", 0, pack(1, 2, 3), 7, 0.0, ttl_s=1.0)
+    ledger.drop_slot(0)
+    new = book(ledger, "a", 1, 5, prefill=3)
+    assert row(ledger) == (3, 2, 1)
+    assert shared(ledger, 1, 2, 3) == [1, 0]
+    ledger.ensure(3)  # the lane of the dropped one has a number that slots come to
+    book(ledger, "b", 1, 2, 3, slot=2)
+    assert shared(ledger, 1, 2, 3) == [1, 0, 3]
+    assert ledger.drop_slot(0) == 1
+    assert set(ledger.sweep(9)) == {old, new}
+    ledger.check()
+    assert row(ledger) == (0, 0, 0)
+    assert row(ledger, 2) == (0, 3, 1)
+
+
+def test_long_prompts_make_slices_shorter(ledger: Ledger) -> None:
+    for n in range(4):
+        ledger.book(str(n), 0, pack(*range(n * 1000, n * 1000 + 640)), 0, 0.0)
+    ledger.drop_slot(0)
+    assert [len(ledger.sweep(20)) for _ in range(3)] == [2, 2, 0]
+
+
+def test_columns_grow_and_keep_what_they_hold(ledger: Ledger) -> None:
+    book(ledger, "a", 1, 2, prefill=9)
+    ledger.ensure(2)
+    ledger.ensure(200)
+    assert len(ledger.prefill) == len(ledger.decode) == len(ledger.requests) == 200
+    assert row(ledger) == (9, 2, 1)
+    book(ledger, "b", 1, slot=199)
+    assert shared(ledger, 1) == [1, *[0] * 198, 1]
+    ledger.check()
+
+
+def test_expiry_follows_the_last_sign_of_life(ledger: Ledger) -> None:
+    assert ledger.next_expiry() == inf
+    never = ledger.book("never", 0, b"", 0, 0.0)
+    short = ledger.book("short", 0, b"", 0, 0.0, ttl_s=10.0)
+    long = ledger.book("long", 1, b"", 0, 0.0, ttl_s=300.0)
+    assert ledger.next_expiry() == 10.0
+    assert ledger.expired(9.9, 10) == []
+    assert ledger.expired(10.0, 10) == [short] == ledger.expired(10.0, 10)
+    ledger.output_block(short, None, 8.0)
+    assert ledger.expired(10.0, 10) == []
+    assert ledger.next_expiry() == 18.0
+    ledger.touch(long, 9.0, 1.0)
+    assert ledger.expired(10.0, 10) == [long], "a shorter time counts at once"
+    ledger.touch(long, 9.0, 0.0)
+    ledger.touch(never, 9.0, 2.0)
+    assert ledger.expired(1000.0, 10) == [never, short]
+    assert ledger.expired(1000.0, 1) == [never], "no more than the limit"
+    ledger.check()
+    for reservation in (never, short, long):
+        ledger.free(reservation)
+    assert ledger.next_expiry() == inf
+    ledger.check()
+
+
+def test_chains_can_be_read_back(ledger: Ledger) -> None:
+    empty, one = book(ledger, "e"), book(ledger, "o", 1, 2, 3)
+    book(ledger, "p", 1, 2, 4, slot=1)
+    book(ledger, "q", 1)
+    assert ledger.chain_of(empty) == b""
+    assert ledger.chain_of(one) == pack(1, 2, 3)
+
+
+# Few values and few forks, so that prefixes, repeats and collisions are the rule.
+ODD = st.lists(st.integers(0, 2), max_size=4)
+CHAINED = st.builds(  # as honest clients send: the value tells the whole prefix
+    lambda fork, length: [10 + i if i < fork else 20 + fork * 10 + i for i in range(length)],
+    st.integers(1, 3),
+    st.integers(0, 5),
+)
+CHAINS = st.one_of(
+    ODD,
+    CHAINED,
+    st.builds(lambda chained, odd: chained + odd, CHAINED, ODD),
+    st.builds(lambda chained, cut: chained[cut:] + chained[:cut], CHAINED, st.integers(1, 3)),
+)
+FRACTIONS = st.none() | st.sampled_from([0.0, 0.3, 0.5, 1.0]) | st.floats(0, 1)
+
+
+def test_a_lane_that_closed_shares_nothing_though_every_slot_has_its_own_again() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    book(ledger, "first", 1)
+    ledger.drop_slot(0)  # closes lane 0, and the slot goes on in lane 1
+    ledger.sweep(10)
+    book(ledger, "second", 2)
+    ledger.drop_slot(0)  # closes lane 1, and the slot is back in lane 0
+    assert shared(ledger, 2) in (None, [0.0])
+    assert not [slots for _, slots in ledger.shared_groups(pack(2)) or () if len(slots)]
+    ledger.check()
+
+
+def test_who_shares_is_told_by_slot_also_after_a_rank_has_gone(ledger: Ledger) -> None:
+    book(ledger, "gone", 1, 2, 3)
+    ledger.drop_slot(0)
+    book(ledger, "here", 1, 2)
+    book(ledger, "there", 1, slot=1)
+    groups = ledger.shared_groups(pack(1, 2, 3)) or []
+    told = {int(slot): blocks for blocks, slots in groups for slot in slots}
+    assert told == {0: 2, 1: 1}
+    assert shared(ledger, 1, 2, 3) == [told.get(slot, 0) for slot in range(len(ledger.prefill))]
+
+
+class AgainstTheTwin(RuleBasedStateMachine):
+    live = Bundle("live")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ledger = Ledger()
+        self.ledger.ensure(SLOTS)
+        self.twin = NaiveLedger()
+        self.names: dict[str, Reservation] = {}
+        self.dropped: set[Reservation] = set()  # and not swept yet
+        self.slots = SLOTS
+        self.number = 0
+
+    @rule(
+        target=live,
+        slot=st.integers(0, SLOTS + 1),
+        hashes=CHAINS,
+        prefill=st.integers(0, 100),
+        ttl_s=st.sampled_from([0.0, 2.0, 5.0]),
+    )
+    def book(self, slot: int, hashes: list[int], prefill: int, ttl_s: float) -> str:
+        slot %= self.slots
+        self.number += 1
+        name = str(self.number)
+        self.names[name] = self.ledger.book(
+            name, slot, pack(*hashes), prefill, self.now, ttl_s=ttl_s
+        )
+        self.twin.live[name] = NaiveReservation(slot, hashes, prefill, self.now, ttl_s)
+        return name
+
+    @rule(name=live)
+    def prefill_complete(self, name: str) -> None:
+        if name in self.names:
+            self.ledger.prefill_complete(self.names[name], self.now)
+            self.twin.live[name].prefill_done = True
+            self.twin.live[name].touched = self.now
+
+    @rule(name=live, fraction=FRACTIONS)
+    def output_block(self, name: str, fraction: float | None) -> None:
+        if name in self.names:
+            self.ledger.output_block(self.names[name], fraction, self.now)
+            self.twin.output_block(name, fraction)
+            self.twin.live[name].touched = self.now
+
+    @rule(name=live, ttl_s=st.sampled_from([None, 0.0, 1.0, 7.0]))
+    def touch(self, name: str, ttl_s: float | None) -> None:
+        if name in self.names:
+            self.ledger.touch(self.names[name], self.now, ttl_s)
+            self.twin.live[name].touched = self.now
+            if ttl_s is not None:
+                self.twin.live[name].ttl_s = ttl_s
+
+    @rule(name=consumes(live))
+    def free(self, name: str) -> None:
+        if name in self.names:
+            self.ledger.free(self.names.pop(name))
+            self.twin.free(name)
+
+    @rule(slot=st.integers(0, SLOTS - 1))
+    def drop_slot(self, slot: int) -> None:
+        dropped = [n for n, r in self.twin.live.items() if r.slot == slot]
+        assert self.ledger.drop_slot(slot) == len(dropped)
+        for name in dropped:
+            self.dropped.add(self.names.pop(name))
+            self.twin.free(name)
+
+    @precondition(lambda self: self.dropped)
+    @rule(limit=st.integers(1, 3))
+    def sweep(self, limit: int) -> None:
+        swept = set(self.ledger.sweep(limit))
+        assert swept
+        assert swept <= self.dropped
+        self.dropped -= swept
+        assert self.ledger.is_swept is not bool(self.dropped)
+
+    @rule(more=st.integers(0, 1))
+    def grow(self, more: int) -> None:
+        self.slots = min(SLOTS + 2, self.slots + more)
+        self.ledger.ensure(self.slots)
+
+    @rule(step=st.sampled_from([0.5, 1.0, 4.0]), limit=st.integers(1, 4))
+    def expire(self, step: float, limit: int) -> None:
+        self.now += step
+        expected = self.twin.expired(self.now)
+        while self.ledger.next_expiry() <= self.now:
+            for reservation in self.ledger.expired(self.now, limit):
+                expected.remove(reservation.reservation_id)
+                self.ledger.free(reservation)
+                del self.names[reservation.reservation_id]
+                self.twin.free(reservation.reservation_id)
+        assert not expected
+
+    @rule(hashes=CHAINS)
+    def shared_prefix(self, hashes: list[int]) -> None:
+        expected = [self.twin.shared_prefix(hashes, slot) for slot in range(self.slots)]
+        assert (shared(self.ledger, *hashes) or [0] * self.slots) == expected
+
+    @invariant()
+    def agrees(self) -> None:
+        self.ledger.check()
+        assert self.ledger.live == len(self.twin.live)
+        for slot in range(self.slots):
+            assert self.ledger.prefill[slot] == self.twin.prefill(slot)
+            assert self.ledger.decode[slot] == self.twin.decode(slot)
+            assert self.ledger.context[slot] == self.twin.context(slot)
+            assert self.ledger.requests[slot] == len(self.twin.on(slot))
+        for name, reservation in self.names.items():
+            assert unpack(self.ledger.chain_of(reservation)) == self.twin.live[name].hashes
+            assert reservation.output_blocks == len(self.twin.live[name].outputs)
+
+    @override
+    def teardown(self) -> None:
+        for slot in range(self.slots):
+            self.ledger.drop_slot(slot)
+        while self.ledger.sweep(1):
+            self.ledger.check()
+        assert (self.ledger.blocks.nodes, self.ledger.blocks.blocks) == (0, 0)
+        assert not self.ledger.blocks.indexed
+        assert not self.ledger.prefill.any()
+        assert not self.ledger.decode.any()
+        assert not self.ledger.context.any()
+
+
+AgainstTheTwin.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
+TestAgainstTheTwin = AgainstTheTwin.TestCase

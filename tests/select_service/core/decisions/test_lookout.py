@@ -1,0 +1,152 @@
+"""Who sits where, kept up piece by piece: always as if it were looked at anew."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from indexer.types import Scope
+from select_service.core.decisions import lookout
+from select_service.core.decisions.lookout import Lookout
+from select_service.types import CoreLimits, RouterConfig, SelectRequest
+from tests.effort import examples
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+
+IDS = st.integers(0, 4)
+
+
+class Churn(RuleBasedStateMachine):
+    """Workers come, change and go; selections look now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Fleet(limits=CoreLimits(decision_ring=4))
+
+    @rule(
+        worker_id=IDS,
+        tenant=st.sampled_from(["default", "other"]),
+        size=st.integers(1, 3),
+        start=st.integers(0, 1),
+        record=st.sampled_from(
+            [{}, {}, {"endpoint": None}, {"block_size": 32}, {"taints": ["a"]}, {"role": "decode"}]
+        ),
+        port=st.integers(6000, 6001),
+    )
+    def upsert(
+        self, worker_id: int, tenant: str, size: int, start: int, record: dict[str, Any], port: int
+    ) -> None:
+        sources = {str(rank): f"tcp://h{rank}:{port}" for rank in range(start, start + size)}
+        self.fleet.worker(
+            worker_id,
+            tenant_id=tenant,
+            data_parallel_size=size,
+            data_parallel_start_rank=start,
+            kv_events_endpoint=None,
+            kv_events_endpoints=sources,
+            **record,
+        )
+
+    @rule(worker_id=IDS)
+    def delete(self, worker_id: int) -> None:
+        if self.fleet.core.catalog.find(worker_id) is not None:
+            self.fleet.delete(worker_id)
+
+    @rule(tenant=st.sampled_from(["default", "other"]), seconds=st.sampled_from([0.0, 1.0]))
+    def look(self, tenant: str, seconds: float) -> None:
+        core = self.fleet.core
+        self.fleet.now += seconds
+        partition = core.partitions.get(Scope("default", tenant))
+        if partition is None or not any(
+            one.spec.role is None for one in partition.workers.values()
+        ):
+            return
+        request = SelectRequest(
+            block_hashes=[1], sequence_hashes=[1], isl_tokens=16, tenant_id=tenant
+        )
+        core.select(request, self.fleet.now)
+        record = next(core.decisions.newest_first())
+        fresh = Lookout(partition, core.catalog, core.membership.stream_at)
+        fresh.look(self.fleet.now)
+        assert partition.lookout is not None
+        assert (record.seating.seats, record.seating.absent) == (
+            fresh.told[0].seats,
+            fresh.told[0].absent,
+        )
+        assert partition.lookout._open == fresh._open
+        assert record.lookout[1:] == fresh.told[1:]
+        assert record.seating.at == {seat.slot: n for n, seat in enumerate(record.seating.seats)}
+        assert set(record.seating.at) == {
+            slot for worker in partition.workers.values() for slot in worker.slots.values()
+        }
+
+
+TestChurn = Churn.TestCase
+TestChurn.settings = hypothesis_settings(
+    max_examples=examples(40), stateful_step_count=25, deadline=None
+)
+
+
+def test_one_changed_worker_is_looked_at_alone(monkeypatch: Any) -> None:
+    fleet = Fleet(RouterConfig(use_kv_events=False))
+    for worker_id in range(20):
+        fleet.worker(worker_id)
+    fleet.select(1)
+    looked_at: list[int] = []
+    seated = Lookout._seated
+
+    def counted(self: Lookout, worker: Any) -> Any:
+        looked_at.append(worker.worker_id)
+        return seated(self, worker)
+
+    monkeypatch.setattr(lookout.Lookout, "_seated", counted)
+    fleet.worker(7, endpoint="http://elsewhere")
+    fleet.select(1)
+    assert looked_at == [7]
+    fleet.select(1)
+    assert looked_at == [7]
+
+
+def test_ids_that_came_and_went_while_nobody_asked_are_forgotten() -> None:
+    fleet = Fleet(RouterConfig(use_kv_events=False))
+    fleet.worker(0)
+    fleet.select(1)
+    for worker_id in range(1, 500):
+        fleet.worker(worker_id)
+        fleet.delete(worker_id)
+    kept = fleet.core.partitions[DEFAULT].lookout
+    assert kept is not None
+    assert len(kept._noted) < 100
+    fleet.select(1)
+    assert not kept._noted
+
+
+def test_a_scope_that_is_given_up_takes_what_was_noted_of_it_along() -> None:
+    """By its last reference: nobody looks for cycles for hours."""
+    fleet = Fleet(limits=CoreLimits(decision_ring=4, scope_linger_s=1.0))
+    core = fleet.core
+    scopes = [Scope("default", f"tenant-{number}") for number in range(3)]
+    fleet.worker(0)
+    for number, scope in enumerate(scopes, 1):
+        fleet.worker(number, tenant_id=scope.tenant_id)
+        fleet.select(number, tenant_id=scope.tenant_id)
+    left = [weakref.ref(core.partitions[scope]) for scope in scopes]
+    for number in range(1, 4):
+        fleet.delete(number)
+    for number in range(4):
+        fleet.select(number)  # the ring has forgotten them
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            fleet.now += 11.0
+            while core.tick(fleet.now)[0]:
+                pass
+        assert list(core.partitions) == [DEFAULT]
+        assert [one() for one in left] == [None, None, None]
+    finally:
+        gc.enable()

@@ -1,0 +1,132 @@
+"""The choice between one worker and a pair, against every pair tried by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.errors import ServiceError
+from select_service.types import PairSelection, RouterConfig, Selection
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+
+BLOCK = 16
+PROMPT = tuple(range(1, 7))
+MOVE = 0.375
+
+PLACES = st.sampled_from([None, "a", "b"])
+WORKERS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["prefill", "decode", "aggregated", "prefill", "decode"]),
+            "zone": PLACES,
+            "enforcement": st.sampled_from([None, None, "required", "preferred"]),
+            "weight": st.sampled_from([None, 0.5, 2.0]),
+            "held": st.integers(0, len(PROMPT)),
+            "load": st.integers(0, 4),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def register(fleet: Fleet, workers: list[dict[str, Any]]) -> None:
+    for worker_id, one in enumerate(workers, 1):
+        fleet.worker(
+            worker_id,
+            role=one["role"],
+            topology_domains={} if one["zone"] is None else {"zone": one["zone"]},
+            kv_transfer_domain=None if one["enforcement"] is None else "zone",
+            kv_transfer_enforcement=one["enforcement"],
+            kv_transfer_preferred_weight=one["weight"],
+        )
+        if one["held"]:
+            fleet.hold(worker_id, list(PROMPT[: one["held"]]))
+        if one["load"]:
+            fleet.book(f"load{worker_id}", worker_id, *range(100, 100 + one["load"]))
+
+
+def together(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["zone"] is not None and one["zone"] == other["zone"]
+
+
+def whole_cost(one: dict[str, Any]) -> float:
+    return prefill_cost(one) + float(one["load"] + len(PROMPT))
+
+
+def prefill_cost(one: dict[str, Any]) -> float:
+    return float(one["load"] + len(PROMPT) - one["held"])
+
+
+def pair_cost(prefill: dict[str, Any], decode: dict[str, Any]) -> float:
+    """The formula as the README says it; infinite where blocks may not move."""
+    for one, other in ((prefill, decode), (decode, prefill)):
+        if one["enforcement"] == "required" and not together(one, other):
+            return math.inf
+    cost: float = decode["load"] + len(PROMPT) + MOVE * (len(PROMPT) - decode["held"])
+    if prefill["enforcement"] == "preferred" and together(prefill, decode):
+        cost *= math.exp(-math.tanh(1.0 if prefill["weight"] is None else prefill["weight"]))
+    return prefill_cost(prefill) + cost
+
+
+@given(WORKERS)
+def test_nobody_is_cheaper_than_what_is_chosen(workers: list[dict[str, Any]]) -> None:
+    fleet = Fleet(RouterConfig(kv_transfer_cost_per_block=MOVE))
+    register(fleet, workers)
+    by_role = {
+        role: [one for one in workers if one["role"] == role]
+        for role in ("prefill", "decode", "aggregated")
+    }
+    ready = [one for one in by_role["decode"] if one["held"] == len(PROMPT)]
+    whole = min(map(whole_cost, by_role["aggregated"] + ready), default=math.inf)
+    pairs = itertools.starmap(pair_cost, itertools.product(by_role["prefill"], by_role["decode"]))
+    pair = min(pairs, default=math.inf)
+    if math.isinf(pair) and math.isinf(whole):
+        with pytest.raises(ServiceError):
+            fleet.pair("p", *PROMPT)
+        return
+    answer = fleet.pair("p", *PROMPT)
+    assert isinstance(answer, PairSelection), "nobody is busy"
+    assert answer.mode == ("disaggregated" if pair < whole else "aggregated")
+    assert answer.aggregated_cost == (None if math.isinf(whole) else pytest.approx(whole))
+    assert answer.disaggregated_cost == (None if math.isinf(pair) else pytest.approx(pair))
+    decode = workers[answer.decode.worker_id - 1]
+    if answer.prefill is None:
+        assert whole_cost(decode) == pytest.approx(whole)
+    else:
+        assert pair_cost(workers[answer.prefill.worker_id - 1], decode) == pytest.approx(pair)
+
+
+@given(WORKERS)
+def test_advice_is_what_a_pair_would_get(workers: list[dict[str, Any]]) -> None:
+    fleet = Fleet(RouterConfig(kv_transfer_cost_per_block=MOVE))
+    register(fleet, [*workers, dict(workers[0], role="aggregated", held=0)])
+    selection = fleet.select(*PROMPT)
+    assert isinstance(selection, Selection)
+    answer = fleet.pair("p", *PROMPT)
+    assert isinstance(answer, PairSelection)
+    advice = selection.advice
+    assert advice
+    assert (advice.mode, advice.reason) == (answer.mode, answer.reason)
+    assert advice.aggregated_cost == answer.aggregated_cost
+    assert advice.disaggregated_cost == answer.disaggregated_cost
+    assert (advice.prefill is None) == (answer.prefill is None)
+
+
+def test_a_scope_knows_its_roles_when_workers_change() -> None:
+    fleet = Fleet()
+
+    def given_roles() -> bool:
+        return fleet.core.partitions[DEFAULT].roles.given
+
+    fleet.worker(1)
+    assert not given_roles()
+    fleet.patch(1, role="decode")
+    assert given_roles()
+    fleet.delete(1)
+    assert not given_roles()

@@ -1,0 +1,281 @@
+"""A worker is emptied: nothing new, everything old, and who waited for nobody else is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from select_service.admission_types import AdmissionSettings
+from select_service.core.admission.queue import Ticket
+from select_service.errors import (
+    NoEligibleWorker,
+    NoSchedulableWorker,
+    NoWorkerForRole,
+    WorkerConflict,
+    WorkerDraining,
+    WorkerNotFound,
+)
+from select_service.types import (
+    Answer,
+    CoreLimits,
+    OverlapScoresRequest,
+    PinnedWorker,
+    PotentialLoadsRequest,
+    RouterConfig,
+    Selection,
+    WorkerPatch,
+    WorkerSpec,
+)
+from tests.select_service.core.replicas.test_replicas import DYNAMO, Replica, add
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return busy_fleet()
+
+
+def busy_fleet(workers: int = 2, **settings: Any) -> Fleet:
+    """Workers that are busy above 16 prefill tokens: then requests wait."""
+    made = Fleet(RouterConfig(queue_threshold=1.0), **settings)
+    for worker_id in range(1, workers + 1):
+        made.worker(worker_id, max_num_batched_tokens=16)
+    return made
+
+
+def worker_of(answer: Answer | Ticket) -> int:
+    assert isinstance(answer, Selection)
+    return answer.worker_id
+
+
+def waits(answer: Answer | Ticket) -> Ticket:
+    assert isinstance(answer, Ticket)
+    return answer
+
+
+def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(fleet: Fleet) -> None:
+    fleet.hold(1, [1, 2])
+    assert worker_of(fleet.take("a", 1, 2, isl=40)) == 1
+    told = fleet.drain(1, "new image")
+    assert (told.lifecycle, told.reason, told.drains) == ("draining", "new image", True)
+    assert (told.reservations, told.prefill_tokens, told.decode_blocks) == (1, 8, 2)
+    assert (told.safe_to_terminate, told.waiting_for) == (False, ["1 reservation"])
+    record = fleet.core.worker(1)
+    assert record.lifecycle == "draining"
+    assert record.not_schedulable_reasons == ["draining: new image"]
+    assert worker_of(fleet.take("b", 1, 2)) == 2, "whatever it holds"
+    fleet.done("a")
+    fleet.core.output_block("a", None, fleet.now)
+    assert fleet.load(1) == (0, 3, 1), "its requests go on"
+    fleet.free("a")
+    told = fleet.core.drain_status(1)
+    assert (told.safe_to_terminate, told.waiting_for) == (True, [])
+    assert fleet.drain(1).reason == "new image", "said again without one: it stays"
+    back = fleet.undrain(1)
+    assert (back.lifecycle, back.drains, back.safe_to_terminate) == ("schedulable", False, False)
+    assert worker_of(fleet.select(1, 2)) == 1, "its index is what it was"
+    fleet.undrain(1)
+    counters = fleet.core.counters
+    assert (counters.drains_begun, counters.drains_undone) == (1, 1)
+
+
+def test_who_asks_for_it_by_name_is_told(fleet: Fleet) -> None:
+    fleet.drain(2)
+    for wish in ({"pinned_worker": PinnedWorker(2, 0)}, {"allowed_worker_ids": [2]}):
+        with pytest.raises(WorkerDraining, match="worker 2 is draining") as refused:
+            fleet.select(1, **wish)
+        assert refused.value.details == {"worker_ids": [2]}
+    with pytest.raises(WorkerDraining, match="worker 2 is draining"):
+        fleet.book("x", 2, 1)
+    with pytest.raises(NoEligibleWorker, match="no endpoints"):  # there is no such rank
+        fleet.select(1, pinned_worker=PinnedWorker(2, 7))
+    assert fleet.core.counters.selections_failed == {"worker_draining": 2, "no_eligible_worker": 1}
+
+
+def test_when_all_drain_there_is_no_schedulable_worker() -> None:
+    fleet = busy_fleet(12)
+    for worker_id in range(1, 12):
+        fleet.drain(worker_id)
+    with pytest.raises(WorkerDraining, match=r"draining: 1, 2, 3, 4, 5, 6, 7, 8 and 3 more"):
+        fleet.select(1, allowed_worker_ids=[*range(1, 12)])
+    assert worker_of(fleet.take("a", 1)) == 12
+    fleet.drain(12)
+    with pytest.raises(NoSchedulableWorker, match="no schedulable workers are available"):
+        fleet.select(1)
+    with pytest.raises(WorkerDraining):
+        fleet.book("b", 12, 1)
+    assert not fleet.core.ready().ready
+    assert fleet.core.reader.strayed == 0
+
+
+def test_a_repeat_gets_its_first_answer_whoever_drains(fleet: Fleet) -> None:
+    first = fleet.take("a", 1)
+    fleet.book("b", 2, 2)
+    for worker_id in (1, 2):
+        fleet.drain(worker_id)
+        assert fleet.take("a", 1) == first
+        fleet.book("b", 2, 2)
+    assert sum(len(scope.loads) for scope in fleet.core.loads()) == 2
+    assert fleet.core.counters.reservations_booked == 2
+    with pytest.raises(NoSchedulableWorker):
+        fleet.take("c", 1)
+
+
+def test_who_chooses_for_himself_is_not_offered_it(fleet: Fleet) -> None:
+    fleet.drain(1)
+    prompt: dict[str, Any] = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
+    loads = fleet.core.potential_loads(PotentialLoadsRequest(**prompt))
+    assert [row.worker_id for row in loads] == [2]
+    scores = fleet.core.overlap_scores(OverlapScoresRequest(**prompt))
+    assert [row.worker_id for row in scores.workers] == [2]
+    assert fleet.load(1) == (0, 0, 0), "what it carries is still told"
+
+
+def test_it_ends_when_undone_or_with_the_record_and_not_before() -> None:
+    fleet = Fleet()
+    fleet.core.sources.add("file")
+    spec = WorkerSpec(
+        worker_id=1, endpoint="http://x", block_size=16, kv_events_endpoint="tcp://127.0.0.1:1"
+    )
+    fleet.core.upsert_worker(spec, 1.0, "file")
+    with pytest.raises(WorkerConflict):
+        fleet.patch(1, max_queued=3)
+    assert fleet.drain(1).drains, "whoever registered it"
+    fleet.core.upsert_worker(spec, 2.0, "file")
+    assert fleet.core.worker(1).lifecycle == "draining", "a source says again what it knows"
+    fleet.core.delete_worker(1, 3.0, "file")
+    with pytest.raises(WorkerNotFound):
+        fleet.core.drain_status(1)
+    assert fleet.worker(1).lifecycle == "schedulable"
+    fleet.drain(1)
+    assert fleet.patch(1, endpoint="").lifecycle == "incomplete"
+    told = fleet.core.drain_status(1)
+    assert (told.lifecycle, told.safe_to_terminate) == ("incomplete", True)
+    assert fleet.patch(1, endpoint="http://x").lifecycle == "draining"
+    for verb in (fleet.drain, fleet.undrain, fleet.core.drain_status):
+        with pytest.raises(WorkerNotFound):
+            verb(9)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_who_waits_for_it_alone_is_told_and_others_go_on(*, gated: bool) -> None:
+    admission = AdmissionSettings(max_inflight=9) if gated else None
+    fleet = busy_fleet(3, admission=admission)
+    for worker_id in (1, 2, 3):
+        fleet.book(f"load{worker_id}", worker_id, *range(2))
+    anybody = waits(fleet.take("a", 9))
+    pinned = waits(fleet.take("b", 9, pinned_worker=PinnedWorker(1, 0)))
+    either = waits(fleet.take("c", 9, allowed_worker_ids=[1, 2]))
+    fleet.drain(1)
+    assert isinstance(pinned.answer, WorkerDraining), "behind somebody who waits on"
+    assert fleet.effects.answered == [pinned]
+    with pytest.raises(WorkerDraining):
+        fleet.take("d", 9, pinned_worker=PinnedWorker(1, 0))
+    fleet.drain(2)
+    assert fleet.effects.answered == [either]
+    fleet.free("load1")  # room where nobody may go
+    assert fleet.effects.answered == []
+    fleet.undrain(1)
+    assert fleet.effects.answered == [anybody]
+    assert isinstance(anybody.answer, Selection)
+    assert anybody.answer.worker_id == 1
+    assert fleet.core.loads()[0].pending_count == 0
+
+
+def test_who_waits_at_the_gate_for_it_alone_is_told() -> None:
+    fleet = busy_fleet(2, admission=AdmissionSettings(max_inflight=1))
+    for worker_id in (1, 2):
+        fleet.book(f"load{worker_id}", worker_id, 1)
+    pinned = waits(fleet.take("a", 9, pinned_worker=PinnedWorker(1, 0)))
+    anybody = waits(fleet.take("b", 9))
+    keeper = fleet.core.partitions[DEFAULT].admission
+    assert keeper is not None
+    assert keeper.waiting_count == 2
+    fleet.drain(1)
+    assert isinstance(pinned.answer, WorkerDraining)
+    assert fleet.effects.answered == [pinned]
+    fleet.free("load1")
+    assert fleet.effects.answered == []
+    fleet.free("load2")
+    assert fleet.effects.answered == [anybody]
+    assert isinstance(anybody.answer, Selection)
+    assert anybody.answer.worker_id == 2
+
+
+def test_a_crowd_is_told_in_slices() -> None:
+    fleet = busy_fleet(1, limits=CoreLimits(judged_per_turn_max=4, let_in_per_turn_max=4))
+    fleet.worker(2, max_num_batched_tokens=16, taints=["spare"])
+    for worker_id in (1, 2):
+        fleet.book(f"load{worker_id}", worker_id, *range(2))
+    crowd = [waits(fleet.take(f"r{n}", n, allowed_worker_ids=[1])) for n in range(30)]
+    gone = crowd[7]
+    assert fleet.core.withdraw(gone)
+    fleet.drain(1)
+    assert fleet.effects.more
+    assert 0 < sum(one.answer is not None for one in crowd) <= 8
+    fleet.tick(0.0)
+    assert {type(one.answer) for one in crowd if one is not gone} == {WorkerDraining}
+    assert gone.answer is None
+    assert fleet.core.counters.selections_failed == {"worker_draining": 29}
+
+
+def test_the_last_of_a_role_leaves_those_who_need_it_refused() -> None:
+    fleet = Fleet()
+    fleet.worker(1, role="prefill")
+    fleet.worker(2, role="decode")
+    fleet.drain(2)
+    with pytest.raises(NoWorkerForRole):
+        fleet.pair("p", 1)
+    with pytest.raises(WorkerDraining):
+        fleet.pair("p", 1, allowed_worker_ids=[2])
+    fleet.undrain(2)
+    pair = fleet.pair("p", 1)
+    assert not isinstance(pair, Ticket)
+
+
+def test_a_pool_is_measured_by_those_who_stay() -> None:
+    fleet = busy_fleet(2, admission=AdmissionSettings(policy="slo-shed", max_inflight=1))
+    keeper = fleet.core.partitions[DEFAULT].admission
+    assert keeper is not None
+    fleet.book("a", 1, *range(64))
+    fleet.core.partitions[DEFAULT].ledger.check()
+    loaded = keeper.pool.saturation
+    fleet.drain(1)
+    assert (keeper.pool.instances, keeper.pool.saturation) == (1, 0.0)
+    assert (keeper.pool.prefill_backlog, keeper.pool.heaviest) == (0, 0)
+    keeper.pool.check()
+    fleet.book("b", 2, *range(64))
+    assert keeper.pool.saturation == 2 * loaded
+    keeper.pool.check()
+    fleet.undrain(1)
+    assert (keeper.pool.instances, keeper.pool.saturation) == (2, 2 * loaded)
+    assert keeper.is_full(fleet.core.worker(1).worker_id - 1), "as many as it may have"
+    fleet.drain(2)
+    fleet.delete(2)
+    assert keeper.pool.instances == 1
+    keeper.pool.check()
+
+
+def test_a_gate_that_opens_later_sees_only_those_who_stay() -> None:
+    fleet = busy_fleet(3)
+    fleet.book("a", 3, *range(64))
+    fleet.drain(3)
+    fleet.core.patch_worker(1, WorkerPatch(max_inflight=5), fleet.now)
+    keeper = fleet.core.partitions[DEFAULT].admission
+    assert keeper is not None
+    assert (keeper.pool.instances, keeper.pool.saturation) == (2, 0.0)
+    fleet.core.check()
+
+
+def test_what_replicas_have_on_it_counts() -> None:
+    here = Replica()
+    here.dynamo(add(1, 2))
+    told = here.drain(1)
+    assert (told.reservations, told.prefill_tokens, told.decode_blocks) == (1, 40, 2)
+    here.dynamo(add(3), request_id="late")
+    told = here.core.drain_status(1)
+    assert (told.reservations, told.safe_to_terminate) == (2, False), "it was told later"
+    here.dynamo("Free")
+    here.dynamo("Free", request_id="late", router_id=DYNAMO)
+    assert here.core.drain_status(1).safe_to_terminate

@@ -1,0 +1,167 @@
+"""A core with a few workers, for tests that speak to it directly."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from indexer.core.hashing import pack_u64
+from indexer.core.registry import Registry
+from indexer.types import Scope, Tier, WorkerRank
+from select_service.core.admission.queue import Ticket
+from select_service.core.effects import Effects
+from select_service.core.service import SelectionCore
+from select_service.drain_types import DrainRequest, DrainStatus
+from select_service.types import (
+    Answer,
+    PairSelection,
+    ReservationRequest,
+    RouterConfig,
+    SelectAndReserveRequest,
+    SelectPairRequest,
+    SelectRequest,
+    WorkerPatch,
+    WorkerRecord,
+    WorkerSpec,
+)
+
+DEFAULT = Scope("default", "default")
+
+
+class Fleet:
+    """The core under test, its clock, and shorthands for its verbs; `check` runs after each."""
+
+    def __init__(self, config: RouterConfig | None = None, **settings: Any) -> None:
+        self.core = SelectionCore(
+            Registry(), config or RouterConfig(), random.Random(1), **settings
+        )
+        self.now = 100.0
+        self.effects = Effects()
+
+    def _did(self, effects: Effects) -> None:
+        self.effects = effects
+        self.core.check()
+
+    def worker(self, worker_id: int, **record: Any) -> WorkerRecord:
+        base: dict[str, Any] = {
+            "endpoint": f"http://w{worker_id}",
+            "block_size": 16,
+            "kv_events_endpoint": f"tcp://127.0.0.1:{5000 + worker_id}",
+        }
+        spec = WorkerSpec(worker_id=worker_id, **(base | record))
+        answer, effects = self.core.upsert_worker(spec, self.now)
+        self._did(effects)
+        return answer
+
+    def patch(self, worker_id: int, **changes: Any) -> WorkerRecord:
+        answer, effects = self.core.patch_worker(worker_id, WorkerPatch(**changes), self.now)
+        self._did(effects)
+        return answer
+
+    def delete(self, worker_id: int) -> WorkerRecord:
+        answer, effects = self.core.delete_worker(worker_id, self.now)
+        self._did(effects)
+        return answer
+
+    def drain(self, worker_id: int, reason: str | None = None) -> DrainStatus:
+        answer, effects = self.core.drain(worker_id, DrainRequest(reason=reason), self.now)
+        self._did(effects)
+        return answer
+
+    def undrain(self, worker_id: int) -> DrainStatus:
+        answer, effects = self.core.undrain(worker_id, self.now)
+        self._did(effects)
+        return answer
+
+    def hold(self, worker_id: int, blocks: list[int], dp_rank: int = 0) -> None:
+        """Let a rank's device cache hold a prompt of these local block hashes."""
+        index = self.core.partitions[DEFAULT].index
+        index.store(
+            WorkerRank(worker_id, dp_rank),
+            Tier.DEVICE,
+            None,
+            [1000 + block for block in blocks],
+            pack_u64(blocks),
+        )
+
+    def select(self, *hashes: int, isl: int | None = None, **wishes: Any) -> Answer | Ticket:
+        request = SelectRequest(
+            block_hashes=list(hashes),
+            sequence_hashes=list(hashes),
+            isl_tokens=len(hashes) * 16 if isl is None else isl,
+            **wishes,
+        )
+        answer, effects = self.core.select(request, self.now)
+        self._did(effects)
+        return answer
+
+    def take(
+        self, reservation_id: str | None, *hashes: int, isl: int | None = None, **wishes: Any
+    ) -> Answer | Ticket:
+        request = SelectAndReserveRequest(
+            reservation_id=reservation_id,
+            block_hashes=list(hashes),
+            sequence_hashes=list(hashes),
+            isl_tokens=len(hashes) * 16 if isl is None else isl,
+            **wishes,
+        )
+        answer, effects = self.core.select_and_reserve(request, self.now)
+        self._did(effects)
+        return answer
+
+    def pair(
+        self, reservation_id: str | None, *hashes: int, isl: int | None = None, **wishes: Any
+    ) -> PairSelection | Ticket:
+        request = SelectPairRequest(
+            reservation_id=reservation_id,
+            block_hashes=list(hashes),
+            sequence_hashes=list(hashes),
+            isl_tokens=len(hashes) * 16 if isl is None else isl,
+            **wishes,
+        )
+        answer, effects = self.core.select_pair(request, self.now)
+        self._did(effects)
+        assert isinstance(answer, PairSelection | Ticket)
+        return answer
+
+    def book(
+        self, reservation_id: str, worker_id: int, *hashes: int, isl: int | None = None, **more: Any
+    ) -> None:
+        request = ReservationRequest(
+            reservation_id=reservation_id,
+            worker_id=worker_id,
+            sequence_hashes=list(hashes),
+            isl_tokens=len(hashes) * 16 if isl is None else isl,
+            **more,
+        )
+        _, effects = self.core.reserve(request, self.now)
+        self._did(effects)
+
+    def free(self, name: str) -> None:
+        self._did(self.core.free(name, self.now))
+
+    def done(self, name: str) -> None:
+        self._did(self.core.prefill_complete(name, self.now))
+
+    def load(self, worker_id: int, dp_rank: int = 0) -> tuple[int, int, int] | None:
+        """(prefill tokens, decode blocks, requests) of a rank, None when it is not listed."""
+        for scope in self.core.loads():
+            for row in scope.loads:
+                if (row.worker_id, row.dp_rank) == (worker_id, dp_rank):
+                    return (
+                        row.potential_prefill_tokens,
+                        row.potential_decode_blocks,
+                        row.active_requests,
+                    )
+        return None
+
+    def tick(self, seconds: float) -> None:
+        """Let time pass and housekeeping finish."""
+        self.now += seconds
+        more = True
+        while more:
+            more, effects = self.core.tick(self.now)
+            self._did(effects)
+
+
+__all__ = ["DEFAULT", "Fleet"]

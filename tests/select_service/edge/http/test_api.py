@@ -1,0 +1,367 @@
+"""The API as clients see it: paths, methods, media types, limits, errors, answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from indexer.errors import EndpointRefused
+from select_service.config import FieldValidation
+from select_service.edge.codec.answers import JSON_WRITER
+from select_service.edge.driver import Driver
+from select_service.edge.http.api import ROUTES
+from tests.select_service.edge.metrics.test_exposition import scrape, value
+from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+
+JSON = {"content-type": "application/json"}
+
+
+def problem(answer: httpx.Response, status: int, code: str, field: str | None = None) -> None:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert body["error"]
+    assert body["code"] == code
+    assert body.get("field") == field
+
+
+def raw(client: httpx.AsyncClient, path: str) -> httpx.URL:
+    return httpx.URL("http://s").copy_with(raw_path=path.encode())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/nope", "/Health", "/health/", "//health", "/select/", "/workers/1/", "/workers//"),
+        *("/reservations/", "/reservations//prefill_complete", "/reservations/a/b", "/he%61lth"),
+    ],
+)
+def test_paths_are_exact(path: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for method in ("GET", "POST", "DELETE"):
+            answer = await client.request(method, raw(client, path))
+            problem(answer, 404, "route_not_found")
+            assert answer.json()["error"] == "route not found"
+
+    in_process(use)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PUT", "/workers", "GET, HEAD, POST"),
+        ("GET", "/select", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+        ("OPTIONS", "/select", "POST"),
+        ("GET", "/workers/1", "DELETE, PATCH"),
+        ("GET", "/reservations/%FF", "DELETE"),  # before the path is read
+        ("get", "/health", "GET, HEAD"),
+    ],
+)
+def test_known_path_wrong_method(method: str, path: str, allow: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        request = client.build_request(method, raw(client, path))
+        request.method = method
+        answer = await client.send(request)
+        problem(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == allow
+
+    in_process(use)
+
+
+NOT_200 = {
+    "/ready": 503,
+    "/replica_sync/snapshot": 409,
+    "/decisions/{id}": 404,
+    "/workers/{worker_id}/drain": 400,
+}
+"""Of an empty service without replicas; the pattern itself names nothing."""
+
+
+def test_head_works_on_get_routes() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for route in ROUTES:
+            if route.method == "GET":
+                answer = await client.head(route.pattern)
+                assert answer.status_code == NOT_200.get(route.pattern, 200)
+                assert answer.content == b""
+        assert (await client.head("/health")).headers["content-length"] == "15"
+
+    in_process(use)
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "APPLICATION/JSON",
+        "application/json;charset=UTF-8",
+        "application/vnd.api+json",
+        "Application/Problem+JSON ; x=y",
+    ],
+)
+def test_media_types_accepted(media_type: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        headers = {"content-type": media_type}
+        answer = await client.post("/select", content=b"{}", headers=headers)
+        problem(answer, 503, "no_schedulable_worker")
+
+    in_process(use)
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    [
+        *("", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "json"),
+        *("application/+json", "text/json", "application/json-seq", "x/application/json"),
+    ],
+)
+def test_media_types_refused_before_the_body_is_read(media_type: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        headers = {"content-type": media_type} if media_type else {}
+        for path in ("/select", "/workers", "/reservations/x/output_block"):
+            answer = await client.post(path, content=b"no json" * 10**6, headers=headers)
+            problem(answer, 415, "unsupported_media_type")
+
+    in_process(use)
+
+
+def test_routes_that_ignore_their_body() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for content, headers in ((b"\xff{", {}), (b"", {}), (b"[]", {"content-type": "a/b"})):
+            answer = await client.post(
+                "/reservations/x/prefill_complete", content=content, headers=headers
+            )
+            problem(answer, 404, "reservation_not_found")
+
+    in_process(use)
+
+
+def test_the_body_limit_is_exact() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        limit = 2048
+        fits = json.dumps(PROMPT).encode().ljust(limit)
+        answer = await client.post("/select", content=fits, headers=JSON)
+        problem(answer, 503, "no_schedulable_worker")
+        problem(
+            await client.post("/select", content=fits + b" ", headers=JSON), 413, "body_too_large"
+        )
+
+        async def pieces() -> Any:
+            for _ in range(3):
+                yield fits
+
+        answer = await client.post("/select", content=pieces(), headers=JSON)
+        problem(answer, 413, "body_too_large")
+
+    in_process(use, max_body_bytes=2048)
+
+
+def test_errors_of_the_json_layer() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        async def post(body: bytes) -> httpx.Response:
+            return await client.post("/select", content=body, headers=JSON)
+
+        problem(await post(b""), 400, "invalid_json")
+        problem(await post(b"{"), 400, "invalid_json")
+        problem(await post(b'{"isl_tokens":16.0}'), 422, "invalid_field", "isl_tokens")
+        # wrong everywhere comes before wrong here
+        body = b'{"block_hashes":[1,18446744073709551616]}'
+        problem(await post(body), 422, "invalid_field", "block_hashes[1]")
+
+    in_process(use)
+
+
+@pytest.mark.parametrize("path", ["/workers/x", "/workers/-1", "/workers/18446744073709551616"])
+@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+def test_path_numbers(method: str, path: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        problem(await client.request(method, path, json={}), 400, "invalid_path")
+
+    in_process(use)
+
+
+def test_path_numbers_in_other_spellings() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for spelling in ("+1", "01", "%31", "+00000000000000000000000001"):
+            seat(service)
+            answer = await client.delete(raw(client, f"/workers/{spelling}"))
+            assert answer.status_code == 200, spelling
+            assert answer.json()["lifecycle"] == "unschedulable"
+        for spelling in ("1_0", "%20" + "1", "٣", "1.0", "1" * 30):
+            answer = await client.delete(f"/workers/{spelling}")
+            problem(answer, 400, "invalid_path")
+
+    in_process(use)
+
+
+def test_ids_are_percent_decoded_segments() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        booking = {"reservation_id": "a/b c", "worker_id": 1, **PROMPT}
+        assert (await client.post("/reservations", json=booking)).status_code == 201
+        answer = await client.post(raw(client, "/reservations/a%2Fb%20c/prefill_complete"))
+        assert answer.json() == {"status": "ok"}
+        assert (await client.delete(raw(client, "/reservations/a%2Fb%20c"))).status_code == 200
+        for path in ("/reservations/%FF", "/reservations/%C3%28"):
+            problem(await client.delete(raw(client, path)), 400, "invalid_path")
+        answer = await client.delete(raw(client, "/reservations/%zz"))
+        assert answer.json()["error"] == "reservation %zz not found"
+
+    in_process(use)
+
+
+def test_queries() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        seat(service, 2, model_name="m 1", tenant_id="")
+
+        async def ids(query: str) -> list[int]:
+            answer = await client.get(raw(client, f"/workers?{query}"))
+            assert answer.status_code == 200, answer.text
+            return [record["worker_id"] for record in answer.json()]
+
+        assert await ids("") == [1, 2]
+        assert await ids("model_name=m+1") == await ids("model_name=m%201") == [2]
+        assert await ids("tenant_id=") == await ids("tenant_id") == [2]
+        assert await ids("routing_group=default") == [1]
+        assert await ids("tenant_id=default&routing_group=default&x=1&x=2&y") == [1]
+        assert await ids("model_name=%ff") == []
+        for path in ("/workers", "/loads"):
+            answer = await client.get(f"{path}?model_name=a&model_name=b")
+            problem(answer, 400, "invalid_query", "model_name")
+            answer = await client.get(f"{path}?tenant_id=a&routing_group=b")
+            problem(answer, 422, "invalid_field", "routing_group")
+
+    in_process(use)
+
+
+def test_the_life_of_a_request() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        assert (await client.get("/ready")).status_code == 503
+        registered = await client.post("/workers", json=worker(7))
+        assert registered.status_code == 201
+        ready = await client.get("/ready")
+        assert (ready.status_code, ready.json()["workers"]) == (200, [registered.json()])
+        patched = await client.patch("/workers/7", json={"taints": ["a"]})
+        assert patched.json()["taints"] == ["a"]
+        selected = await client.post("/select", json=PROMPT)
+        assert selected.json()["worker_id"] == 7
+        booked = await client.post("/select_and_reserve", json={**PROMPT, "reservation_id": "r"})
+        assert booked.json()["reservation_id"] == "r"
+        again = await client.post("/select_and_reserve", json={**PROMPT, "reservation_id": "r"})
+        assert again.json() == booked.json()
+        other = {**PROMPT, "reservation_id": "r", "bogus": 1}
+        answer = await client.post("/select_and_reserve", json=other)
+        problem(answer, 409, "reservation_conflict", "reservation_id")
+        loads = (await client.get("/loads")).json()
+        assert loads[0]["loads"][0]["potential_prefill_tokens"] == 32
+        rows = await client.post("/potential_loads", json=PROMPT)
+        assert rows.json()[0]["active_requests"] == 1
+        scores = await client.post("/overlap_scores", json=PROMPT)
+        assert scores.json()["num_blocks"] == 2
+        assert (await client.post("/reservations/r/prefill_complete")).status_code == 200
+        block = await client.post("/reservations/r/output_block", json={"decay_fraction": 0.5})
+        assert block.json() == {"status": "ok"}
+        answer = await client.post("/reservations/r/output_block", json={"decay_fraction": 2})
+        problem(answer, 400, "invalid_request", "decay_fraction")
+        assert (await client.delete("/reservations/r")).json() == {"status": "ok"}
+        dump = await client.get("/dump")
+        assert dump.json() == {"default:default": {"block_size": 16, "events": []}}
+        assert (await client.delete("/workers/7")).json()["lifecycle"] == "unschedulable"
+        problem(await client.delete("/workers/7"), 404, "worker_not_found")
+
+    in_process(use)
+
+
+def test_a_worker_is_drained_and_put_back() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        seat(service, 2)
+        booking = {**PROMPT, "reservation_id": "a", "allowed_worker_ids": [1]}
+        assert (await client.post("/select_and_reserve", json=booking)).status_code == 200
+        idle = (await client.get("/workers/1/drain")).json()
+        assert (idle["lifecycle"], idle["drains"]) == ("schedulable", False)
+        told = await client.post("/workers/1/drain")  # no body, and none is needed
+        assert (told.status_code, "reason" in told.json()) == (200, False)
+        told = await client.post("/workers/1/drain", json={"reason": "new image"})
+        assert told.json() == {
+            "worker_id": 1,
+            "model_name": "default",
+            "tenant_id": "default",
+            "lifecycle": "draining",
+            "drains": True,
+            "reason": "new image",
+            "reservations": 1,
+            "prefill_tokens": 32,
+            "decode_blocks": 2,
+            "safe_to_terminate": False,
+            "waiting_for": ["1 reservation"],
+        }
+        pinned = {**PROMPT, "pinned_worker": {"worker_id": 1, "dp_rank": 0}}
+        refused = await client.post("/select", json=pinned)
+        problem(refused, 503, "worker_draining")
+        assert refused.json()["details"] == {"worker_ids": [1]}
+        samples = await scrape(client)
+        assert value(samples, "workers", lifecycle="draining") == 1
+        assert value(samples, "draining_reservations") == 1
+        assert value(samples, "drains_total", event="begun") == 1
+        assert (await client.delete("/reservations/a")).status_code == 200
+        assert (await client.get("/workers/1/drain")).json()["safe_to_terminate"] is True
+        assert (await client.delete("/workers/1/drain")).json()["lifecycle"] == "schedulable"
+        for method in ("GET", "POST", "DELETE"):
+            problem(await client.request(method, "/workers/9/drain"), 404, "worker_not_found")
+        too_long = await client.post("/workers/1/drain", json={"reason": "x" * 257})
+        problem(too_long, 422, "invalid_field", "reason")
+
+    in_process(use)
+
+
+def test_unknown_fields() -> None:
+    async def warns(client: httpx.AsyncClient, service: Driver) -> None:
+        answer = await client.post("/select", json={**PROMPT, "pined_worker": 1})
+        assert answer.status_code == 503  # also refusals say so
+        assert answer.headers["warning"] == '299 - "unknown field: pined_worker"'
+        answer = await client.post("/workers", json=worker(x=1, y=2))
+        assert answer.headers["warning"] == '299 - "unknown field: x, y"'
+        answer = await client.post("/select", json={**PROMPT, "a\r\nset-cookie: b": 1})
+        assert answer.status_code == 200
+        assert "set-cookie" not in answer.headers
+        assert "warning" not in (await client.post("/select", json=PROMPT)).headers
+
+    async def refuses(client: httpx.AsyncClient, _: Driver) -> None:
+        answer = await client.post("/select", json={**PROMPT, "bogus": 1})
+        problem(answer, 422, "unknown_field", "bogus")
+
+    async def says_nothing(client: httpx.AsyncClient, _: Driver) -> None:
+        answer = await client.post("/workers", json=worker(bogus=1))
+        assert "warning" not in answer.headers
+
+    in_process(warns)
+    in_process(refuses, field_validation=FieldValidation.STRICT)
+    in_process(says_nothing, field_validation=FieldValidation.IGNORE)
+
+
+def test_replica_sync_is_off() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        assert (await client.get("/replica_sync/peers")).json() == []
+        for verb in ("register_peer", "deregister_peer"):
+            path = f"/replica_sync/{verb}"
+            answer = await client.post(path, json={"endpoint": "tcp://127.0.0.1:1"})
+            problem(answer, 409, "replica_sync_disabled")
+            assert answer.json()["error"] == "replica sync is disabled"
+            problem(await client.post(path, json={"endpoint": 5}), 422, "invalid_field", "endpoint")
+
+    in_process(use)
+
+
+def test_refusals_of_the_index_are_json_too() -> None:
+    answer = JSON_WRITER.refusal(EndpointRefused("tcp://*:1", "no"), "a warning")
+    assert answer.status == 400
+    body = json.loads(answer.body)
+    assert body == {"error": "cannot connect to `tcp://*:1`: no", "code": "endpoint_refused"}
+    assert (b"warning", b"a warning") in answer.headers

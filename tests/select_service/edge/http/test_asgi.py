@@ -1,0 +1,336 @@
+"""One exchange: waiting, leaving, streaming, failing, counting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from select_service.edge import app
+from select_service.edge.app import Server, create_door
+from select_service.edge.driver import Driver
+from select_service.edge.http.traffic import CLIENT_GONE
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    Wire,
+    in_process,
+    on_a_port,
+    seat,
+    until,
+)
+
+BUSY = {"reservation_id": "busy", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
+
+
+async def _fill(port: int, service: Driver) -> Wire:
+    """Make the only worker busy; returns an open connection."""
+    seat(service, max_num_batched_tokens=1)
+    wire = await Wire.to(port)
+    wire.ask("POST", "/reservations", BUSY)
+    assert (await wire.answer())[0] == 201
+    return wire
+
+
+def _pending(service: Driver) -> int:
+    return sum(scope.pending_count for scope in service.loads())
+
+
+def test_a_request_that_waits_is_answered_when_there_is_room() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await _fill(port, service)
+        waiting = await Wire.to(port)
+        waiting.ask("POST", "/select", {**PROMPT, "bogus": 1})
+        await until(lambda: _pending(service) == 1)
+        wire.ask("POST", "/reservations/busy/prefill_complete")
+        assert (await wire.answer())[0] == 200
+        status, headers, body = await waiting.answer()
+        assert status == 200
+        assert headers["warning"] == '299 - "unknown field: bogus"'
+        assert json.loads(body)["worker_id"] == 1
+        waiting.ask("GET", "/health")  # the connection is as good as before
+        assert (await waiting.answer())[0] == 200
+
+    on_a_port(use)
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await _fill(port, service)
+        waiting = await Wire.to(port)
+        waiting.ask("POST", "/select_and_reserve", {**PROMPT, "reservation_id": "w"})
+        await until(lambda: _pending(service) == 1)
+        waiting.close()
+        await until(lambda: _pending(service) == 0)
+        wire.ask("DELETE", "/reservations/busy")
+        assert (await wire.answer())[0] == 200
+        assert service.loads()[0].loads[0].active_requests == 0
+
+    on_a_port(use)
+
+
+def test_a_refusal_after_waiting() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await _fill(port, service)
+        waiting = await Wire.to(port)
+        waiting.ask("POST", "/select", PROMPT)
+        await until(lambda: _pending(service) == 1)
+        waiting_too = await Wire.to(port)
+        constraint = {"routing_constraints": {"required_taints": ["nobody"]}}
+        waiting_too.ask("POST", "/select", {**PROMPT, **constraint})
+        await until(lambda: _pending(service) == 2)
+        wire.ask("DELETE", "/reservations/busy")
+        assert (await wire.answer())[0] == 200
+        assert (await waiting.answer())[0] == 200
+        status, _headers, body = await waiting_too.answer()
+        assert (status, json.loads(body)["code"]) == (503, "no_eligible_worker")
+
+    on_a_port(use)
+
+
+def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_TICK_S", 600.0)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert not server.should_exit
+
+    on_a_port(use, header_timeout_s=9000.0, body_timeout_s=9000.0)
+
+
+def test_who_is_let_in_as_the_port_closes_is_sent_away() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        server._door.leave()
+        late = await Wire.to(port)
+        assert await late.rest() == b""
+
+    on_a_port(use)
+
+
+def test_leaving_answers_who_waits() -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        await _fill(port, service)
+        waiting = await Wire.to(port)
+        waiting.ask("POST", "/select", PROMPT)
+        await until(lambda: _pending(service) == 1)
+        server.should_exit = True
+        status, headers, body = await waiting.answer()
+        assert (status, json.loads(body)["code"]) == (503, "shutting_down")
+        assert headers["connection"] == "close"
+        assert await waiting.rest() == b""
+
+    on_a_port(use)
+
+
+class _Endless:
+    """A dump that never ends, and notices when nobody wants more of it."""
+
+    def __init__(self) -> None:
+        self.pieces = 0
+        self.closed = False
+
+    async def dump(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                self.pieces += 1
+                yield b"x" * 1000
+                await asyncio.sleep(0)
+        finally:
+            self.closed = True
+
+
+def test_a_stream_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        endless = _Endless()
+        monkeypatch.setattr(service, "dump", endless.dump)
+        wire = await Wire.to(port)
+        wire.ask("GET", "/dump")
+        await until(lambda: endless.pieces > 10)
+        wire.close()
+        await until(lambda: endless.closed)
+
+    on_a_port(use)
+
+
+def test_a_stream_ends_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        endless = _Endless()
+        monkeypatch.setattr(service, "dump", endless.dump)
+        wire = await Wire.to(port)
+        wire.ask("GET", "/dump")
+        await until(lambda: endless.pieces > 10)
+        server.should_exit = True
+        data = await wire.rest()
+        assert data.startswith(b"HTTP/1.1 200")
+        assert not data.endswith(b"0\r\n\r\n")  # cut short, and recognisably so
+        await until(lambda: endless.closed)
+
+    on_a_port(use)
+
+
+def test_a_stream_that_fails_is_cut(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"{"
+        raise ZeroDivisionError
+
+    async def use(port: int, service: Driver, _: Server) -> None:
+        monkeypatch.setattr(service, "dump", broken)
+        wire = await Wire.to(port)
+        wire.ask("GET", "/dump")
+        assert not (await wire.rest()).endswith(b"0\r\n\r\n")
+
+    on_a_port(use)
+    assert "stream failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_http_1_0_gets_a_stream_whole() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        wire.say(b"GET /dump HTTP/1.0\r\n\r\n")
+        data = await wire.rest()
+        assert b"transfer-encoding" not in data
+        assert data.endswith(b'{"default:default":{"block_size":16,"events":[]}}')
+
+    on_a_port(use)
+
+
+def test_an_error_of_ours_is_500_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for verb in ("loads", "select_now", "upsert_worker"):
+            monkeypatch.setattr(service, verb, broken)
+        seen = [
+            await client.get("/loads"),
+            await client.post("/select", json=PROMPT),
+            await client.post("/workers", json={"worker_id": 1}),
+        ]
+        for answer in seen:
+            assert answer.status_code == 500
+            assert answer.json() == {"error": "internal error", "code": "internal_error"}
+        assert (await client.get("/health")).status_code == 200
+        metrics = (await client.get("/metrics")).text
+        assert "select_service_http_crashes_total 3.0" in metrics
+
+    in_process(use)
+    assert caplog.text.count("ZeroDivisionError: secret") == 3
+
+
+def test_a_wait_that_fails_is_500(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    async def use(port: int, service: Driver, _: Server) -> None:
+        await _fill(port, service)
+        monkeypatch.setattr(service, "wait", broken)
+        wire = await Wire.to(port)
+        wire.ask("POST", "/select", PROMPT)
+        assert (await wire.answer())[0] == 500
+
+    on_a_port(use)
+
+
+def test_a_client_that_leaves_within_its_body() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(
+            b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+            b"content-length: 100\r\n\r\n{"
+        )
+        other = await Wire.to(port)
+        other.ask("GET", "/health")
+        await other.answer()
+        wire.close()
+
+        async def gone() -> bool:
+            other.ask("GET", "/metrics")
+            text = (await other.answer())[2].decode()
+            line = f'route="/select",status="{CLIENT_GONE}"'
+            return line in text
+
+        while not await gone():  # noqa: ASYNC110 - the server offers no event
+            await asyncio.sleep(0.005)
+
+    on_a_port(use)
+
+
+def test_a_big_body_refused_early_is_read_to_its_end() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        wire.say(head + b"content-length: 3000000\r\n\r\n")
+        assert (await wire.answer())[0] == 413
+        wire.say(b" " * 3_000_000)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use, max_body_bytes=1000)
+
+
+def test_the_limit_holds_for_bodies_without_a_length() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        wire.say(head + b"transfer-encoding: chunked\r\n\r\n")
+        wire.say(b"3e9\r\n{" + b" " * 999 + b"}\r\n0\r\n\r\n")
+        assert (await wire.answer())[0] == 413
+        wire.say(head + b"transfer-encoding: chunked\r\n\r\n3e8\r\n{" + b" " * 998)
+        wire.say(b"}\r\n0\r\n\r\n")
+        assert (await wire.answer())[0] == 503
+
+    on_a_port(use, max_body_bytes=1000)
+
+
+def test_a_client_that_asks_first_is_told_before_it_sends() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        head = (
+            b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+            b"expect: 100-continue\r\n"
+        )
+        wire = await Wire.to(port)
+        wire.say(head + b"content-length: 3000000\r\n\r\n")
+        status, headers, _body = await wire.answer()
+        assert (status, headers["connection"]) == (413, "close")
+        assert await wire.rest() == b""
+        wire = await Wire.to(port)
+        wire.say(head + b"content-length: 2\r\n\r\n")
+        assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        wire.say(b"{}")
+        assert (await wire.answer())[0] == 503
+
+    on_a_port(use, max_body_bytes=1000)
+
+
+def test_only_http_is_served() -> None:
+    async def run() -> None:
+        async def nothing(*_: Any) -> Any:
+            raise AssertionError
+
+        door, _ = create_door(Driver(), SETTINGS)
+        with pytest.raises(RuntimeError, match="websocket"):
+            await door({"type": "websocket"}, nothing, nothing)
+
+    asyncio.run(run())
+
+
+def test_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        await client.get("/health")
+
+    with caplog.at_level("INFO", logger="select_service.access"):
+        in_process(use, access_log=True)
+    (record,) = caplog.records
+    assert (record.__dict__["path"], record.__dict__["status"]) == ("/health", 200)

@@ -1,0 +1,618 @@
+"""Both ways through the door give the same answers; the fast one is taken when it may be."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+from typing import Any, cast
+from unittest import mock
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from select_service.edge.app import Server, create_door, create_driver
+from select_service.edge.codec.answers import Response, Settling
+from select_service.edge.driver import Driver
+from select_service.edge.http import fast_lane
+from select_service.edge.http.api import ROUTES, Api
+from select_service.edge.http.asgi import Door, Head
+from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
+from tests.effort import examples
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
+
+BOOKING = {**PROMPT, "reservation_id": "r/1"}
+EXCHANGES: list[tuple[str, str, object]] = [
+    ("GET", "/health", None),
+    ("GET", "/ready", None),
+    ("GET", "/workers?model_name=default&x=%ff", None),
+    ("GET", "/workers?model_name=a&model_name=b", None),
+    ("POST", "/select", PROMPT),
+    ("POST", "/select", {**PROMPT, "surprise": 1}),
+    ("POST", "/select", {**PROMPT, "isl_tokens": -1}),
+    ("POST", "/select", {**PROMPT, "model_name": "nobody's"}),
+    ("POST", "/select", None),
+    ("GET", "/select", None),
+    ("HEAD", "/health", None),
+    ("GET", "/nowhere", None),
+    ("PATCH", "/workers/one", {}),
+    ("DELETE", "/reservations/never%20seen", None),
+    ("DELETE", "/reservations/%ff", None),
+    ("DELETE", "/reservations/", None),
+    ("POST", "/reservations/never/output_block", {}),
+    ("POST", "/leases", {"owner": "o", "ttl_s": 9, "lease_id": "l"}),
+    ("POST", "/leases/never/renew", None),
+    ("POST", "/leases/never/renew", {"ttl_s": 5}),
+    ("DELETE", "/leases/never", None),
+    ("DELETE", "/reservations/batch", None),
+    ("POST", "/reservations/batch", {"operations": [{"op": "free", "reservation_id": "x"}]}),
+    ("GET", "/loads#top", None),
+    ("GET", "/dump", None),
+]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The paths of the requests answered in the fast lane."""
+    paths: list[bytes] = []
+    real = Door.answer_now
+
+    def spy(self: Door, call: Any, head: Any, body: bytes) -> Any:
+        answer = real(self, call, head, body)
+        if isinstance(answer, Response) and answer.stream is None:
+            paths.append(call.path)
+        return answer
+
+    monkeypatch.setattr(Door, "answer_now", spy)
+    kernel: Any = fast_lane.Turnstile
+    if kernel is not None:
+
+        class Spy(kernel):  # type: ignore[misc] # there is one only where it was built
+            """Answers in place of the door."""
+
+            def answer(self, lane: FastLane, data: bytes) -> bool | None:
+                done: bool | None = super().answer(lane, data)
+                if done and lane._debt is None:
+                    paths.append(data.split(b" ", 2)[1])
+                return done
+
+        monkeypatch.setattr(fast_lane, "Turnstile", Spy)
+    return paths
+
+
+def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FastLane, "_answer_whole", lambda *_: False)
+    for way in ("call_in_line", "call_with_id", "call_for"):
+        monkeypatch.setattr(Door, way, lambda *_: None)
+
+
+async def _exchange(
+    wire: Wire, exchange: tuple[str, str, object], *headers: str, packed: bool = False
+) -> tuple[int, dict[str, str], bytes]:
+    ask = wire.ask_packed if packed else wire.ask
+    ask(*exchange, *headers)
+    if exchange[0] == "HEAD":
+        status, got, body = await _head(wire)
+    elif exchange[1] == "/dump":
+        got, body = {}, (await wire.reader.readuntil(b"\r\n0\r\n\r\n")).partition(b"\r\n\r\n")[2]
+        status = 200
+    else:
+        status, got, body = await wire.answer()
+    got.pop("date", None)
+    got.pop("connection", None)
+    return status, got, body
+
+
+async def _head(wire: Wire) -> tuple[int, dict[str, str], bytes]:
+    lines = (await wire.reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+    return int(lines[0].split()[1]), headers, b""
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda e: f"{e[0]} {e[1]}")
+def test_both_ways_answer_alike(
+    exchange: tuple[str, str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        fast = await _exchange(await Wire.to(port), exchange)
+        _close_the_fast_lane(monkeypatch)
+        assert await _exchange(await Wire.to(port), exchange) == fast
+
+    on_a_port(use)
+
+
+FIXED = ("/dump", "/openapi.json", "/metrics")
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda e: f"{e[0]} {e[1]}")
+@pytest.mark.parametrize("packed", [True, False], ids=["packed body", "JSON body"])
+def test_both_ways_answer_alike_in_msgpack(
+    exchange: tuple[str, str, object], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = "accept: application/x-msgpack"
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        _, _, plain = await _exchange(await Wire.to(port), exchange)
+        fast = await _exchange(await Wire.to(port), exchange, accept, packed=packed)
+        _, headers, body = fast
+        if exchange[1] in FIXED:
+            assert headers.get("content-type") != "application/x-msgpack"
+        else:
+            assert headers["content-type"] == "application/x-msgpack"
+            assert headers["vary"] == "accept"
+            if exchange[0] != "HEAD":
+                assert _told(msgspec.msgpack.decode(body)) == _told(json.loads(plain))
+        _close_the_fast_lane(monkeypatch)
+        assert await _exchange(await Wire.to(port), exchange, accept, packed=packed) == fast
+
+    on_a_port(use)
+
+
+def _told(answer: Any) -> Any:
+    """An answer without what differs from one moment to the next."""
+    if isinstance(answer, dict):
+        return {k: _told(v) for k, v in answer.items() if k != "expires_in_s"}
+    return [_told(v) for v in answer] if isinstance(answer, list) else answer
+
+
+@pytest.mark.parametrize(
+    ("name", "is_usual"),
+    [
+        ("0a9c-7f", True),
+        ("r.1~x:prefill@host_2", True),
+        ("batch", True),
+        ("a%20b", False),
+        ("caf\u00e9", False),
+        ("a?x=1", False),
+        ("a#b", False),
+        ("a/b", False),
+        ("", False),
+    ],
+)
+def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual: bool) -> None:
+    door = create_door(create_driver(SETTINGS), SETTINGS)[0]
+    head = door.head_of(b"application/json", None, 2)
+    found = set()
+    for route in ROUTES:
+        path = re.sub(r"{\w+}", name, route.pattern)
+        for method in {route.method, "DELETE", "GET"}:
+            line = f"{method} {path} HTTP/1.1".encode()
+            call = door.call_in_line(line) or door.call_with_id(line)
+            if call is not None:
+                assert call == door.call_for(method.encode(), path.encode(), head)
+                found.add((method, route.pattern))
+    with_id = {(route.method, route.pattern) for route in ROUTES if "{" in route.pattern}
+    assert with_id <= found if is_usual else not with_id & found
+
+
+def test_one_connection_may_speak_both(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        packed = {**PROMPT, "block_hashes": bytes(16), "sequence_hashes": bytes(16)}
+        answers = []
+        for _ in range(3):  # learnt, looked up by lines, looked up by the whole head
+            wire.ask("POST", "/select", PROMPT)
+            answers.append((await wire.answer())[1:])
+            wire.ask("POST", "/select", PROMPT, "accept: application/msgpack")
+            answers.append((await wire.answer())[1:])
+            wire.ask_packed("POST", "/select", packed)
+            answers.append((await wire.answer())[1:])
+            wire.ask_packed("POST", "/select", packed, "accept: application/vnd.msgpack")
+            answers.append((await wire.answer())[1:])
+        types = [headers["content-type"].partition("/")[2] for headers, _ in answers]
+        assert types == ["json", "msgpack", "json", "vnd.msgpack"] * 3
+        values = [
+            json.loads(body) if kind == "json" else msgspec.msgpack.decode(body)
+            for kind, (_, body) in zip(types, answers, strict=True)
+        ]
+        assert values == [values[0]] * 12
+        assert len(taken) == 12
+
+    on_a_port(use)
+
+
+def test_a_lifecycle_takes_the_fast_lane(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        for method, path, body in (
+            ("POST", "/select_and_reserve", BOOKING),
+            ("POST", "/reservations/r%2F1/prefill_complete", None),
+            ("POST", "/reservations/r%2F1/output_block", {}),
+            ("DELETE", "/reservations/r%2F1", None),
+        ):
+            wire.ask(method, path, body)
+            assert (await wire.answer())[0] == 200
+        assert len(taken) == 4
+
+    on_a_port(use)
+
+
+def test_a_body_in_pieces(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        body = json.dumps(PROMPT).encode()
+        wire = await Wire.to(port)
+        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        wire.say(head + b"content-length: %d\r\n\r\n" % len(body))
+        for at in range(0, len(body), 9):
+            other = await Wire.to(port)  # its answer shows that the piece before was read
+            other.ask("GET", "/health")
+            await other.answer()
+            wire.say(body[at : at + 9])
+        assert (await wire.answer())[0] == 200
+        assert taken.count(b"/select") == 1
+
+    on_a_port(use)
+
+
+def test_who_pipelines_is_answered_in_order_and_one_at_a_time(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        for path in ("/health", "/ready", "/workers", "/health"):
+            wire.ask("GET", path)
+        bodies = [json.loads((await wire.answer())[2]) for _ in range(4)]
+        assert bodies[0] == bodies[3] == {"status": "ok"}
+        assert "ready" in bodies[1]
+        assert bodies[2][0]["worker_id"] == 1
+        assert taken == [b"/health"]
+
+    on_a_port(use)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [("connection: close",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
+)
+def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, ...]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say("\r\n".join(["GET /health HTTP/1.1", "host: s", *headers, "", ""]).encode())
+        assert (await wire.answer())[0] == 200
+        assert taken == []
+
+    on_a_port(use)
+
+
+def test_http_1_0(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        assert (await wire.answer())[0] == 200
+        assert await wire.rest() == b""
+        assert taken == []
+
+    on_a_port(use)
+
+
+def test_with_an_access_log_every_request_is_in_it(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert taken == []
+
+    on_a_port(use, access_log=True)
+
+
+def test_an_idle_connection_is_closed(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert await wire.rest() == b""
+        assert taken == [b"/health"]
+
+    on_a_port(use, keep_alive_timeout_s=0, header_timeout_s=0.3, body_timeout_s=0.3)
+
+
+@pytest.mark.parametrize("way", ["fast", "asgi"])
+def test_a_blank_line_after_an_answer_does_not_keep_the_connection(way: str) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET" if way == "fast" else "HEAD", "/health")
+        await wire.reader.readuntil(b"\r\n\r\n")
+        wire.say(b"\r\n")  # a parser skips it: nothing has begun
+        assert await wire.rest() in (b"", b'{"status":"ok"}')
+
+    on_a_port(use, keep_alive_timeout_s=1, header_timeout_s=0.3, body_timeout_s=0.3)
+
+
+def test_what_stands_before_a_request_is_no_part_of_its_head(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+        assert (await wire.answer())[0] == 200
+        wire.say(b"GET /health HTTP/1.1\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+        assert (await wire.answer())[0] == 400
+        assert taken == [b"/health"]
+
+    on_a_port(use)
+
+
+def test_an_upgrade_does_not_overtake_who_came_before_it() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        known = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
+        upgrade = known[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        wire.say(known)
+        assert (await wire.answer())[0] == 200
+        wire.say(b"PUT /health HTTP/1.1\r\nhost: s\r\n\r\n" + upgrade)
+        assert [(await wire.answer())[0] for _ in range(2)] == [405, 200]
+
+    on_a_port(use)
+
+
+def test_a_body_that_arrives_while_the_server_leaves(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        body = json.dumps(PROMPT).encode()
+        wire = await Wire.to(port)
+        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        wire.say(head + b"content-length: %d\r\n\r\n" % len(body) + body[:-1])
+        await until(lambda: len(server.server_state.connections) == 1)
+        (connection,) = server.server_state.connections
+        await until(lambda: getattr(connection, "_call", None) is not None)
+        connection.shutdown()
+        wire.say(body[-1:])
+        status, headers, _ = await wire.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await wire.rest() == b""
+        assert taken == [b"/select"]
+
+    on_a_port(use)
+
+
+def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        monkeypatch.setattr(service, "select_now", crash)
+        wire = await Wire.to(port)
+        wire.ask("POST", "/select", PROMPT)
+        status, _, body = await wire.answer()
+        assert (status, json.loads(body)["code"]) == (500, "internal_error")
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert server._door._traffic.crashes == 1
+
+    on_a_port(use)
+
+
+def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        asked = asyncio.Event()
+
+        async def later() -> Response:
+            await asked.wait()
+            return Response(200, b'"late"')
+
+        monkeypatch.setattr(
+            Api, "do", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
+        )
+        waiting, other = await Wire.to(port), await Wire.to(port)
+        waiting.ask("GET", "/health")
+        await until(lambda: server._door._traffic.in_flight == 1)
+        asked.set()
+        assert (await waiting.answer())[2] == b'"late"'
+        other.ask("GET", "/health")
+        assert (await other.answer())[2] == b"{}"
+
+    on_a_port(use)
+
+
+def test_nonsense_behind_an_answer_that_waits_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        written = asyncio.get_running_loop().create_future()
+        owed = Settling(Response(200, b'"owed"'), written)
+        monkeypatch.setattr(Api, "do", lambda *_: owed)
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
+        assert await wire.rest() == b""  # 400 would be taken for the answer to the first
+        written.set_result(None)
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[2] == b'"owed"'
+        assert server._door._traffic.crashes == 0
+
+    on_a_port(use)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+    real = FastLane.on_headers_complete
+
+    def spy(self: FastLane) -> None:
+        parsed.append(self.url)
+        real(self)
+
+    async def use(port: int, _: Driver, __: Server) -> None:
+        def settling(*_: object) -> Settling:
+            written = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(written.set_result, None)
+            return Settling(Response(200, b"{}"), written)
+
+        monkeypatch.setattr(Api, "do", settling)
+        monkeypatch.setattr(FastLane, "on_headers_complete", spy)
+        wire = await Wire.to(port)
+        for _n in range(4):
+            wire.ask("GET", "/health")
+            assert (await wire.answer())[0] == 200
+        assert parsed == [b"/health"]
+
+    on_a_port(use)
+
+
+def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        written = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
+        await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
+        (connection,) = _connections(server)
+        connection.sweep(1e12)
+        written.set_result(None)
+        assert (await wire.answer())[2] == b'"owed"'
+
+    on_a_port(use)
+
+
+def _connections(server: Server) -> list[FastLane]:
+    return [one for one in server.server_state.connections if isinstance(one, FastLane)]
+
+
+def test_what_is_remembered_of_a_certificates_bearer_can_always_be_forgotten() -> None:
+    """Also when more bear one than are remembered: a connection may outlast any table."""
+    peers = Peers()
+    kept = [peers.heads_of((str(number),)) for number in range(PEERS_MAX)]
+    beyond = peers.heads_of(("one more",))
+    head: Any = object()
+    for heads in (*kept, beyond):
+        heads.learn(b"lines", head)
+        heads.learn_call(b"text", head, head)
+    assert not beyond.known
+    assert not beyond.calls
+    assert peers.heads_of(("0",)) is kept[0]
+    peers.forget()
+    assert not any(heads.known or heads.calls for heads in kept)
+    del kept[:], heads
+    assert peers.heads_of(("one more",)) is not beyond, "there is room again"
+
+
+class _Sent(asyncio.Transport):
+    """Notes what is written, and whether it is closing."""
+
+    def __init__(self, said: list[tuple[str, bytes]], name: str) -> None:
+        super().__init__()
+        self.said, self.name, self.closing = said, name, False
+
+    def write(self, data: Any) -> None:
+        self.said.append((self.name, data))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+OUTBOXES = pytest.mark.parametrize("kind", dict.fromkeys([fast_lane.PlainOutbox, fast_lane.Outbox]))
+
+
+@OUTBOXES
+def test_answers_of_one_turn_go_out_together_and_in_order(
+    kind: type[fast_lane.PlainOutbox],
+) -> None:
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        said: list[tuple[str, bytes]] = []
+        one, other, gone = (_Sent(said, name) for name in ("one", "other", "gone"))
+        box = kind(ANSWERS_MAX)
+        box.put(one, b"1", loop)
+        box.put(other, b"2", loop)
+        box.put(gone, b"3", loop)
+        box.put(one, b"4", loop)
+        gone.closing = True
+        assert said == []
+        await asyncio.sleep(0)
+        assert said == [("one", b"1"), ("other", b"2"), ("one", b"4")]
+        await asyncio.sleep(0)
+        assert len(said) == 3, "nothing twice"
+
+    asyncio.run(use())
+
+
+@OUTBOXES
+def test_not_many_answers_wait_for_the_others(kind: type[fast_lane.PlainOutbox]) -> None:
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        said: list[tuple[str, bytes]] = []
+        box, transport = kind(ANSWERS_MAX), _Sent(said, "one")
+        for _ in range(ANSWERS_MAX + 1):
+            box.put(transport, b"x", loop)
+        assert len(said) == ANSWERS_MAX
+        await asyncio.sleep(0)
+        assert len(said) == ANSWERS_MAX + 1
+
+    asyncio.run(use())
+
+
+def test_a_refusal_comes_behind_the_answer_before_it() -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        for _ in range(2):  # the second time its lines are known
+            await _exchange(wire, ("GET", "/health", None))
+        wire.ask("GET", "/health", None)
+        wire.writer.write(b"no HTTP\r\n\r\n")
+        assert (await wire.answer())[0] == 200
+        assert (await wire.answer())[0] == 400
+
+    on_a_port(use)
+
+
+IDS = st.text(st.characters(max_codepoint=0x7F), max_size=12)
+
+
+@pytest.mark.skipif(fast_lane.Turnstile is None, reason="the kernel is not built")
+@settings(max_examples=examples(300))
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]),
+    pattern=st.sampled_from(sorted({route.pattern for route in ROUTES})),
+    name=IDS | st.sampled_from(["batch", "a.b~c:d@e-f_g", "0", "a b", "a%20b", "a/b", "\u00e9"]),
+    behind=st.sampled_from([" HTTP/1.1", " HTTP/1.0", "?a=b HTTP/1.1", "", " HTTP/1.1 "]),
+)
+@example("DELETE", "/reservations/{reservation_id}", "batch", " HTTP/1.1")
+@example("POST", "/reservations/batch", "", " HTTP/1.1")
+def test_the_kernel_finds_the_calls_that_the_door_finds(
+    method: str, pattern: str, name: str, behind: str
+) -> None:
+    line = (method + " " + re.sub(r"{\w+}", lambda _: name, pattern) + behind).encode()
+    door = _door()
+    call = door.call_in_line(line) or door.call_with_id(line)
+    found = _found_by_the_kernel(door, line)
+    if call is None:
+        assert found is None
+    else:
+        assert found == (call.route, call.params)
+
+
+@functools.cache
+def _door() -> Door:
+    return create_door(create_driver(SETTINGS), SETTINGS)[0]
+
+
+def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]] | None:
+    """Have the kernel answer a request that has nothing but its line and a plain header."""
+    asked: list[tuple[Any, tuple[str, ...]]] = []
+    lines = b"\r\nhost: s"
+
+    class Counter:
+        def do(self, route: Any, request: Any) -> Response:
+            assert request.query == request.body == b""
+            asked.append((route, request.params))
+            return Response(418, b"")
+
+    lane: Any = mock.Mock()
+    lane.heads.known = {lines: Head(cast("Any", Counter()), 0, True, False)}
+    lane.transport.is_closing.return_value = False
+    lane.flow.write_paused = False
+    assert fast_lane.Turnstile is not None
+    turnstile = fast_lane.Turnstile(door, mock.Mock(), fast_lane.Outbox(ANSWERS_MAX))
+    done = turnstile.answer(lane, line + lines + b"\r\n\r\n")
+    assert done is (True if asked else None)
+    assert lane.write_answer.called is bool(asked)
+    return asked[0] if asked else None

@@ -1,0 +1,514 @@
+"""Clients that are slow, silent, wrong or too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from select_service.edge.app import Server
+from select_service.edge.driver import Driver
+from select_service.edge.http import protocol
+from select_service.edge.http.protocol import RESERVED_MAX, ConnectionLimits, GuardedProtocol
+from select_service.edge.http.traffic import Connections
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+
+SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
+HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+
+
+def _counts(server: Server) -> Connections:
+    return server._counts
+
+
+async def _refused(wire: Wire, status: int, code: str) -> None:
+    got, headers, body = await wire.answer()
+    assert (got, json.loads(body)["code"]) == (status, code)
+    assert headers["content-type"] == "application/json"
+    assert headers["connection"] == "close"
+    assert await wire.rest() == b""
+
+
+def test_a_head_that_does_not_end() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost:")
+        await _refused(wire, 408, "request_timeout")
+        assert _counts(server).header_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+def test_a_head_that_trickles() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+
+        async def trickle() -> None:
+            for byte in b"GET /health HTTP/1.1\r\nx: " + b"y" * 10_000:
+                wire.say(bytes([byte]))
+                await asyncio.sleep(0.01)
+
+        trickling = asyncio.ensure_future(trickle())
+        await _refused(wire, 408, "request_timeout")
+        trickling.cancel()
+
+    on_a_port(use, **SOON)
+
+
+def test_a_client_that_says_nothing() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        assert await wire.rest() == b""
+        assert _counts(server).header_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 10", b"transfer-encoding: chunked"])
+def test_a_body_that_does_not_end(framing: bytes) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(HEAD + framing + b"\r\n\r\n")
+        wire.say(b"1\r\n{\r\n" if b"chunked" in framing else b"{")
+        await _refused(wire, 408, "request_timeout")
+        assert _counts(server).body_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+def test_a_body_that_does_not_end_after_its_answer() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"POST /nope HTTP/1.1\r\nhost: s\r\ncontent-length: 10\r\n\r\n{")
+        assert (await wire.answer())[0] == 404
+        assert await wire.rest() == b""
+        assert _counts(server).body_timeouts == 1
+
+    on_a_port(use, **SOON)
+
+
+def test_a_client_that_does_not_read() -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        async def endless(_: object = None) -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * 65536
+
+        service.dump = endless  # type: ignore[method-assign,assignment]
+        wire = await Wire.to(port)
+        wire.ask("GET", "/dump")
+        await until(lambda: _counts(server).write_timeouts == 1)
+        await until(lambda: not server.server_state.connections)
+        wire.close()
+
+    on_a_port(use, **SOON)
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+        assert await wire.rest() == b""
+        assert _counts(server).header_timeouts == 0
+
+    on_a_port(use, keep_alive_timeout_s=1)
+
+
+def test_waiting_is_not_slowness() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service, max_num_batched_tokens=1)
+        wire = await Wire.to(port)
+        busy = {"reservation_id": "b", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
+        wire.ask("POST", "/reservations", busy)
+        await wire.answer()
+        waiting = await Wire.to(port)
+        waiting.ask("POST", "/select", PROMPT)
+        waiting.say(b"GET /health HTT")  # a second request, half of it
+        eager = await Wire.to(port)
+        eager.ask("POST", "/select", PROMPT)
+        eager.ask("POST", "/select", {"token_ids": [7] * 300_000})  # too much: we stop reading
+        await asyncio.sleep(0.8)
+        wire.ask("DELETE", "/reservations/b")
+        await wire.answer()
+        assert (await waiting.answer())[0] == 200
+        waiting.say(b"P/1.1\r\nhost: s\r\n\r\n")
+        assert (await waiting.answer())[0] == 200
+        assert (await eager.answer())[0] == 200
+        assert (await eager.answer())[0] == 200
+
+    on_a_port(use, header_timeout_s=0.3, body_timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"NONSENSE\r\n\r\n",
+        b"GET /a b HTTP/1.1\r\nhost: s\r\n\r\n",
+        b"GET /a\xff HTTP/1.1\r\nhost: s\r\n\r\n",
+        HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
+        HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+        HEAD + b"content-length: -1\r\n\r\n{}",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nhost : s\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nx: a\x00b\r\n\r\n",
+    ],
+    ids=lambda data: repr(data[:40]),
+)
+def test_what_is_no_http(data: bytes) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(data)
+        await _refused(wire, 400, "malformed_http")
+        assert _counts(server).malformed == 1
+
+    on_a_port(use)
+
+
+def test_a_head_without_end_and_without_pause() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000)
+        assert (await wire.answer())[0] == 431
+        assert _counts(server).malformed == 1
+
+    on_a_port(use, head_bytes_max=2000)
+
+
+def test_requests_in_one_breath() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3)
+        for _n in range(3):
+            assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
+@pytest.mark.parametrize("cut", [1, 60, 130, 170])
+def test_an_upgrade_is_answered_as_plain_http(cut: int) -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        for offered in (b"h2c", b"websocket"):
+            wire = await Wire.to(port)
+            upgrade = b"connection: upgrade\r\nupgrade: " + offered + b"\r\n"
+            data = HEAD + upgrade + b"content-length: 2\r\n\r\n{}"
+            wire.say(data[:cut])
+            await wire.writer.drain()
+            wire.say(data[cut:])
+            status, _headers, body = await wire.answer()
+            assert (status, json.loads(body)["code"]) == (503, "no_schedulable_worker")
+            wire.ask("GET", "/health")
+            assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
+def test_one_offer_of_another_protocol_behind_the_other() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        faults: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: faults.append(what))
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 2000)
+        with contextlib.suppress(ConnectionError):
+            await wire.rest()
+        assert not faults
+        assert _counts(server).malformed == 1
+
+    on_a_port(use)
+
+
+def test_a_reserve_of_those_who_are_served() -> None:
+    """Nobody is sent away to whom an answer is owed."""
+
+    async def use() -> None:
+        protocols = [_alone(_Transport()) for _ in range(RESERVED_MAX + 2)]
+        counts, first = protocols[0].counts, _Transport()
+        for one in protocols:
+            type(one).counts = counts
+            one.server_state = protocols[0].server_state
+            one.connections = protocols[0].connections
+        protocols[0].connection_made(first)
+        transports = [_Transport() for _ in protocols[1:]]
+        for one, transport in zip(protocols[1:-1], transports, strict=False):
+            one.connection_made(transport)
+            one.on_message_begin()
+            one._enter_rest()
+        assert counts.reserved == RESERVED_MAX
+        protocols[-1].connection_made(transports[-1])
+        assert transports[-1].closed
+        assert counts.refused == 1
+        assert not any(one.closed for one in transports[:-1])
+        for one in protocols[1:-1]:
+            one.connection_lost(None)
+        assert not counts.reserved
+
+    asyncio.run(use())
+
+
+def test_this_is_no_proxy() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"CONNECT example.org:80 HTTP/1.1\r\nhost: example.org:80\r\n\r\n")
+        await _refused(wire, 400, "malformed_http")
+
+    on_a_port(use)
+
+
+def test_too_many_connections() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        first, second = await Wire.to(port), await Wire.to(port)
+        for wire in (first, second):
+            wire.ask("GET", "/health")
+            assert (await wire.answer())[0] == 200
+        third = await Wire.to(port)
+        third.ask("POST", "/select", {"token_ids": [1]})
+        await _refused(third, 503, "too_many_connections")
+        assert _counts(server).refused == 1
+        first.close()
+        await until(lambda: len(server.server_state.connections) == 1)
+        fourth = await Wire.to(port)
+        fourth.ask("GET", "/health")
+        assert (await fourth.answer())[0] == 200
+
+    on_a_port(use, connections_max=2)
+
+
+@pytest.mark.parametrize("limit", ["connections_max", "connections_per_address_max"])
+def test_a_limit_that_is_too_low_can_be_taken_back(limit: str) -> None:
+    """Who looks whether we are alive, and who may change that, find some connections more."""
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        others = [await Wire.to(port)]
+        others[0].ask("PUT", "/config", {"settings": {limit: 1}})
+        assert (await others[0].answer())[0] == 200
+        for method, path in (("GET", "/health"), ("GET", "/metrics"), ("GET", "/config?x=1")):
+            wire = await Wire.to(port)
+            wire.ask(method, path)
+            status, headers, _body = await wire.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await wire.rest() == b""
+        for path in ("/loads", "/configs", "/"):
+            wire = await Wire.to(port)
+            wire.ask("GET", path)
+            await _refused(wire, 503, "too_many_connections")
+        assert _counts(server).malformed == 0
+        await until(lambda: _counts(server).reserved == 0)
+        others += [await Wire.to(port) for _ in range(RESERVED_MAX)]
+        await until(lambda: _counts(server).reserved == RESERVED_MAX)
+        # strangers who sit there and ask nothing keep nobody out, the first goes first
+        turned_away = _counts(server).refused + _counts(server).refused_by_address
+        wire = await Wire.to(port)
+        await _refused(others[1], 503, "too_many_connections")
+        assert _counts(server).refused + _counts(server).refused_by_address == turned_away + 1
+        wire.ask("PUT", "/config", {"settings": {limit: None}})
+        assert (await wire.answer())[0] == 200
+        wire = await Wire.to(port)
+        wire.ask("GET", "/loads")
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
+def test_a_path_with_two_slashes_is_a_path() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        for path in ("//health", "//", "/health//", "/%"):
+            wire.ask("GET", path)
+            status, _headers, body = await wire.answer()
+            assert (status, json.loads(body)["code"]) == (404, "route_not_found")
+        wire.ask("OPTIONS", "*")
+        assert (await wire.answer())[0] == 404
+        wire.ask("GET", "http://s/health?x=1#y")
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
+class _Transport(asyncio.Transport):
+    """A connection that is only written down."""
+
+    def __init__(self, **extra: object) -> None:
+        super().__init__(extra)
+        self.written = b""
+        self.closed = False
+        self.ended = False
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def _alone(transport: _Transport) -> GuardedProtocol:
+    limits = ConnectionLimits(
+        header_timeout_s=1,
+        body_timeout_s=1,
+        connections_max=1,
+        head_bytes_max=1 << 16,
+        header_lines_max=128,
+        connections_per_address_max=1,
+        tls_handshakes_max=1,
+        unread_bytes_max=1 << 20,
+    )
+
+    class Alone(GuardedProtocol):
+        pass
+
+    Alone.limits, Alone.counts = limits, Connections()
+    return Alone(config=uvicorn.Config(lambda: None), server_state=ServerState(), app_state={})
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        b"HEAD /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3,
+        HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}",
+        (HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}") * 2,
+    ],
+    ids=["three", "expecting", "two expecting"],
+)
+def test_nonsense_behind_requests_that_wait(
+    requests: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(requests + b"NONSENSE\r\n\r\n")
+        assert await wire.rest() == b""  # what has come is not to be trusted either
+        assert _counts(server).malformed == 1
+
+    on_a_port(use)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_after_a_refusal_nothing_is_heard() -> None:
+    async def run() -> None:
+        transport = _Transport()
+        protocol = _alone(transport)
+        protocol.connection_made(transport)
+        protocol.data_received(b"NONSENSE\r\n\r\n")
+        assert transport.ended
+        written = transport.written
+        assert b"malformed_http" in written
+        protocol.data_received(b"GET /health HTTP/1.1\r\n\r\n")
+        protocol.sweep(1e12)
+        assert transport.written == written
+        assert protocol.counts.header_timeouts == 0
+
+    asyncio.run(run())
+
+
+def _say_all(port: int, data: bytes) -> bytes:
+    """What a client reads that first sends everything, as many do; blocking."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(data)
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+        return answer
+
+
+_TOO_LONG = b"x" * (8 * 1024 * 1024 + 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(_TOO_LONG), 413),
+        (HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n900000\r\n", 413),
+        (HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(_TOO_LONG), 413),
+        (b"GET / HTTP/1.1\r\nx: ", 431),
+        (b"no http\r\n", 400),
+    ],
+)
+def test_a_client_that_sends_all_before_it_reads_hears_why(data: bytes, status: int) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        for _attempt in range(3):
+            answer = await asyncio.to_thread(_say_all, port, data + _TOO_LONG)
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert b'"code":' in answer
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_BYTES_MAX", 1 << 20)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"no http\r\n")
+        assert (await wire.answer())[0] == 400
+
+        async def go_on() -> None:
+            while True:
+                wire.say(bytes(1 << 16))
+                await wire.writer.drain()
+
+        with pytest.raises(ConnectionError):
+            await go_on()
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"no http\r\n")
+        assert (await wire.answer())[0] == 400
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_refused_client_that_stays_does_not_delay_the_end() -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"no http\r\n")
+        assert (await wire.answer())[0] == 400
+        assert server.server_state.connections
+        server.should_exit = True
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_client_that_reads_again_in_time() -> None:
+    async def run() -> None:
+        transport = _Transport()
+        protocol = _alone(transport)
+        protocol.connection_made(transport)
+        protocol.pause_writing()
+        protocol.resume_writing()
+        now = asyncio.get_running_loop().time()
+        protocol.sweep(now + 0.5)
+        assert protocol.counts.write_timeouts == 0
+
+    asyncio.run(run())
+
+
+def test_silent_peers_are_probed_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def probe() -> int:
+        with socket.socket() as sock:
+            transport = _Transport(socket=sock, sockname=("", 0), peername=("", 0))
+            _alone(transport).connection_made(transport)
+            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    assert asyncio.run(probe()) != 0
+    monkeypatch.delattr(socket, "TCP_KEEPIDLE")
+    assert asyncio.run(probe()) != 0

@@ -1,0 +1,204 @@
+"""The side entrance: few routes over the network, where the API is at another place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from select_service.edge.app import Server
+from select_service.edge.driver import Driver
+from select_service.edge.http.listening import SIDE_PATHS
+from tests.live.lossy import CALM, LossyLink, Weather
+from tests.live.ports import free_port
+from tests.select_service.edge.http.test_listening import served
+from tests.select_service.edge.security.credentials_made import Authority, TokenFile
+from tests.select_service.edge.serving import (
+    DEADLINE_S,
+    HOST,
+    PROMPT,
+    Wire,
+    listening,
+    seat,
+    until,
+    worker,
+)
+
+Use = Callable[[int, int, Driver, Server], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def beside(**settings: Any) -> AsyncIterator[tuple[int, int, Driver, Server]]:
+    """A server with both entrances: its port, that at the side, and what is behind."""
+    async with listening(side_port=0, side_host=HOST, **settings) as (port, service, server):
+        yield port, server._entrances.replica_port, service, server
+
+
+def run(use: Use, **settings: Any) -> None:
+    async def main() -> None:
+        async with beside(**settings) as found:
+            try:
+                await use(*found)
+            finally:
+                await Wire.close_all()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+async def asked(wire: Wire, method: str, path: str, *headers: str) -> tuple[int, Any]:
+    body = PROMPT if method == "POST" else None
+    wire.ask(method, path, body, *headers)
+    status, said, content = await wire.answer()
+    is_json = said.get("content-type") == "application/json"
+    return status, json.loads(content) if is_json and content else content
+
+
+@pytest.mark.parametrize("access_log", [False, True])
+def test_it_has_its_routes_and_no_others(access_log: bool) -> None:
+    async def use(port: int, side: int, service: Driver, server: Server) -> None:
+        seat(service)
+        main, wire = await Wire.to(port), await Wire.to(side)
+        for _ in range(2):  # the second time from memory, of either entrance
+            assert (await asked(main, "POST", "/select"))[0] == 200
+            assert (await asked(main, "GET", "/loads"))[0] == 200
+            assert await asked(wire, "GET", "/health") == (200, {"status": "ok"})
+            assert (await asked(wire, "GET", "/ready?verbose=true"))[0] == 200
+            status, text = await asked(wire, "GET", "/metrics")
+            assert (status, b"select_service_http_connections" in text) == (200, True)
+            wire.ask("HEAD", "/health")
+            head = await wire.reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            for method, path in (
+                *(("POST", "/select"), ("GET", "/loads"), ("GET", "/reservations/1")),
+                *(("DELETE", "/workers/1"), ("GET", "/dump"), ("GET", "/console"), ("GET", "/")),
+            ):
+                status, body = await asked(wire, method, path)
+                assert (status, body["code"]) == (404, "route_not_found")
+                assert "--side-port" in body["error"]
+                assert all(path in body["error"] for path in SIDE_PATHS)
+            assert (await asked(wire, "POST", "/health"))[0] == 405
+        status, body = await asked(main, "GET", "/nowhere")
+        assert (status, body["error"]) == (404, "route not found")
+        await until(lambda: len(server.server_state.connections) == 2)
+
+    run(use, access_log=access_log)
+
+
+def test_requests_in_a_row_without_waiting() -> None:
+    async def use(_: int, side: int, __: Driver, ___: Server) -> None:
+        wire = await Wire.to(side)
+        for _ in range(3):
+            wire.ask("GET", "/health")
+            wire.ask("POST", "/select", PROMPT)
+        found = [(await wire.answer())[0] for _ in range(6)]
+        assert found == [200, 404] * 3
+
+    run(use)
+
+
+def test_limits_hold_for_both_together() -> None:
+    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+        main, wire = await Wire.to(port), await Wire.to(side)
+        assert (await asked(main, "GET", "/health"))[0] == 200
+        assert (await asked(wire, "GET", "/health"))[0] == 200
+        third = await Wire.to(side)
+        assert (await asked(third, "GET", "/ready"))[0] == 503
+        assert server._counts.refused == 1
+        # what must work when they are reached
+        fourth = await Wire.to(side)
+        assert (await asked(fourth, "GET", "/health"))[0] == 200
+
+    run(use, connections_max=2)
+
+
+def test_half_a_head_is_not_waited_for() -> None:
+    async def use(_: int, side: int, __: Driver, server: Server) -> None:
+        wire = await Wire.to(side)
+        wire.say(b"GET /health HTT")
+        assert b" 408 " in await wire.rest()
+        assert server._counts.header_timeouts == 1
+
+    run(use, header_timeout_s=0.1)
+
+
+def test_it_leaves_with_the_other() -> None:
+    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+        main, wire = await Wire.to(port), await Wire.to(side)
+        assert (await asked(wire, "GET", "/health"))[0] == 200
+        server.close_answers()
+        for one in (main, wire):
+            one.ask("GET", "/health")
+            status, headers, _body = await one.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await one.rest() == b""
+        last = await Wire.to(side)
+        await until(lambda: len(server.server_state.connections) == 1)
+        server.go()
+        assert await last.rest() == b""
+
+    run(use)
+
+
+def test_tokens_and_tls_hold_there(tmp_path: Path) -> None:
+    ca, tokens = Authority(tmp_path), TokenFile(tmp_path / "tokens")
+    cert, key = ca.issue("server")
+    reader = "authorization: Bearer " + tokens.add("prometheus", "read")
+
+    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+        for place in (side, port):
+            wire = await Wire.to(place, ca.client())
+            assert (await asked(wire, "GET", "/health"))[0] == 200
+            assert (await asked(wire, "GET", "/metrics"))[0] == 401
+            assert (await asked(wire, "GET", "/metrics", reader))[0] == 200
+            assert (await asked(wire, "POST", "/select", reader))[0] == (
+                404 if place == side else 403
+            )
+        assert server._counts.handshakes == 0
+        plain = await Wire.to(side)
+        plain.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+        assert b"HTTP" not in await plain.rest()
+
+    run(use, tls_cert=str(cert), tls_key=str(key), token_file=str(tokens.path))
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(90)
+def test_replicas_heal_there_where_the_api_is_on_a_unix_socket(tmp_path: Path) -> None:
+    """One is a process that nobody but its machine may ask; another has missed what it said."""
+    path = str(tmp_path / "s")
+    side, published, heard = free_port(), free_port(), free_port()
+    args = ("--side-host", HOST, "--side-port", str(side), "--replica-sync-port", str(published))
+
+    async def use(one: httpx.Client) -> None:
+        async with listening(replica_sync_port=free_port()) as (_, two, __):
+            seat(two)
+            with LossyLink(published, heard, seed=1) as link:
+                two.register_peer(f"tcp://{HOST}:{heard}")
+                reserve(one, "before")
+                await until(lambda: two.core.desk.bookings.live("before") is not None)
+                assert two.replicas is not None
+                outcomes = two.replicas.pulls.outcomes
+                await until(lambda: outcomes["complete"] >= 1)
+                pulled, link.weather = outcomes["complete"], Weather(cut=True)
+                lost = link.counts["lost"]
+                reserve(one, "missed")
+                await until(lambda: link.counts["lost"] > lost + 1)  # one may be a heartbeat
+                link.weather = CALM
+                reserve(one, "after")
+                await until(lambda: two.core.desk.bookings.live("missed") is not None)
+                await until(lambda: outcomes["complete"] > pulled)
+
+    with served(path, *args), httpx.Client(transport=httpx.HTTPTransport(uds=path)) as one:
+        assert one.post("http://s/workers", json=worker()).status_code == 201
+        asyncio.run(asyncio.wait_for(use(one), 60.0))
+
+
+def reserve(client: httpx.Client, name: str) -> None:
+    body = {"reservation_id": name, "worker_id": 1, **PROMPT}
+    assert client.post("http://s/reservations", json=body).status_code == 201

@@ -1,0 +1,259 @@
+"""What a scrape says: right numbers, bounded labels, no ghosts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from select_service.edge.app import create_driver
+from select_service.edge.driver import Driver
+from select_service.edge.http.traffic import Traffic
+from select_service.edge.metrics.exposition import Metrics
+from select_service.types import ReservationRequest, SelectAndReserveRequest
+from tests.live.ports import free_port
+from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, seat
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def scrape(client: httpx.AsyncClient) -> Samples:
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: object) -> float:
+    key = frozenset((label, str(text)) for label, text in labels.items())
+    return samples[f"select_service_{name}", key]
+
+
+def names(samples: Samples) -> set[str]:
+    return {name for name, _ in samples}
+
+
+SCOPE = {"model_name": "default", "tenant_id": "default"}
+
+
+def test_requests_by_route_and_status() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for path in ("/health", "/health", "/nope/1", "/nope/2"):
+            await client.get(path)
+        await client.delete("/reservations/a")
+        await client.delete("/reservations/b")
+        await client.post("/select", json={"isl_tokens": "x"})
+        samples = await scrape(client)
+
+        def requests(method: str, route: str, status: int) -> float:
+            return value(samples, "http_requests_total", method=method, route=route, status=status)
+
+        assert requests("GET", "/health", 200) == 2
+        assert requests("other", "other", 404) == 2
+        assert requests("DELETE", "/reservations/{reservation_id}", 404) == 2
+        assert requests("POST", "/select", 422) == 1
+        latency = {"method": "GET", "route": "/health"}
+        assert value(samples, "http_request_duration_seconds_count", **latency) == 2
+        assert value(samples, "http_request_duration_seconds_bucket", **latency, le="+Inf") == 2
+        assert value(samples, "http_request_duration_seconds_sum", **latency) > 0
+        assert value(samples, "http_requests_in_flight") == 1
+        assert value(await scrape(client), "http_crashes_total") == 0
+
+    in_process(use)
+
+
+def test_the_life_of_a_rank() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 5, data_parallel_size=2, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
+        assert value(await scrape(client), "workers", lifecycle="incomplete") == 1
+        seat(
+            service,
+            5,
+            data_parallel_size=2,
+            kv_events_endpoints={"0": "tcp://127.0.0.1:9", "1": "tcp://127.0.0.1:10"},
+        )
+        pinned = {**PROMPT, "pinned_worker": {"worker_id": 5, "dp_rank": 1}}
+        await client.post("/select_and_reserve", json={**pinned, "reservation_id": "r"})
+        await client.post("/select_and_reserve", json={**pinned, "reservation_id": "s"})
+        await client.post("/reservations/s/prefill_complete")
+        samples = await scrape(client)
+        rank = {"worker_id": 5, "dp_rank": 1, **SCOPE}
+        assert value(samples, "rank_prefill_tokens", **rank) == 32
+        assert value(samples, "rank_decode_blocks", **rank) == 2
+        assert value(samples, "rank_requests", **rank) == 2
+        assert value(samples, "reservations", state="prefill", **SCOPE) == 1
+        assert value(samples, "reservations", state="decode", **SCOPE) == 1
+        assert value(samples, "reservation_events_total", event="booked") == 2
+        assert value(samples, "kv_listener_state", **rank, state="silent") == 1
+        assert value(samples, "kv_listeners", state="silent") == 2
+        assert value(samples, "index_nodes", **SCOPE) >= 0
+        assert value(samples, "index_holdings", **SCOPE, tier="host_pinned") == 0
+        assert value(samples, "ranks") == 2
+
+        await client.delete("/workers/5")
+        samples = await scrape(client)
+        gone = {name for name, labels in samples if ("worker_id", "5") in labels}
+        assert gone == set()
+        assert value(samples, "reservation_events_total", event="dropped") == 2
+        assert value(samples, "freed_reservation_ids") >= 2
+
+    in_process(use)
+
+
+def test_what_waits() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, max_num_batched_tokens=1)
+        busy = SelectAndReserveRequest(block_hashes=[], sequence_hashes=[], isl_tokens=100)
+        service.select_and_reserve_now(busy)
+        waiting = asyncio.ensure_future(client.post("/select", json=PROMPT))
+        while not service.loads()[0].pending_count:  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(0)
+        samples = await scrape(client)
+        assert value(samples, "pending_requests", **SCOPE) == 1
+        assert value(samples, "pending_isl_tokens", **SCOPE) == 32
+        assert value(samples, "selections_queued_total") == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    in_process(use)
+
+
+def test_events_are_counted_by_kind_dialect_and_outcome() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        (stream,) = service.core.registry.streams()
+        stream.tallies.count_event("stored", "array", "applied")
+        stream.tallies.count_bad_message("frames")
+        stream.tallies.count_replay("complete")
+        stream.tallies.gaps += 2
+        stream.tallies.restarts += 1
+        stream.lost_batches = 3
+        stream.last_batch_ts = 0.0
+        samples = await scrape(client)
+        labels = {"kind": "stored", "dialect": "array", "outcome": "applied"}
+        assert value(samples, "kv_events_total", **SCOPE, **labels) == 1
+        assert value(samples, "kv_bad_messages_total", **SCOPE, reason="frames") == 1
+        assert value(samples, "kv_replays_total", **SCOPE, outcome="complete") == 1
+        assert value(samples, "kv_gaps_total", **SCOPE) == 2
+        assert value(samples, "kv_restarts_total", **SCOPE) == 1
+        assert value(samples, "kv_listeners", state="uncertain") == 1
+        assert "select_service_kv_listener_lag_seconds" not in names(samples)  # implausible
+
+        stream.last_batch_ts = time.time() - 5
+        stream.lost_batches = 0
+        stream.last_event_at = 1.0
+        service.core.counters.selections_failed["queue_full"] = 2
+        samples = await scrape(client)
+        rank = {"worker_id": 1, "dp_rank": 0, **SCOPE}
+        assert value(samples, "kv_listener_lag_seconds", **rank) >= 5
+        assert value(samples, "kv_listener_state", **rank, state="current") == 1
+        assert value(samples, "selections_failed_total", code="queue_full") == 2
+
+        stream._replay = object()  # type: ignore[assignment]
+        samples = await scrape(client)
+        assert value(samples, "kv_listener_state", **rank, state="replaying") == 1
+        stream._replay = None
+
+    in_process(use)
+
+
+def test_ranks_beyond_the_limit_are_only_counted() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id in range(5):
+            seat(service, worker_id)
+        samples = await scrape(client)
+        listed = [labels for name, labels in samples if name == "select_service_rank_requests"]
+        assert len(listed) == 3
+        assert value(samples, "ranks") == 5
+        assert value(samples, "ranks_unlisted") == 2
+
+    in_process(use, metrics_rank_series_max=3)
+
+
+def test_scopes_that_come_and_go_leave_no_series() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        await scrape(client)
+        before = len(await scrape(client))
+        for n in range(40):
+            seat(service, 2, model_name=f"m{n}")
+        assert value(await scrape(client), "scopes") == 2
+        await client.delete("/workers/2")
+        after = await scrape(client)
+        assert len(after) <= before + 50  # those of the route DELETE /workers/{worker_id}
+        assert not any("m" in dict(labels).get("model_name", "") for _, labels in after)
+
+    in_process(use)
+
+
+def test_scopes_beyond_the_limit_are_summed_up() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 0, model_name="other", tenant_id="other")  # no series may come twice
+        for n in range(1, 5):
+            seat(service, n, model_name=f"m{n}")
+            body = {**PROMPT, "model_name": f"m{n}", "reservation_id": f"r{n}"}
+            assert (await client.post("/select_and_reserve", json=body)).status_code == 200
+        for stream in service.core.registry.streams():
+            stream.tallies.gaps += 1
+        text = (await client.get("/metrics")).text
+        lines = [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+        assert len(lines) == len(set(lines))
+        samples = await scrape(client)
+        rest = {"model_name": "other", "tenant_id": "other"}
+        one = {"model_name": "m1", "tenant_id": "default"}
+        assert value(samples, "scopes") == 5
+        assert value(samples, "scopes_unlisted") == 3
+        assert value(samples, "reservations", state="prefill", **one) == 1
+        assert value(samples, "reservations", state="prefill", **rest) == 2
+        assert value(samples, "kv_gaps_total", **one) == 1
+        assert value(samples, "kv_gaps_total", **rest) == 3
+        assert value(samples, "index_nodes", **rest) == 0
+        named = [dict(labels)["model_name"] for name, labels in samples if "kv_gaps" in name]
+        assert sorted(named) == ["m1", "m2", "other"]
+
+    in_process(use, metrics_scope_series_max=2)
+
+
+def test_strangers_make_no_series() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        await client.get("/metrics")
+        before = len(await scrape(client))
+        for n in range(50):
+            body = {**PROMPT, "model_name": f"m{n}", "tenant_id": f"t{n}"}
+            await client.post("/select", json=body)
+            await client.get(f"/path/{n}")
+            await client.delete(f"/reservations/{n}")
+            await client.request(f"M{n}", "/select")
+        after = await scrape(client)
+        routes = {dict(labels).get("route") for _, labels in after}
+        assert len(routes) == 5  # None, other, /metrics, /select, /reservations/{…}
+        assert len(after) < before + 100
+        assert not any("m1" in str(labels) for _, labels in after)
+
+    in_process(use)
+
+
+def test_two_apps_share_nothing() -> None:
+    one = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)
+    two = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)
+    assert b"select_service_build_info" in one.render()[0]
+    assert b"process_cpu_seconds_total" in two.render()[0]
+    assert not any("select_service" in family.name for family in REGISTRY.collect())
+
+
+def test_replica_events() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        service.reserve(ReservationRequest(reservation_id="r", worker_id=1, **PROMPT))
+        samples = await scrape(client)
+        assert value(samples, "replica_events_total", outcome="sent") >= 1
+        assert value(samples, "replica_events_total", outcome="dropped") == 0
+        assert value(samples, "replica_peers", state="connected") == 0
+
+    in_process(use, replica_sync_port=free_port())

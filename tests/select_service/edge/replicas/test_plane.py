@@ -1,0 +1,191 @@
+"""The replica plane behind its HTTP door: bounds on peers and snapshots, hostile words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from select_service.core.replicas.events import TOPIC
+from select_service.core.replicas.messages import OWN_TOPIC, SnapshotEnd, SnapshotHead
+from select_service.core.replicas.wire import decode_part
+from select_service.edge.driver import Driver
+from select_service.edge.places import StreamCut
+from select_service.edge.replicas.pull import Frames
+from select_service.errors import TooManySnapshots
+from select_service.types import ReservationRequest
+from tests.effort import examples
+from tests.live.ports import free_port
+from tests.select_service.edge.serving import PROMPT, in_process, seat
+
+PEER = "tcp://127.0.0.1:9"
+SNAPSHOT = "/replica_sync/snapshot"
+
+
+async def register(client: httpx.AsyncClient, endpoint: str) -> httpx.Response:
+    return await client.post("/replica_sync/register_peer", json={"endpoint": endpoint})
+
+
+def test_no_more_peers_than_allowed() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        assert (await register(client, PEER)).status_code == 201
+        assert (await register(client, PEER)).status_code == 200
+        refused = await register(client, "tcp://127.0.0.1:10")
+        assert (refused.status_code, refused.json()["code"]) == (409, "too_many_replica_peers")
+        assert (await client.get("/replica_sync/peers")).json() == [PEER]
+
+    in_process(use, replica_sync_port=free_port(), replica_peers_max=1)
+
+
+def test_a_snapshot_without_replica_sync() -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        answer = await client.get(SNAPSHOT)
+        assert (answer.status_code, answer.json()["code"]) == (409, "replica_sync_disabled")
+
+    in_process(use)
+
+
+def test_a_snapshot_holds_what_is_booked() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        for number in range(3):
+            service.reserve(ReservationRequest(reservation_id=str(number), worker_id=1, **PROMPT))
+        answer = await client.get(SNAPSHOT)
+        assert answer.headers["content-type"] == "application/octet-stream"
+        head, *parts, end = [decode_part(frame) for frame in Frames(9999).feed(answer.content)]
+        assert isinstance(head, SnapshotHead)
+        assert end == SnapshotEnd(3)
+        assert {getattr(part, "reservation_id", None) for part in parts} >= {"0", "1", "2"}
+
+    in_process(use, replica_sync_port=free_port())
+
+
+def test_no_more_snapshots_at_one_time_than_allowed() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        plane = service.replica_plane()
+        half = plane.snapshot()
+        assert await anext(aiter(half))
+        refused = await client.get(SNAPSHOT)
+        assert (refused.status_code, refused.json()["code"]) == (503, "too_many_snapshots")
+        assert [piece async for piece in half] == []
+        assert (await client.get(SNAPSHOT)).status_code == 200
+        assert plane.snapshots == {"complete": 2, "cut_off": 0, "timeout": 0, "refused": 1}
+        asked = [plane.snapshot()]  # many may ask in one turn, and begin to read later
+        with pytest.raises(TooManySnapshots):
+            plane.snapshot()
+        asked.clear()  # nobody has read it
+        plane.snapshot()
+
+    in_process(use, replica_sync_port=free_port(), replica_snapshots_max=1)
+
+
+def test_a_snapshot_ends_when_nobody_of_ours_would_listen_any_more() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        plane = service.replica_plane()
+        blocks = list(range(4_000))
+        for number in range(10):
+            service.reserve(
+                ReservationRequest(
+                    reservation_id=str(number),
+                    worker_id=1,
+                    block_hashes=blocks,
+                    sequence_hashes=blocks,
+                    isl_tokens=64_000,
+                )
+            )
+        pieces = plane.snapshot()
+        assert await anext(aiter(pieces))
+        plane._clock = lambda: 1e12
+        with pytest.raises(StreamCut):
+            assert [piece async for piece in pieces]
+        assert plane.snapshots["timeout"] == 1
+        assert (await client.get("/health")).status_code == 200
+
+    in_process(use, replica_sync_port=free_port())
+
+
+EVENT = {
+    "model_name": "default",
+    "tenant_id": "default",
+    "block_size": 16,
+    "event": {
+        "request_id": "x",
+        "worker": {"worker_id": 1, "dp_rank": 0},
+        "data": {"AddRequest": {"token_sequence": [1, 2], "track_prefill_tokens": True}},
+        "router_id": 5,
+        "lora_name": None,
+    },
+    "select_service": {"epoch": 1, "seq": 1},
+}
+BEAT = {"type": "heartbeat", "router_id": 5, "epoch": 1, "seq": 0, "live": 0, "digest": 0}
+SAID = {"type": "said", "router_id": 5, "epoch": 1, "seq": 1, "items": []}
+NONSENSE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 64) - 1),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.lists(st.integers(0, 3), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.integers(0, 3), max_size=2),
+)
+
+
+def _with(value: Any, path: tuple[str, ...], nonsense: object) -> Any:
+    if not path:
+        return nonsense
+    return {**value, path[0]: _with(value[path[0]], path[1:], nonsense)}
+
+
+def _paths(value: object) -> list[tuple[str, ...]]:
+    if not isinstance(value, dict):
+        return [()]
+    return [(), *((key, *rest) for key, below in value.items() for rest in _paths(below))]
+
+
+@st.composite
+def _garbled(draw: st.DrawFn) -> list[bytes]:
+    topic, message = draw(st.sampled_from([(TOPIC, EVENT), (OWN_TOPIC, BEAT), (OWN_TOPIC, SAID)]))
+    payload = _with(message, draw(st.sampled_from(_paths(message))), draw(NONSENSE))
+    encoded = msgspec.msgpack.encode(payload)
+    return [
+        topic,
+        encoded[: draw(st.integers(0, len(encoded)))] if draw(st.booleans()) else encoded,
+    ]
+
+
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_garbled(), min_size=40, max_size=80))
+def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        plane = service.replica_plane()
+        for frames in messages:
+            plane._hear(PEER, frames)
+        for _ in range(5):
+            plane.carry_out(service.core.replica_tick(1e9)[1])
+        service.core.check()
+        assert (await client.get("/loads")).status_code == 200
+        assert (await client.get("/metrics")).status_code == 200
+
+    in_process(use, replica_sync_port=free_port())
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[], [TOPIC], [TOPIC, b"", b""], [b"", b""], [TOPIC + b".x", b"\x80"], [TOPIC, b"\xc1"]],
+)
+def test_what_is_no_message_is_counted(frames: list[bytes]) -> None:
+    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+        plane = service.replica_plane()
+        plane._hear(PEER, frames)
+        assert (plane.malformed, plane.heard) == (1, 0)
+        await asyncio.sleep(0)
+
+    in_process(use, replica_sync_port=free_port())

@@ -1,0 +1,147 @@
+"""DNS rebinding: a name leads to one address when it is judged, to a forbidden one ever after.
+
+Both addresses are there and take connections. Whoever looked a name up once more when it connects,
+be it libzmq, the HTTP client or we ourselves, would be seen at the forbidden one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from indexer.edge import guide
+from indexer.edge.addresses import Addresses
+from indexer.types import ReachSettings
+from select_service.core.effects import Pull
+from select_service.edge.driver import Driver
+from select_service.edge.replicas.pull import Pulls
+from select_service.types import ReplicaLimits, WorkerSpec
+from tests.live.ports import free_port
+from tests.select_service.edge.replicas.test_pull import ROUTER, Reader
+from tests.select_service.edge.serving import listening, until, worker
+
+NAME = "turns.test"
+GOOD, EVIL = "127.0.0.1", "127.0.0.66"
+REACH = ReachSettings(deny=(EVIL,), lookup_cache_s=0.0)
+SETTINGS: dict[str, Any] = {"connect_deny": REACH.deny, "connect_lookup_cache_s": 0.0}
+
+
+class Name:
+    """The name, and who stands where it leads; nobody there says a word."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lookups = 0
+        self.turns_after = 1  # lookup
+        self.came: dict[str, int] = {GOOD: 0, EVIL: 0}
+        self._genuine = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._getaddrinfo)
+        monkeypatch.setattr(guide, "ASK_AFTER_S", 0.01)
+        monkeypatch.setattr(guide, "ASK_AFTER_MAX_S", 0.02)
+
+    def _getaddrinfo(self, host: Any, *args: Any, **more: Any) -> Any:
+        if host not in {NAME, NAME.encode()}:
+            return self._genuine(host, *args, **more)
+        self.lookups += 1
+        return self._genuine(GOOD if self.lookups <= self.turns_after else EVIL, *args, **more)
+
+    @contextlib.asynccontextmanager
+    async def standing(self) -> AsyncIterator[int]:
+        """Take connections at both addresses and end them at once; yields their port."""
+        port = free_port()
+        async with contextlib.AsyncExitStack() as stack:
+            for address in self.came:
+
+                def come(_: Any, writer: asyncio.StreamWriter, address: str = address) -> None:
+                    self.came[address] += 1
+                    writer.close()
+
+                await stack.enter_async_context(await asyncio.start_server(come, address, port))
+            yield port
+
+    def check(self) -> None:
+        """The name was asked for again, it leads to somewhere else, and nobody went there."""
+        assert self.lookups > 1
+        assert self.came[GOOD]
+        assert not self.came[EVIL]
+
+
+@pytest.fixture
+def name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Name]:
+    found = Name(monkeypatch)
+    yield found
+    found.check()
+
+
+def play(name: Name, scene: Callable[[int], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with name.standing() as port:
+            await scene(port)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+async def turned(name: Name, service: Driver) -> None:
+    """Wait until somebody was at the good address, and the bad one was refused."""
+    await until(lambda: name.came[GOOD] > 0 and service.addresses.refused["resolved"] > 2)
+
+
+@pytest.mark.parametrize("field", ["kv_events_endpoint", "replay_endpoint"])
+def test_endpoints_of_a_worker(name: Name, field: str) -> None:
+    if field == "replay_endpoint":
+        name.turns_after = 2  # it is judged when the worker comes, and once more with each replay
+
+    async def scene(port: int) -> None:
+        chosen = {"kv_poll_interval_s": 0.02, "replay_silence_s": 0.1, "replay_backoff_s": 0.01}
+        chosen["replay_backoff_max_s"] = 0.02
+        async with listening(**SETTINGS, **chosen) as (_, service, _server):
+            record = worker() | {field: f"tcp://{NAME}:{port}"}
+            service.upsert_worker(msgspec.convert(record, WorkerSpec))
+            await turned(name, service)
+
+    play(name, scene)
+
+
+def test_a_replica(name: Name) -> None:
+    async def scene(port: int) -> None:
+        async with listening(**SETTINGS, replica_sync_port=free_port()) as (_, service, _server):
+            service.register_peer(f"tcp://{NAME}:{port}")
+            await turned(name, service)
+
+    play(name, scene)
+
+
+def test_a_replica_whose_snapshot_is_fetched(name: Name) -> None:
+    async def scene(port: int) -> None:
+        reader, addresses = Reader(), Addresses(REACH)
+        limits = ReplicaLimits(pull_backoff_s=0.01, pull_backoff_max_s=0.01)
+        client = Pulls(reader, lambda _: None, limits, time.monotonic, lambda _: None, addresses)
+        counts = client.outcomes
+        for outcome in ("unreachable", "denied"):
+            while not counts[outcome]:  # what was found is good for a moment
+                before = sum(counts.values())
+                client.ask(Pull(f"tcp://{NAME}:1", ROUTER, port, None))
+                await until(lambda: sum(counts.values()) > before and not client.running)  # noqa: B023
+        await client.close()
+        addresses.close()
+
+    play(name, scene)
+
+
+def test_peers_whose_index_is_fetched(name: Name) -> None:
+    async def scene(port: int) -> None:
+        peers = (f"http://{NAME}:{port}",)
+        chosen = {"recovery_attempts_max": 3, "recovery_backoff_s": 0.01}
+        async with listening(**SETTINGS, **chosen, indexer_peers=peers) as (_, service, _server):
+            recovery = service.recovery
+            assert recovery is not None
+            await until(lambda: recovery.outcome == "failed")
+            assert recovery.failures == {"connection": 1, "denied": 2}
+
+    play(name, scene)

@@ -1,0 +1,355 @@
+import errno
+import os
+import random
+import shutil
+import sqlite3
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from select_service.core.changes import StateKey
+from select_service.edge.state import wal
+from select_service.edge.state.store import FILE, WAL, Store, _checksum
+from select_service.errors import StateDirUnusable
+
+Rows = dict[StateKey, bytes]
+PAGE = 4096
+FRAME = wal.FRAME.size + PAGE
+
+
+def key(number: int) -> StateKey:
+    return ("reservation", f"id-{number}")
+
+
+def contents(store: Store) -> tuple[Rows, list[str]]:
+    loaded = store.load()
+    rows = {(row.kind, row.name): row.value for row in loaded.rows}
+    assert len(rows) == len(loaded.rows)
+    return rows, loaded.damage.what
+
+
+def opened(directory: Path) -> Store:
+    store = Store(directory)
+    store.lock()
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = opened(tmp_path / "state")
+    store.load()
+    yield store
+    store.close()
+
+
+def reopened(store: Store) -> tuple[Rows, list[str]]:
+    store.close()
+    again = opened(store.directory)
+    try:
+        return contents(again)
+    finally:
+        again.close()
+
+
+def test_what_was_committed_comes_back(store: Store) -> None:
+    store.commit([(key(1), b"one"), (key(2), b""), (("worker", "1"), b"w")])
+    store.commit([(key(1), b"uno"), (("worker", "1"), None), (key(9), None)])
+    assert reopened(store) == ({key(1): b"uno", key(2): b""}, [])
+
+
+def test_many_rows_at_once_and_away_again(store: Store) -> None:
+    rows = {key(number): bytes([number % 256]) * number for number in range(300)}
+    store.commit(list(rows.items()))
+    assert reopened(store) == (rows, [])
+    again = opened(store.directory)
+    assert contents(again)[0] == rows
+    again.commit([(name, None) for name in rows])
+    assert reopened(again) == ({}, [])
+
+
+def test_order_of_first_writing_is_kept(store: Store) -> None:
+    for number in (5, 3, 8, 1):
+        store.commit([(key(number), b"x")])
+    store.commit([(key(5), b"later")])
+    store.close()
+    again = opened(store.directory)
+    assert [row.name for row in again.load().rows] == ["id-5", "id-3", "id-8", "id-1"]
+    again.close()
+
+
+def test_one_process_a_directory(store: Store) -> None:
+    with pytest.raises(StateDirUnusable, match="in use by another process"):
+        opened(store.directory)
+    store.close()
+    opened(store.directory).close()
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateDirUnusable):
+        opened(tmp_path / "file" / "below")
+
+
+def test_nobody_else_may_read(store: Store) -> None:
+    store.commit([(key(1), b"secret")])
+    assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
+    for path in store.directory.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert not list(store.directory.glob("*-shm")), "the log's index is ours alone, in memory"
+
+
+def test_a_later_format_is_left_alone(store: Store) -> None:
+    assert store.identity is not None
+    store.identity = type(store.identity)(1, 1, format=99)
+    store.commit([])
+    store.close()
+    again = opened(store.directory)
+    with pytest.raises(StateDirUnusable, match="format 99"):
+        again.load()
+    again.close()
+
+
+def test_rows_of_a_later_format_may_look_like_anything(store: Store) -> None:
+    with closing(alter(store)) as db:
+        put(db, 1, msgspec.msgpack.encode({"later": "rows"}))
+        put(db, 0, msgspec.msgpack.encode([1, 1, 1, 0, 99, "more"]))
+    before = (store.directory / "state.db").read_bytes()
+    again = opened(store.directory)
+    with pytest.raises(StateDirUnusable, match="format 99"):
+        again.load()
+    again.close()
+    assert (store.directory / "state.db").read_bytes() == before
+
+
+def test_a_row_that_means_nothing_is_damage(store: Store) -> None:
+    """Its checksum is right, so it was no disk that did it."""
+    store.commit([(key(1), b"one")])
+    with closing(alter(store)) as db:
+        put(db, 77, msgspec.msgpack.encode({"no": "row"}))
+    rows, damage = contents(opened(store.directory))
+    assert rows == {key(1): b"one"}
+    assert damage
+
+
+def alter(store: Store) -> sqlite3.Connection:
+    store.close()
+    return sqlite3.connect(store.directory / "state.db", isolation_level=None)
+
+
+def put(db: sqlite3.Connection, row_id: int, record: bytes) -> None:
+    row = (row_id, record, _checksum(row_id, record))
+    db.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", row)
+
+
+def test_killed_while_a_file_was_being_saved(store: Store) -> None:
+    """The new file counts from the moment it has its second name, whatever lies beside it."""
+    store.commit([(key(1), b"one")])
+    store.close()
+    directory = store.directory
+    (directory / "state.db.new").write_bytes(b"half")
+    assert reopened(store) == ({key(1): b"one"}, [])
+    shutil.copy(directory / FILE, directory / "state.db.saved")
+    (directory / FILE).write_bytes(b"nonsense")
+    assert reopened(store) == ({key(1): b"one"}, [])
+    assert (directory / "state.db.corrupt").read_bytes() == b"nonsense"
+
+
+def test_a_commit_that_fails_leaves_nothing(store: Store) -> None:
+    store.commit([(key(1), b"one")])
+    assert store._db is not None
+    store._db.execute("PRAGMA max_page_count=2")  # genuine SQLITE_FULL
+    with pytest.raises(Exception, match="full") as raised:
+        store.commit([(key(2), b"x" * 100_000)])
+    assert raised.value.sqlite_errorname == "SQLITE_FULL"  # type: ignore[attr-defined]
+    store.commit([(key(3), b"three")])
+    assert reopened(store) == ({key(1): b"one", key(3): b"three"}, [])
+
+
+def test_the_log_has_its_size_before_it_is_needed(store: Store) -> None:
+    store.reserve_log(50 * FRAME)
+    log = store.directory / WAL
+    assert log.stat().st_size == 50 * FRAME
+    for number in range(10):
+        store.commit([(key(number), b"x" * 100)])
+    assert log.stat().st_size == 50 * FRAME, "a sync has nothing to say about its length"
+    killed = store.directory.with_name("killed")
+    shutil.copytree(store.directory, killed)
+    again = opened(killed)
+    assert contents(again) == ({key(number): b"x" * 100 for number in range(10)}, [])
+    again.close()
+
+
+def test_a_disk_without_room_for_the_whole_log(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (store.directory / WAL).stat().st_size
+    genuine = os.pwrite
+
+    def full(file: int, data: bytes, at: int) -> int:
+        if at > before:
+            raise OSError(errno.ENOSPC, "full")
+        return genuine(file, data[:1000], at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store.reserve_log(50 * FRAME)
+    assert (store.directory / WAL).stat().st_size == before, "the room is given back"
+    store.commit([(key(1), b"one")])
+    assert reopened(store) == ({key(1): b"one"}, [])
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+class History:
+    """What a directory held after each commit, and its files as a killed process leaves them."""
+
+    def __init__(self, directory: Path, log_bytes: int) -> None:
+        rng = random.Random(7)
+        store = opened(directory)
+        store.load()
+        store.reserve_log(log_bytes)
+        self.states: list[Rows] = [{}]
+        self.values: dict[StateKey, set[bytes]] = {}
+        for step in range(24):
+            batch: dict[StateKey, bytes | None] = {}
+            for _ in range(rng.randint(1, 6)):
+                name = key(rng.randrange(40))
+                batch[name] = rng.choice((None, rng.randbytes(rng.randint(0, 700))))
+            self._commit(store, list(batch.items()))
+            if step == 13:
+                assert store._db is not None
+                mode = "RESTART" if log_bytes > wal.HEADER.size else "TRUNCATE"
+                store._db.execute(f"PRAGMA wal_checkpoint({mode})")
+        self.file = (directory / FILE).read_bytes()
+        self.log = (directory / WAL).read_bytes()
+        store.close()
+        salts = self.log[16:24]
+        starts = range(wal.HEADER.size, len(self.log), FRAME)
+        self.ends_at = FRAME + max(at for at in starts if self.log[at + 8 : at + 16] == salts)
+
+    def _commit(self, store: Store, batch: list[tuple[StateKey, bytes | None]]) -> None:
+        store.commit(batch)
+        state = dict(self.states[-1])
+        for name, value in batch:
+            if value is None:
+                state.pop(name, None)
+            else:
+                state[name] = value
+                self.values.setdefault(name, set()).add(value)
+        self.states.append(state)
+
+    def judge(self, directory: Path, file: bytes | None, log: bytes | None) -> bool:
+        """Start with these files: a state there was, or a report; never an invention. Damaged?"""
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(mode=0o700)
+        for name, data in ((FILE, file), (WAL, log)):
+            if data is not None:
+                (directory / name).write_bytes(data)
+        store = opened(directory)
+        rows, damage = contents(store)
+        assert all(value in self.values[name] for name, value in rows.items()), "invented"
+        assert damage or rows in self.states, "silently wrong"
+        store.commit([(key(99), b"and on it goes")])
+        store.close()
+        again = opened(directory)
+        assert contents(again) == (rows | {key(99): b"and on it goes"}, [])
+        again.close()
+        return bool(damage)
+
+
+@pytest.fixture(scope="module", params=[0, 50], ids=["as it grew", "reserved"])
+def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """With a log that ends behind its last frame, and with one that was used before and goes on."""
+    log_bytes = wal.HEADER.size + request.param * FRAME
+    return History(tmp_path_factory.mktemp("history") / "state", log_bytes)
+
+
+def boundaries(data: bytes, first: int, step: int) -> list[int]:
+    return list(range(first, len(data) + 1, step))
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
+
+
+def test_undamaged_files_of_a_killed_process(history: History, memory_path: Path) -> None:
+    assert not history.judge(memory_path / "s", history.file, history.log)
+    assert history.ends_at > 20 * PAGE
+    assert len(history.file) > 3 * PAGE
+
+
+def test_file_cut_anywhere(history: History, memory_path: Path) -> None:
+    for boundary in boundaries(history.file, 0, PAGE):
+        for at in {max(0, boundary - 1), boundary, boundary + 1, boundary + 100}:
+            if at < len(history.file):
+                history.judge(memory_path / "s", history.file[:at], history.log)
+                assert history.judge(memory_path / "s", history.file[:at], None)
+
+
+def test_log_cut_anywhere(history: History, memory_path: Path) -> None:
+    for boundary in boundaries(history.log, wal.HEADER.size, FRAME):
+        for at in {boundary - 1, boundary, boundary + 1, boundary + wal.FRAME.size}:
+            if at <= len(history.log):
+                damaged = history.judge(memory_path / "s", history.file, history.log[:at])
+                assert not damaged or at != boundary, "an end between frames is an end"
+                assert damaged or at >= wal.HEADER.size or not at
+
+
+@pytest.mark.parametrize("every", [None, pytest.param(61, marks=pytest.mark.slow)])
+def test_log_with_a_turned_byte(history: History, memory_path: Path, every: int | None) -> None:
+    inside = {0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, FRAME - 1}
+    inside |= set(range(0, FRAME, every) if every else ())
+    reported = 0
+    last = history.ends_at - FRAME
+    for start in range(wal.HEADER.size, len(history.log), FRAME):
+        for offset in sorted(inside):
+            damaged = history.judge(
+                memory_path / "s", history.file, flipped(history.log, start + offset)
+            )
+            reported += damaged
+            assert damaged or start >= last - 3 * FRAME, "a loss in the middle is noticed"
+            assert not damaged or start <= last, "behind the end lies nothing"
+    assert reported
+    for at in range(wal.HEADER.size):
+        assert history.judge(memory_path / "s", history.file, flipped(history.log, at))
+
+
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_file_with_a_turned_byte(history: History, memory_path: Path, every: int) -> None:
+    """With an empty log, so that the file's own pages are what is read."""
+    directory = memory_path / "whole"
+    directory.mkdir()
+    (directory / FILE).write_bytes(history.file)
+    (directory / WAL).write_bytes(history.log)
+    store = opened(directory)
+    store.load()
+    store.close()  # copies the log into the file
+    file = (directory / FILE).read_bytes()
+    reported = 0
+    for start in boundaries(file, 0, PAGE)[:-1]:
+        heads, records = range(0, 110, every), range(110, PAGE, 37 * every)
+        for offset in (*heads, *records, PAGE - 1):
+            if start + offset < len(file):
+                reported += history.judge(memory_path / "s", flipped(file, start + offset), None)
+    assert reported > len(file) // PAGE * 50 // every
+
+
+def test_rows_that_changed_places_or_stayed_behind(history: History, memory_path: Path) -> None:
+    """An old page in place of a new one has sound sums of its own; the digest tells."""
+    file = bytearray(history.file)
+    number, _ = struct.unpack_from(">2I", history.log, wal.HEADER.size + 2 * FRAME)
+    page = history.log[wal.HEADER.size + 2 * FRAME + wal.FRAME.size :][:PAGE]
+    file[(number - 1) * PAGE : number * PAGE] = page
+    history.judge(memory_path / "s", bytes(file), None)
+
+
+def test_nothing_but_rubbish(history: History, memory_path: Path) -> None:
+    assert history.judge(memory_path / "s", b"", None)
+    assert history.judge(memory_path / "s", b"rubbish" * 5000, b"rubbish" * 500)
+    assert history.judge(memory_path / "s", None, history.log)
+    assert history.judge(memory_path / "s", history.file, b"rubbish" * 500)

@@ -1,0 +1,371 @@
+"""A service that comes back with its index snapshot: what is warm, and what must not be."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from msgspec.structs import replace
+
+from indexer.core.hashing import block_hashes
+from indexer.edge.snapshot_file import NAME, NEW
+from indexer.types import Scope
+from select_service.edge.app import create_driver
+from select_service.edge.driver import Driver
+from select_service.edge.state.warm_start import WarmStart
+from tests.indexer.edge.fake_engine import FakeEngine
+from tests.indexer.encoding import encode_batch, removed, stored
+from tests.select_service.edge.serving import DEADLINE_S, SETTINGS, seat
+
+SCOPE = Scope("default", "default")
+FAST = {"replay_silence_s": 0.2, "replay_timeout_s": 1.0, "index_snapshot_shutdown_s": 2.0}
+
+
+def tokens(number: int) -> list[int]:
+    return [number * 16 + at for at in range(16)]
+
+
+def batch(number: int, shift: int = 0) -> bytes:
+    return encode_batch([stored([number + 1], tokens(number + shift))], ts=number + shift)
+
+
+class Town:
+    """Engines that outlive the service, and the lives of the service over one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.engines: list[FakeEngine] = []
+
+    def engine(self, ports: tuple[int, int] = (0, 0)) -> FakeEngine:
+        self.engines.append(FakeEngine(self.context, ports))
+        self.engines[-1].pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a second life is seen at once
+        return self.engines[-1]
+
+    async def reborn(self, engine: FakeEngine) -> FakeEngine:
+        """Another engine process on the same ports, as soon as libzmq has let go of them."""
+        ports = engine.ports
+        engine.close()
+        self.engines.remove(engine)
+        while True:
+            try:
+                return self.engine(ports)
+            except zmq.ZMQError:
+                await asyncio.sleep(0.005)
+
+    def live(
+        self, use: Callable[[Driver], Awaitable[None]], *, kill: bool = False, **settings: Any
+    ) -> None:
+        async def run() -> None:
+            chosen = replace(SETTINGS, state_dir=str(self.directory), **({**FAST, **settings}))
+            service = create_driver(chosen)
+            await service.start()
+            try:
+                await use(service)
+                service.core.check()
+            finally:
+                if kill:
+                    assert service.keeper is not None
+                    service.keeper.journal._changes = None
+                    await end_without_a_word(warm(service))
+                await service.close()
+
+        asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+    def forget_state(self) -> None:
+        """The catalog is gone: workers must be registered again."""
+        for name in ("state.db", "state.db-wal"):
+            (self.directory / name).unlink(missing_ok=True)
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            for engine in self.engines:
+                engine.serve()
+            await asyncio.sleep(0.002)
+
+    async def fill(self, service: Driver, engine: FakeEngine, count: int = 5) -> None:
+        """Register worker 1 and let it store `count` blocks."""
+        replay = engine.replay_endpoint
+        seat(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
+        await self.until(engine.has_subscriber)
+        for number in range(count):
+            engine.publish(batch(number))
+        await self.until(lambda: shown(service) == set(range(count)))
+
+
+def warm(service: Driver) -> WarmStart:
+    assert service.warm_start is not None
+    return service.warm_start
+
+
+async def end_without_a_word(of: WarmStart) -> None:
+    assert of._writing is not None
+    of._writing.cancel()
+    of._writing = None  # as if it had not begun: then there is no last snapshot
+    await of.close()
+
+
+def shown(service: Driver, shift: int = 0) -> set[int]:
+    """Blocks that any rank is credited with."""
+    index = service.core.registry.index(SCOPE)
+    if index is None:
+        return set()
+    return {n for n in range(40) if index.find_matches(block_hashes(tokens(n + shift), 16)).rows()}
+
+
+def recalls(service: Driver) -> dict[str, int]:
+    found = dict(warm(service).snapshots.rejected)
+    for tallies in service.core.registry.tallies_by_scope().values():
+        found.update(tallies.recalls)
+    return found
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Town]:
+    made = Town(tmp_path / "state")
+    yield made
+    made.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_warm_after_a_restart_without_a_word_of_old_events(town: Town, kill: bool) -> None:
+    engine = town.engine()
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+        if kill:
+            assert await warm(service).write()
+        engine.publish(batch(5))
+        await town.until(lambda: 5 in shown(service))
+
+    async def second(service: Driver) -> None:
+        ready = service.ready()
+        assert ready.waiting_for == ["index_snapshot"]
+        assert shown(service) == set(), "nothing before the engine has spoken"
+        await town.until(lambda: shown(service))
+        assert shown(service) == {0, 2, 3, 4, 5}, "with what came after the snapshot"
+        assert engine.requests[before:] == [4 if kill else 5]
+        assert recalls(service) == {"credited": 1}
+        assert service.ready().waiting_for == []
+        await town.until(engine.has_subscriber)
+        engine.publish(batch(7))
+        await town.until(lambda: 7 in shown(service))
+
+    town.live(first, kill=kill)
+    assert (town.directory / NAME).exists()
+    assert not (town.directory / NEW).exists()
+    engine.publish(encode_batch([removed([2])]))
+    before = len(engine.requests)
+    town.live(second)
+
+
+def test_an_engine_that_was_restarted_meanwhile(town: Town) -> None:
+    engines = [town.engine()]
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engines[0])
+
+    async def second(service: Driver) -> None:
+        new = await town.reborn(engines[0])
+        for number in range(9):
+            new.publish(batch(number, 1_000))
+        await town.until(lambda: shown(service, 1_000) == set(range(9)))
+        assert shown(service) == set()
+        assert recalls(service) == {"restarted": 1}
+        assert service.ready().waiting_for == []
+
+    town.live(first)
+    town.live(second)
+
+
+def test_an_engine_that_does_not_answer(town: Town) -> None:
+    engine = town.engine()
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+
+    async def second(service: Driver) -> None:
+        engine.is_mute = True
+        await town.until(lambda: recalls(service) == {"deadline": 1})
+        assert shown(service) == set()
+        assert service.ready().waiting_for == []
+
+    town.live(first)
+    town.live(second)
+
+
+def test_without_a_replay_endpoint(town: Town) -> None:
+    engine = town.engine()
+
+    async def first(service: Driver) -> None:
+        seat(service, kv_events_endpoint=engine.endpoint)
+        await town.until(engine.has_subscriber)
+        engine.publish(batch(0))
+        await town.until(lambda: shown(service) == {0})
+
+    async def second(service: Driver) -> None:
+        await town.until(engine.has_subscriber)
+        await town.until(lambda: warm(service).unproven == 1 and not warm(service)._waiting)
+        assert service.ready().waiting_for == [], "it may be silent for hours"
+        assert shown(service) == set()
+        engine.publish(batch(1))
+        await town.until(lambda: shown(service) == {0, 1})
+
+    town.live(first)
+    town.live(second)
+
+
+def test_a_worker_that_moved_begins_anew(town: Town) -> None:
+    engine, other = town.engine(), town.engine()
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+
+    async def second(service: Driver) -> None:
+        seat(
+            service,
+            kv_events_endpoint=other.endpoint,
+            replay_endpoint=engine.replay_endpoint,
+        )
+        await town.until(lambda: "other_endpoint" in recalls(service))
+        assert shown(service) == set()
+
+    town.live(first)
+    town.forget_state()
+    town.live(second)
+
+
+def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None:
+    engine = town.engine()
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+
+    async def second(service: Driver) -> None:
+        assert warm(service).snapshots.unclaimed == 1
+        assert await warm(service).write()
+
+    async def third(service: Driver) -> None:
+        replay = engine.replay_endpoint
+        seat(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
+        await town.until(lambda: shown(service) == set(range(5)))
+
+    town.live(first)
+    town.forget_state()
+    town.live(second)
+    town.live(third)
+
+
+def test_what_is_unproven_goes_into_the_next_snapshot_too(town: Town) -> None:
+    engine = town.engine()
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+
+    async def second(service: Driver) -> None:
+        snapshots = warm(service).snapshots
+        engine.is_mute = True
+        await town.until(lambda: any(s.is_unproven for s in service.core.registry.streams()))
+        assert await warm(service).write()
+        assert snapshots.ranks == 1
+        assert snapshots.blocks == 5
+
+    async def third(service: Driver) -> None:
+        engine.is_mute = False
+        await town.until(lambda: shown(service) == set(range(5)))
+
+    town.live(first)
+    town.live(second, kill=True)
+    town.live(third)
+
+
+def test_a_damaged_file_is_reported_and_costs_the_warmth_only(town: Town) -> None:
+    engine = town.engine()
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+
+    async def second(service: Driver) -> None:
+        assert warm(service).snapshots.damage == {"frame": 1}
+        await town.until(engine.has_subscriber)
+        engine.publish(batch(5))  # the gap before it makes the stream ask
+        await town.until(lambda: shown(service) == set(range(6)))
+        assert engine.requests[-1] == 0, "as if there had been no snapshot"
+
+    town.live(first)
+    path = town.directory / NAME
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    town.live(second)
+
+
+def test_a_full_disk_loses_the_snapshot_and_nothing_else(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = town.engine()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+        assert await warm(service).write()
+        good = (town.directory / NAME).read_bytes()
+        engine.publish(batch(5))
+        await town.until(lambda: 5 in shown(service))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            assert not await warm(service).write()
+        snapshots = warm(service).snapshots
+        assert snapshots.failures == {"disk_full": 1}
+        assert (town.directory / NAME).read_bytes() == good
+        await town.until(lambda: not (town.directory / NEW).exists())
+        engine.publish(batch(6))
+        await town.until(lambda: 6 in shown(service))
+        assert await warm(service).write()
+        assert snapshots.ranks == 1
+
+    town.live(first)
+
+
+def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
+    engines = [town.engine(), town.engine()]
+
+    async def first(service: Driver) -> None:
+        for number, engine in enumerate(engines, 1):
+            replay = engine.replay_endpoint
+            seat(service, number, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
+            await town.until(engine.has_subscriber)
+            for block in range(5):
+                engine.publish(batch(10 * number + block))
+        await town.until(lambda: len(shown(service)) == 10)
+        assert await warm(service).write()
+        snapshots = warm(service).snapshots
+        assert snapshots.left_out == {"no_room": 1}
+        assert snapshots.ranks == 1
+        assert not await warm(service).write(), "nothing has moved"
+
+    town.live(first, index_snapshot_bytes_max=500)
+
+
+def test_off_means_neither_written_nor_read(town: Town) -> None:
+    engine = town.engine()
+
+    async def first(service: Driver) -> None:
+        await town.fill(service, engine)
+
+    async def second(service: Driver) -> None:
+        assert service.warm_start is None
+        assert "index_snapshot" not in service.ready().waiting_for
+
+    town.live(first)
+    written = (town.directory / NAME).read_bytes()
+    town.live(second, index_snapshot_interval_s=0.0, kill=False)
+    assert (town.directory / NAME).read_bytes() == written

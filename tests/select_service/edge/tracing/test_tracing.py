@@ -1,0 +1,705 @@
+"""Traces of a live service, as a collector gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from select_service.edge import logs
+from select_service.edge.app import create_driver
+from select_service.edge.driver import Driver
+from select_service.edge.tracing.tracing import HERE
+from tests.live.collector import Collector, collecting
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    Wire,
+    in_process,
+    listening,
+    on_a_port,
+    seat,
+    until,
+)
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+TRACEPARENT = f"traceparent: 00-{TRACE}-{PARENT}-01"
+ON: dict[str, Any] = {"tracing": "otlp", "trace_interval_ms": 10}
+PLACED = ["admission", "match", "pick", "book"]
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with collecting() as found:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        yield found
+
+
+@asynccontextmanager
+async def traced(**settings: Any) -> AsyncIterator[tuple[Wire, Driver]]:
+    """A service that traces, with one worker, and a connection to it."""
+    async with listening(**(ON | settings)) as (port, service, _):
+        seat(service)
+        try:
+            yield await Wire.to(port), service
+        finally:
+            await Wire.close_all()
+            assert service.tracing is not None
+            assert service.tracing.recorder.waiting == {}
+            assert service.tracing.recorder.current is None
+
+
+async def ask(wire: Wire, method: str, path: str, body: object = None, *headers: str) -> int:
+    wire.ask(method, path, body, *headers)
+    return (await wire.answer())[0]
+
+
+def run(asks: Any) -> None:
+    """Ask; all spans have arrived once the service is closed."""
+    asyncio.run(asyncio.wait_for(asks, 20.0))
+
+
+def test_a_booking_with_all_its_steps(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            body = {**PROMPT, "selection_id": "s1", "reservation_id": "r1"}
+            state = "tracestate: congo=t61rcWkgMzE"
+            assert await ask(wire, "POST", "/select_and_reserve", body, TRACEPARENT, state) == 200
+            assert await ask(wire, "POST", "/reservations/r1/prefill_complete") == 200
+            assert await ask(wire, "DELETE", "/reservations/r1") == 200
+
+    before = time.time_ns()
+    run(asks())
+    booked, completed, freed = collector.servers()
+    assert (booked.name, booked.trace_id, booked.parent_id) == (
+        *("POST /select_and_reserve", TRACE, PARENT),
+    )
+    assert booked.state == "congo=t61rcWkgMzE"
+    assert (
+        booked.facts.items()
+        >= {
+            "http.request.method": "POST",
+            "http.route": "/select_and_reserve",
+            "http.response.status_code": 200,
+            "select.selection_id": "s1",
+            "select.reservation_id": "r1",
+            "select.model_name": "default",
+            "select.tenant_id": "default",
+            "select.isl_tokens": 32,
+            "select.worker_id": "1",
+            "select.dp_rank": 0,
+            "select.cost": 4.0,
+            "select.overlap_tokens": 0,
+            "select.effective_prefill_tokens": 32,
+            "select.potential_decode_blocks": 2,
+            "select.outcome": "placed",
+        }.items()
+    )
+    assert booked.of["service.name"] == "select-service"
+    steps = collector.children(booked)
+    assert [one.name for one in steps] == PLACED
+    assert {one.trace_id for one in steps} == {TRACE}
+    times = [booked.began_ns, *(step.began_ns for step in steps), booked.ended_ns]
+    assert times == sorted(times)
+    assert before <= booked.began_ns <= booked.ended_ns <= time.time_ns()
+    for step, following in pairwise(steps):
+        assert step.ended_ns == following.began_ns
+    assert (completed["reservation_id"], freed["reservation_id"]) == ("r1", "r1")
+    assert completed.parent_id == freed.parent_id == ""
+    assert len({booked.trace_id, completed.trace_id, freed.trace_id}) == 3
+
+
+def test_one_connection_many_parents(collector: Collector) -> None:
+    """Heads that differ in nothing but their parent are told apart, also once they are known."""
+    asked = [f"{number:032x}-{number:016x}-01" for number in range(1, 7)]
+
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            for parent in asked:
+                assert (
+                    await ask(wire, "POST", "/select", PROMPT, f"Traceparent: 00-{parent}") == 200
+                )
+                assert await ask(wire, "POST", "/select", PROMPT) == 200
+
+    run(asks())
+    spans = collector.servers()
+    assert [f"{one.trace_id}-{one.parent_id}-01" for one in spans[::2]] == asked
+    assert all(one.parent_id == "" for one in spans[1::2])
+    assert {tuple(child.name for child in collector.children(one)) for one in spans} == {
+        ("admission", "match", "pick")
+    }
+
+
+def test_known_heads_take_the_short_way(collector: Collector, monkeypatch: Any) -> None:
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            await ask(wire, "POST", "/select", PROMPT, TRACEPARENT)
+            monkeypatch.setattr("select_service.edge.http.fast_lane.FastLane._plain_call", None)
+            for _ in range(3):
+                assert await ask(wire, "POST", "/select", PROMPT, TRACEPARENT) == 200
+
+    run(asks())
+    assert [one.trace_id for one in collector.servers()] == [TRACE] * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "count"),
+    [
+        ({}, "00", 0),
+        ({}, "01", 1),
+        ({}, "03", 1),
+        ({"trace_sampler": "always_on"}, "00", 1),
+        ({"trace_sampler": "always_off"}, "01", 0),
+        ({"trace_sampler": "parentbased_always_off"}, "01", 1),
+        ({"trace_sample_ratio": 0.0}, "01", 1),
+        ({"trace_sample_ratio": 0.0}, None, 0),
+        ({"trace_sampler": "parentbased_always_off"}, None, 0),
+        ({}, None, 1),
+        ({"trace_sampler": "traceidratio", "trace_sample_ratio": 0.4}, "01", 0),
+        ({"trace_sampler": "traceidratio", "trace_sample_ratio": 0.6}, "00", 1),
+    ],
+)
+def test_sampling(
+    collector: Collector, settings: dict[str, Any], flags: str | None, count: int
+) -> None:
+    headers = [] if flags is None else [f"traceparent: 00-{TRACE}-{PARENT}-{flags}"]
+
+    async def asks() -> None:
+        async with traced(**settings) as (wire, _):
+            for _ in range(2):
+                assert await ask(wire, "POST", "/select", PROMPT, *headers) == 200
+
+    run(asks())
+    assert len(collector.servers()) == 2 * count
+
+
+def test_a_share_is_about_that(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced(trace_sample_ratio=0.25) as (wire, _):
+            for _ in range(400):
+                await ask(wire, "POST", "/select", PROMPT)
+
+    run(asks())
+    assert 55 <= len(collector.servers()) <= 150  # 5 standard deviations
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "garbage",
+        f"00-{TRACE}-{PARENT}",
+        f"00-{TRACE}-{PARENT}-01-extra",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-0x",
+        f"00-{TRACE}-{PARENT}-01\r\ntraceparent: 00-{TRACE}-{PARENT}-01",
+        "x" * 600,
+        "x" * 4000,
+    ],
+)
+def test_a_parent_that_makes_no_sense_is_none(collector: Collector, said: str) -> None:
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            for _ in range(2):
+                assert await ask(wire, "POST", "/select", PROMPT, f"traceparent: {said}") == 200
+                assert await ask(wire, "GET", "/health") == 200
+
+    run(asks())
+    spans = collector.servers()
+    assert [one.parent_id for one in spans] == ["", ""]
+    assert TRACE not in {one.trace_id for one in spans}
+
+
+def test_a_later_version_may_say_more(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            later = f"traceparent: cc-{TRACE}-{PARENT}-01-what-the-future-holds"
+            long = "tracestate: " + ",".join(f"k{number}=v" for number in range(200))
+            assert await ask(wire, "POST", "/select", PROMPT, later, long) == 200
+
+    run(asks())
+    (span,) = collector.servers()
+    assert (span.trace_id, span.parent_id, span.state) == (TRACE, PARENT, "")
+
+
+def test_refusals_and_faults_are_marked(collector: Collector, monkeypatch: Any) -> None:
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            assert await ask(wire, "DELETE", "/workers/7") == 404
+            assert await ask(wire, "POST", "/select", {"isl_tokens": "x"}) == 422
+            assert await ask(wire, "POST", "/select", {**PROMPT, "allowed_worker_ids": [9]}) == 503
+            wire.ask_packed(
+                "POST",
+                "/select",
+                {**PROMPT, "allowed_worker_ids": [9]},
+                "accept: application/msgpack",
+            )
+            assert (await wire.answer())[0] == 503
+            monkeypatch.setattr(service, "loads", lambda *_: 1 / 0)
+            assert await ask(wire, "GET", "/loads") == 500
+
+    run(asks())
+    absent, wrong, nobody, packed, crashed = collector.servers()
+    assert (absent["worker_id"], absent["refusal.code"], absent.failed) == (
+        "7",
+        "worker_not_found",
+        False,
+    )
+    assert (wrong.facts["http.response.status_code"], wrong.failed) == (422, False)
+    assert nobody.failed
+    assert nobody["refusal.code"] == packed["refusal.code"] == nobody.facts["error.type"]
+    assert nobody["model_name"] == "default"
+    assert [one.name for one in collector.children(nobody)] == ["admission"]
+    assert (crashed.failed, crashed.facts["http.response.status_code"]) == (True, 500)
+
+
+def test_probes_are_traced_only_as_children(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            for path in ("/health", "/ready", "/metrics"):
+                assert await ask(wire, "GET", path) == 200
+            assert await ask(wire, "GET", "/health", None, TRACEPARENT) == 200
+
+    run(asks())
+    assert [one.name for one in collector.servers()] == ["GET /health"]
+
+
+def test_a_feed_is_traced_as_far_as_its_beginning(collector: Collector) -> None:
+    """Whoever looks at the console for a day makes no span of a day, nor one that fails."""
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            other = await Wire.to(wire.writer.get_extra_info("peername")[1])
+            for one in (wire, other):  # the first has to wait for the console to be loaded
+                one.ask("GET", "/console/events", None, TRACEPARENT)
+                assert b" 200 " in await one.reader.readline()
+            tracing = service.tracing
+            assert tracing is not None
+            await until(lambda: tracing.export.exported == 2)
+
+    run(asks())
+    assert [span.facts["http.response.status_code"] for span in collector.servers()] == [200, 200]
+
+
+def test_long_ids_do_not_wait_for_the_collector(collector: Collector) -> None:
+    """A queue of 2048 spans is not one of gigabytes."""
+    taken: list[Any] = []
+
+    async def asks() -> None:
+        async with traced(id_length_max=100_000) as (wire, service):
+            assert service.tracing is not None
+            export = service.tracing.export
+            export.put = taken.append  # type: ignore[method-assign, assignment]
+            long = dict.fromkeys(("selection_id", "reservation_id"), "i" * 100_000)
+            assert await ask(wire, "POST", "/select_and_reserve", {**PROMPT, **long}) == 200
+            assert await ask(wire, "DELETE", "/reservations/" + "i" * 5_000) == 404
+
+    run(asks())
+    assert [len(one.facts["select.reservation_id"]) for one in taken] == [257, 257]
+    assert max(len(str(value)) for one in taken for value in one.facts.values()) == 257
+
+
+def waits() -> dict[str, Any]:
+    """A service whose one worker takes one request at a time."""
+    return {
+        "max_inflight_default": 1,
+        "max_queued_default": 9,
+        "admission_control": "token-capacity",
+    }
+
+
+def test_who_waits_is_traced_until_the_answer(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced(**waits()) as (wire, service):
+            body = {**PROMPT, "reservation_id": "first"}
+            assert await ask(wire, "POST", "/select_and_reserve", body) == 200
+            other = await Wire.to(wire.writer.get_extra_info("peername")[1])
+            other.ask(
+                "POST", "/select_and_reserve", {**PROMPT, "reservation_id": "second"}, TRACEPARENT
+            )
+            assert service.tracing is not None
+            tracing, recorder = service.tracing, service.tracing.recorder
+            await until(lambda: len(recorder.waiting) == 1)
+            again = await Wire.to(wire.writer.get_extra_info("peername")[1])
+            again.ask("POST", "/select_and_reserve", {**PROMPT, "reservation_id": "second"})
+            await until(lambda: tracing.sampled == 3)
+            assert await ask(wire, "DELETE", "/reservations/first") == 200
+            assert (await other.answer())[0] == 200
+            assert (await again.answer())[0] == 200
+
+    run(asks())
+    (second,) = [one for one in collector.servers() if one.trace_id == TRACE]
+    steps = collector.children(second)
+    assert [one.name for one in steps] == ["admission", "wait", "match", "pick", "book"]
+    assert second["queue_wait_s"] > 0
+    assert second["reservation_id"] == "second"
+    (freed,) = [one for one in collector.servers() if one.name.startswith("DELETE")]
+    assert collector.children(freed) == []
+    assert second.began_ns < freed.began_ns < second.ended_ns
+    (again,) = [
+        one
+        for one in collector.servers()
+        if one["reservation_id"] == "second" and one is not second
+    ]
+    assert [one.name for one in collector.children(again)] == ["wait"]
+    assert again["worker_id"] == "1"
+
+
+def test_who_leaves_while_waiting(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced(**waits()) as (wire, service):
+            assert await ask(wire, "POST", "/select_and_reserve", PROMPT) == 200
+            other = await Wire.to(wire.writer.get_extra_info("peername")[1])
+            other.ask("POST", "/select_and_reserve", PROMPT, TRACEPARENT)
+            assert service.tracing is not None
+            recorder = service.tracing.recorder
+            await until(lambda: len(recorder.waiting) == 1)
+            other.close()
+            await until(lambda: not recorder.waiting)
+
+    run(asks())
+    (gone,) = [one for one in collector.servers() if one.trace_id == TRACE]
+    assert gone.facts["http.response.status_code"] == 499
+
+
+def test_a_stream_an_unusual_request_and_the_disk(collector: Collector, tmp_path: Path) -> None:
+    async def asks() -> None:
+        async with traced(state_dir=str(tmp_path / "state")) as (wire, _):
+            head = f"POST /select_and_reserve HTTP/1.1\r\nhost: s\r\n{TRACEPARENT}\r\n"
+            body = json.dumps({**PROMPT, "reservation_id": "r"}).encode()
+            wire.say(
+                head.encode()
+                + b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+                + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            )
+            assert (await wire.answer())[0] == 200
+            assert await ask(wire, "DELETE", "/reservations/r", None, TRACEPARENT) == 200
+            for path in ("/workers", "/dump"):
+                wire.say(f"HEAD {path} HTTP/1.1\r\nhost: s\r\n{TRACEPARENT}\r\n\r\n".encode())
+                await wire.reader.readuntil(b"\r\n\r\n")
+            head = f"GET /dump HTTP/1.1\r\nhost: s\r\n{TRACEPARENT}\r\nconnection: close\r\n\r\n"
+            wire.say(head.encode())
+            assert (await wire.rest()).startswith(b"HTTP/1.1 200")
+
+    run(asks())
+    assert [(one.name, one.parent_id) for one in collector.servers()] == [
+        ("POST /select_and_reserve", PARENT),
+        ("DELETE /reservations/{reservation_id}", PARENT),
+        ("GET /workers", PARENT),
+        ("GET /dump", PARENT),
+        ("GET /dump", PARENT),
+    ]
+    assert [one.name for one in collector.children(collector.servers()[0])] == PLACED
+
+
+def test_requests_in_pieces_and_in_a_row(collector: Collector) -> None:
+    """However the bytes come, everybody keeps his own parent."""
+    parents = [f"{number:016x}" for number in range(1, 5)]
+
+    def request(parent: str) -> bytes:
+        body = json.dumps(PROMPT)
+        return (
+            f"POST /select HTTP/1.1\r\nhost: s\r\ntraceparent: 00-{TRACE}-{parent}-01\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+
+    async def asks() -> None:
+        async with traced() as (wire, _):
+            for cut in (30, 90, -5):
+                whole = request(parents[0])
+                wire.say(whole[:cut])
+                await wire.writer.drain()
+                await asyncio.sleep(0.02)  # so that it arrives by itself, as a rule
+                wire.say(whole[cut:])
+                assert (await wire.answer())[0] == 200
+            wire.say(b"".join(map(request, parents)))
+            for _ in parents:
+                assert (await wire.answer())[0] == 200
+
+    run(asks())
+    assert [one.parent_id for one in collector.servers()] == [parents[0]] * 3 + parents
+
+
+def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any) -> None:
+    async def fail(*_: object) -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    said: list[tuple[str, object]] = []
+    log = logging.getLogger("select_service.http")
+    monkeypatch.setattr(
+        log, "error", lambda message, **_: said.append((message, dict(HERE.get() or {})))
+    )
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            monkeypatch.setattr(service, "loads", lambda *_: 1 / 0)
+            assert await ask(wire, "GET", "/loads", None, TRACEPARENT) == 500
+            monkeypatch.setattr(service, "clear_lease", fail)
+            monkeypatch.setattr(service, "close_lease_now", lambda *_: object())
+            assert await ask(wire, "DELETE", "/leases/x", None, TRACEPARENT) == 500
+            assert HERE.get() is None
+
+    run(asks())
+    assert [
+        ("request failed", {"trace_id": TRACE, "span_id": span.span_id})
+        for span in collector.servers()
+    ] == said
+    assert [span.failed for span in collector.servers()] == [True, True]
+
+
+def test_bookings_by_hand_and_pairs(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            seat(service, 2, role="prefill")
+            seat(service, 3, role="decode")
+            body = {**PROMPT, "reservation_id": "r", "worker_id": 1, "dp_rank": 0}
+            assert await ask(wire, "POST", "/reservations", body) == 201
+            assert await ask(wire, "POST", "/select_pair", PROMPT) == 200
+
+    run(asks())
+    by_hand, pair = collector.servers()
+    assert (by_hand["worker_id"], by_hand["reservation_id"]) == ("1", "r")
+    assert [one.name for one in collector.children(by_hand)] == ["book"]
+    assert [one.name for one in collector.children(pair)] == PLACED
+    assert pair["outcome"] in ("aggregated", "disaggregated")
+
+
+def test_what_clients_say_harms_nobody(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ids beyond 64 bits, of any length and of any characters are still told."""
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            seat(service, 2**64 - 1)
+            for name in ("\ud800", "x" * 10_000, "\0", "é"):
+                body = json.dumps(
+                    {**PROMPT, "selection_id": name, "allowed_worker_ids": [2**64 - 1]}
+                )
+                wire.say(
+                    b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+                    + b"tracestate: \xff\xfe,=,a=b\r\n"
+                    + TRACEPARENT.encode()
+                    + b"\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body.encode())
+                )
+                await wire.answer()
+            assert await ask(wire, "DELETE", "/reservations/%00x") == 404
+
+    run(asks())
+    *some, freed = collector.servers()
+    assert "opentelemetry" not in caplog.text  # nobody writes our log for us
+    assert {one.state for one in some} == {"a=b"}
+    placed = [one for one in some if one.facts["http.response.status_code"] == 200]
+    assert len(placed) >= 3
+    assert {one["worker_id"] for one in placed} == {str(2**64 - 1)}
+    assert all(len(one["selection_id"]) <= 257 for one in placed)
+    assert freed["refusal.code"] == "reservation_not_found"
+
+
+def test_decisions_are_the_same_traced_or_not(collector: Collector) -> None:
+    """Ties are drawn alike: looking at a request changes nothing."""
+
+    def answers(**settings: Any) -> list[Any]:
+        found = []
+
+        async def use(client: httpx.AsyncClient, service: Driver) -> None:
+            service.core.selecting._rng.seed(7)
+            for number in range(1, 6):
+                seat(service, number)
+            for number in range(60):
+                prompt = {
+                    **PROMPT,
+                    "block_hashes": [number % 7, 2],
+                    "sequence_hashes": [number % 7, 2],
+                }
+                body = {**prompt, "reservation_id": str(number)}
+                found.append((await client.post("/select_and_reserve", json=body)).json())
+
+        in_process(use, **settings)
+        return found
+
+    assert answers() == answers(**ON)
+    assert len(collector.servers()) == 60
+
+
+def test_log_records_name_the_request(collector: Collector) -> None:
+    stream = io.StringIO()
+    root, access = logging.getLogger(), logging.getLogger("select_service.access")
+    handlers, level = root.handlers[:], root.level
+    logs.configure("json", "debug", access_log=True, stream=stream, ids=HERE.get)
+
+    async def asks() -> None:
+        async with traced(access_log=True) as (wire, _):
+            body = {**PROMPT, "selection_id": "s1", "reservation_id": "r1"}
+            await ask(wire, "POST", "/select_and_reserve", body, TRACEPARENT)
+            await ask(wire, "DELETE", "/reservations/r1", None, TRACEPARENT.replace("-01", "-00"))
+            await ask(wire, "POST", "/select", PROMPT)
+
+    try:
+        run(asks())
+    finally:
+        root.handlers[:], root.level = handlers, level
+        access.disabled = False
+        for name in logs._LIBRARIES:
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    records = [json.loads(line) for line in stream.getvalue().splitlines()]
+    booked, freed, selected = [one for one in records if one["event"] == "request"]
+    chosen, _ = [one for one in records if one["event"] == "Selected worker"]
+    span, other = collector.servers()
+    ids = {"trace_id": TRACE, "span_id": span.span_id}
+    names = {"selection_id": "s1", "reservation_id": "r1"}
+    assert booked.items() >= (ids | names).items()
+    assert chosen.items() >= (ids | names).items()
+    assert (freed["trace_id"], freed["reservation_id"], "span_id" in freed) == (TRACE, "r1", False)
+    assert (selected["trace_id"], selected["span_id"]) == (other.trace_id, other.span_id)
+
+
+def test_what_threads_log_is_about_no_request(collector: Collector) -> None:
+    seen: list[object] = []
+
+    async def asks() -> None:
+        async with traced():
+            HERE.ids = {"trace_id": TRACE}
+            try:
+                thread = threading.Thread(target=lambda: seen.append(HERE.get()))
+                thread.start()
+                thread.join()
+                seen.append(HERE.get())
+            finally:
+                HERE.ids = None
+
+    run(asks())
+    assert seen == [None, {"trace_id": TRACE}]
+
+
+# -- collectors that are no good -----------------------------------------------------------------
+
+
+def _refuse(request: Any) -> bool:
+    request.send_error(503)
+    return True
+
+
+def _talk_nonsense(request: Any) -> bool:
+    request.wfile.write(b"\xff\xfe nonsense\r\n\r\n")
+    return True
+
+
+def _say_nothing(_: Any) -> bool:
+    time.sleep(2.0)
+    return True
+
+
+@pytest.mark.parametrize("behave", [_refuse, _talk_nonsense, "away", "mute"])
+def test_a_bad_collector_costs_spans_only(
+    collector: Collector, behave: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    if behave == "away":
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    elif behave == "mute":
+        collector.behave = _say_nothing
+    else:
+        collector.behave = behave
+
+    async def asks() -> None:
+        few = {"trace_queue_spans_max": 8, "trace_batch_spans_max": 4, "trace_shutdown_s": 0.2}
+        async with traced(**few) as (wire, service):
+            for _ in range(50):
+                assert await ask(wire, "POST", "/select", PROMPT) == 200
+            assert service.tracing is not None
+            export = service.tracing.export
+            await until(lambda: export.failed > 0)
+            assert export.dropped > 0
+            wire.ask("GET", "/metrics")
+            text = (await wire.answer())[2].decode()
+            assert 'trace_spans_total{outcome="exported"} 0.0' in text
+            assert f'trace_spans_total{{outcome="dropped"}} {export.dropped}.0' in text
+            assert "select_service_traced_requests_total 50.0" in text
+
+    run(asks())
+
+
+def test_an_answer_without_end_is_not_read(collector: Collector) -> None:
+    """Nor kept in memory: 64 MB of it, had it been."""
+    cut = threading.Event()
+
+    def go_on(request: Any) -> bool:
+        request.send_response(200)
+        request.send_header("transfer-encoding", "chunked")
+        request.end_headers()
+        try:
+            for _ in range(64):
+                request.wfile.write(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
+        except OSError:
+            cut.set()
+        return True
+
+    collector.behave = go_on
+
+    async def asks() -> None:
+        async with traced() as (wire, service):
+            assert await ask(wire, "POST", "/select", PROMPT) == 200
+            assert service.tracing is not None
+            export = service.tracing.export
+            await until(lambda: export.exported > 0)
+
+    run(asks())
+    assert cut.wait(10.0)
+
+
+def test_without_the_extra_there_is_a_service(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(
+        __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
+    )
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        assert service.tracing is None
+        wire = await Wire.to(port)
+        assert await ask(wire, "GET", "/health") == 200
+
+    on_a_port(use, **ON)
+    assert "select-service[otel]" in caplog.text
+
+
+def test_variables_that_make_no_sense_cost_traces_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    create_driver(replace(SETTINGS, **ON))  # with traces or without: that is the exporter's choice
+    assert "soon" in caplog.text
+
+
+def test_what_is_left_is_exported_at_the_end(collector: Collector) -> None:
+    async def asks() -> None:
+        async with traced(trace_interval_ms=60_000) as (wire, _):
+            assert await ask(wire, "POST", "/select", PROMPT) == 200
+
+    run(asks())
+    assert len(collector.servers()) == 1
+
+
+def test_off_is_the_plain_service() -> None:
+    driver = create_driver(SETTINGS)
+    assert driver.tracing is None
+    for room in (driver.core.desk, driver.core.selecting, driver.core.selecting._placing):
+        assert type(room).__module__ != "select_service.core.watching.recording"
