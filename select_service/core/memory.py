@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from indexer.compiled import usable
 
-if not TYPE_CHECKING and usable("select_service.core._memory", 1):
+if not TYPE_CHECKING and usable("select_service.core._memory", 2):
     from select_service.core._memory import Memory
 else:
     from select_service.core.plain_memory import Memory

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from math import inf
 from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core import plain_memory
@@ -17,7 +18,7 @@ from tests.indexer.kernels import twins
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._memory", plain_memory))
 
 texts = st.sampled_from(["", "a", "b", "é", "\ud800", "a\0b", "x" * 70]) | st.text(max_size=2)
-values = st.binary(max_size=9)
+values = st.binary(max_size=9) | st.sampled_from([300, 70_000]).map(bytes)
 puts = st.tuples(st.just("put"), texts, values)
 others = st.tuples(st.sampled_from(["discard", "pop"]), texts, values)
 
@@ -61,6 +62,30 @@ def test_many_come_and_go_and_nothing_is_left(twin: ModuleType) -> None:
         b"%d" % number for number in range(1, 20_000, 2)
     ]
     assert len(memory) == memory.nbytes == 0
+
+
+@EITHER
+@given(seed=st.integers(0, 99))
+@settings(max_examples=8)
+def test_holes_do_not_pile_up(twin: ModuleType, seed: int) -> None:
+    """Some are said anew all the time, some leave early, and some stay: as when replicas resync."""
+    memory: Any = twin.Memory()
+    dice, naive = random.Random(seed), dict[bytes, bytes]()
+    for number in range(30_000):
+        key = b"%d" % (dice.randrange(60) if dice.random() < 0.9 else number)
+        value = bytes(dice.choice([0, 8, 40, 600]))
+        naive.pop(key, None)
+        if dice.random() < 0.1:
+            memory.discard(key)
+        else:
+            memory.put(key, number, value)
+            naive[key] = value
+        if len(naive) > 500:
+            oldest = next(iter(naive))
+            assert memory.pop_oldest(inf) == (oldest, naive.pop(oldest))
+    assert [(key, value) for key, _, value in memory.items()] == list(naive.items())
+    assert all(memory.get(key) == value for key, value in naive.items())
+    assert memory.nbytes < 500_000
 
 
 @EITHER
