@@ -30,6 +30,14 @@ LOOK_S: Final = 1.0
 QUIET_FULL_S: Final = 600.0
 """After so long everything is looked through in the next quiet moment."""
 
+LOAD: Final = 10_000
+"""Or after so many requests: what Python keeps of ended objects of each kind to make the next out
+of them lies all over what a load has left, and only this gives it back. 10 of 30 megabytes that
+stay after a hundred thousand reservations."""
+
+LOAD_S: Final = 60.0
+"""But not sooner than this after the last time."""
+
 FULL_S: Final = 7200.0
 """And after so long at once: a process without a quiet second still gets rid of all garbage."""
 
@@ -53,6 +61,7 @@ class GarbageCollection:
         self._traffic = traffic
         self._clock = clock
         self._collected_at = clock()
+        self._collected_with = 0  # requests answered by then
         self._answered = -1
         self._before: tuple[int, int, int] | None = None
         self._trimmed_at = clock()
@@ -91,10 +100,13 @@ class GarbageCollection:
         since = self._clock() - self._collected_at
         if is_quiet and self._clock() - self._trimmed_at >= TRIM_S:
             self._give_back()
-        if since < (QUIET_FULL_S if is_quiet else FULL_S):
+        after_s = FULL_S
+        if is_quiet:
+            after_s = LOAD_S if answered - self._collected_with >= LOAD else QUIET_FULL_S
+        if since < after_s:
             return False
         gc.collect()
-        self._collected_at = self._clock()
+        self._collected_at, self._collected_with = self._clock(), answered
         self._give_back()
         return True
 

@@ -53,6 +53,8 @@ FIXED = (
     ("select_service.edge.app", "TRACED_SWITCH_S", "seconds the exporting thread keeps the loop"),
     ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
     ("select_service.edge.garbage", "QUIET_FULL_S", "seconds between full garbage collections"),
+    ("select_service.edge.garbage", "LOAD", "requests, after which it may be sooner"),
+    ("select_service.edge.garbage", "LOAD_S", "seconds between them then"),
     ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
     ("select_service.edge.console.slices", "SLICE_S", "seconds of the console's look in a row"),
     ("select_service.edge.console.stream", "INTERVAL_S", "seconds between messages to its pages"),

@@ -60,7 +60,7 @@ def let_pass(core: SelectionCore, now: float, turns: int) -> float:
     return now
 
 
-def reservations(core: SelectionCore, count: int, now: float) -> tuple[float, float]:
+def reservations(core: SelectionCore, count: int, now: float) -> tuple[float, float, float]:
     for number in range(count):
         first = number * BLOCKS
         request = ReservationRequest(
@@ -74,19 +74,21 @@ def reservations(core: SelectionCore, count: int, now: float) -> tuple[float, fl
     full = rss_mb()
     for number in range(count):
         core.free(f"r{now:.0f}-{number}", now)
-    return full, let_pass(core, now, 200)
+    for _ in range(2000):
+        core.tick(now + 1.0)
+    return full, settled_mb(), let_pass(core, now, 200)
 
 
-def partitions(core: SelectionCore, count: int, now: float) -> tuple[float, float]:
+def partitions(core: SelectionCore, count: int, now: float) -> tuple[float, float, float]:
     for number in range(count):
         core.upsert_worker(spec(100 + number, model_name=f"m{now:.0f}-{number}"), now)
     full = rss_mb()
     for number in range(count):
         core.delete_worker(100 + number, now)
-    return full, let_pass(core, now, 40)
+    return full, settled_mb(), let_pass(core, now, 40)
 
 
-LOADS: dict[str, Callable[[SelectionCore, int, float], tuple[float, float]]] = {
+LOADS: dict[str, Callable[[SelectionCore, int, float], tuple[float, float, float]]] = {
     "reservations": reservations,
     "partitions": partitions,
 }
@@ -94,12 +96,13 @@ LOADS: dict[str, Callable[[SelectionCore, int, float], tuple[float, float]]] = {
 
 def main(what: str, count: int) -> None:
     core, load = core_with(2), LOADS[what]
-    _, now = load(core, count // 100, 1.0)  # what is imported and set up once
+    _, _, now = load(core, count // 100, 1.0)  # what is imported and set up once
     before = settled_mb()
-    full, now = load(core, count, now)
+    full, ended, now = load(core, count, now)
     after = settled_mb()
     core.check()
-    told = {"before": before, "full": full, "after": after, "left": len(core.membership.partitions)}
+    told = {"before": before, "full": full, "ended": ended, "after": after}
+    told["left"] = len(core.membership.partitions)
     sys.stdout.write(json.dumps(told))
 
 

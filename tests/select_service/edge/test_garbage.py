@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from select_service.edge.garbage import FULL_S, QUIET_FULL_S, GarbageCollection
+from select_service.edge.garbage import FULL_S, LOAD, LOAD_S, QUIET_FULL_S, GarbageCollection
 from select_service.edge.http.traffic import Traffic
 
 
@@ -51,6 +51,15 @@ def test_everything_is_looked_through_once_it_is_quiet() -> None:
     world.traffic.in_flight = 0
     assert world.look(world.now + 1)
     assert not world.look(world.now + 1), "and not again so soon"
+
+
+def test_after_a_load_it_is_sooner() -> None:
+    world = World()
+    for _ in range(LOAD):
+        world.request()
+    assert not world.look(LOAD_S), "they have only just been answered"
+    assert world.look(LOAD_S + 1)
+    assert not world.look(2 * LOAD_S + 2), "there was no other load"
 
 
 def test_without_a_quiet_moment_it_comes_all_the_same() -> None:
