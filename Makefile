@@ -29,7 +29,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -95,9 +95,22 @@ test-pure: $(VENV)/.installed-test
 # runs, engines' own publishers, the reference service as an opponent.
 test-full: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory --jobs=2 downloads test-floors
-	$(MAKE) --no-print-directory test-heavy
-	$(MAKE) --no-print-directory test-ray
+	$(MAKE) --no-print-directory test-beside-soak
 	$(MAKE) --no-print-directory test-faults
+
+# These take ten minutes in any case, and so long a soak lives beside them: at the lowest priority
+# and less than a tenth of a processor, with ports of its own. What it found is shown, and counts.
+SOAK_SECONDS ?= 600
+test-beside-soak: $(VENV)/.installed-test
+	@mkdir -p build; \
+	SOAK_SECONDS=$(SOAK_SECONDS) TEST_PORTS_FIRST=14000 setsid nice -n 10 $(BIN)/python -m pytest tests/faults/test_soak.py \
+	  -p no:cacheprovider > build/soak-beside.txt 2>&1 & soak=$$!; \
+	trap 'kill -- -$$soak 2>/dev/null' INT TERM; \
+	$(MAKE) --no-print-directory test-heavy && $(MAKE) --no-print-directory test-ray; others=$$?; \
+	test $$others -eq 0 || kill -- -$$soak 2>/dev/null; \
+	wait $$soak; soaked=$$?; \
+	echo "the soak beside these tests:"; cat build/soak-beside.txt; \
+	test $$others -eq 0 && test $$soaked -eq 0
 
 test-heavy: downloads
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \

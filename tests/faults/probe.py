@@ -44,10 +44,12 @@ class Probe:
     seen: list[tuple[float, float]]
     """When (`time.monotonic`), and how many milliseconds."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", pause_s: float = PAUSE_S) -> None:
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_ask, args=(theirs, host, port), daemon=True)
+        self._process = context.Process(
+            target=_ask, args=(theirs, host, port, pause_s), daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._process.start()
@@ -79,7 +81,7 @@ def share(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
-def _ask(pipe: multiprocessing.connection.Connection, host: str, port: int) -> None:
+def _ask(pipe: multiprocessing.connection.Connection, host: str, port: int, pause_s: float) -> None:
     seen: list[tuple[float, float]] = []
     overslept: list[float] = []
     failed = 0
@@ -100,6 +102,6 @@ def _ask(pipe: multiprocessing.connection.Connection, host: str, port: int) -> N
                 connection.close()
             connection = None
         began = time.perf_counter()
-        time.sleep(PAUSE_S)
-        overslept.append((time.perf_counter() - began - PAUSE_S) * 1e3)
+        time.sleep(pause_s)
+        overslept.append((time.perf_counter() - began - pause_s) * 1e3)
     pipe.send((seen, overslept, failed))

@@ -15,6 +15,7 @@ class Vitals:
     peak_mb: float  # since `forget_peak`
     fds: int
     threads: int
+    cpu_s: float  # of processors, since it began
 
 
 def vitals(pid: int) -> Vitals:
@@ -23,11 +24,13 @@ def vitals(pid: int) -> Vitals:
     status = dict(
         line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line
     )
+    ticks = (proc / "stat").read_text().rpartition(")")[2].split()  # the name may have blanks
     return Vitals(
         int(status["VmRSS"].split()[0]) / 1024,
         int(status["VmHWM"].split()[0]) / 1024,
         len(os.listdir(proc / "fd")),
         int(status["Threads"]),
+        sum(map(int, ticks[11:13])) / os.sysconf("SC_CLK_TCK"),
     )
 
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 
 HOST = "127.0.0.1"
 # Below the kernel's ephemeral range, five digits like the recordings; runners side by side have a
-# range each, since a port that was given out need not be bound yet.
+# range each, since a port that was given out need not be bound yet. TEST_PORTS_FIRST=14000 leaves
+# this range to others who run tests at the same time.
 RUNNERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 RUNNER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-SPAN = 12_000 // RUNNERS // 100 * 100
-FIRST = 20_000 + RUNNER * SPAN
+SPAN = (12_000 if "TEST_PORTS_FIRST" not in os.environ else 4_000) // RUNNERS // 100 * 100
+FIRST = int(os.environ.get("TEST_PORTS_FIRST", "20000")) + RUNNER * SPAN
 LAST = FIRST + SPAN
 ATTEMPTS = 200
 _given: set[int] = set()  # what was given out need not be bound yet
