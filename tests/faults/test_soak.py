@@ -1,4 +1,4 @@
-"""The soak, short and brisk; and with SOAK_SECONDS, gently beside other tests (`make test-full`)."""
+"""The soak, short and brisk; with SOAK_SECONDS so long, and gently (`make test-full`)."""
 
 from __future__ import annotations
 
