@@ -297,6 +297,13 @@ FLAGS: Final = (
         watch='auth_reloads_total{outcome="refused"}',
     ),
     Flag(
+        "--token-chars-max",
+        _whole(64, 16_384),
+        "N",
+        "longest token that is looked at, 401 beyond; it has to fit into --head-bytes-max, too",
+        watch='auth_refused_total{reason="unknown"}',
+    ),
+    Flag(
         "--tls-cert",
         _path,
         "FILE",
@@ -1403,7 +1410,7 @@ FLAGS: Final = (
     ),
     Flag(
         "--head-bytes-max",
-        _whole(1024, _COUNT),  # a token has up to 512
+        _whole(1024, _COUNT),  # a token has up to 512 by default
         "N",
         "longest request line with its headers, 431 beyond",
         watch='http_connections_cut_total{reason="malformed"}',

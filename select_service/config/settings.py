@@ -92,6 +92,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     side_host: str | None = None  # None: that of `host`, or every address where that is loopback
     token_file: str | None = None
     token_file_bytes_max: int = 4 << 20  # some 20,000 records
+    token_chars_max: int = 512  # ours have 47; an identity provider's may be longer
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None

@@ -110,7 +110,6 @@ FIXED = (
         "seconds of a snapshot between other requests",
     ),
     ("select_service.edge.security.tokens", "TOKEN_CHARS_MIN", "shortest token that is looked at"),
-    ("select_service.edge.security.tokens", "TOKEN_CHARS_MAX", "longest token that is looked at"),
     (
         "select_service.edge.security.tls",
         "LOOK_EVERY_S",

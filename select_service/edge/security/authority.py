@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from select_service.edge.routing import OPEN
-from select_service.edge.security.tokens import BYTES_MAX, TokenBook, read_token_file
+from select_service.edge.security.tokens import (
+    BYTES_MAX,
+    TOKEN_CHARS_MAX,
+    TokenBook,
+    read_token_file,
+)
 from select_service.errors import (
     MissingScope,
     ServiceError,
@@ -82,17 +87,23 @@ class Authority:
     """
 
     def __init__(
-        self, path: str, wall: Callable[[], float] = _wall_clock, *, bytes_max: int = BYTES_MAX
+        self,
+        path: str,
+        wall: Callable[[], float] = _wall_clock,
+        *,
+        bytes_max: int = BYTES_MAX,
+        chars_max: int = TOKEN_CHARS_MAX,
     ) -> None:
-        """Read the file, of no more than so many bytes.
+        """Read the file, of no more than so many bytes, for tokens of no more than so many.
 
         Raises:
             TokenFileUnusable: it cannot be used.
         """
         self._path = path
         self._bytes_max = bytes_max
+        self._chars_max = chars_max
         self._wall = wall
-        self.book = read_token_file(path, bytes_max)
+        self.book = read_token_file(path, bytes_max, chars_max)
         self._reckoned_at = wall()
         self._next_expiry = self.book.next_expiry(self._reckoned_at)
         self._forgetful: list[Callable[[], None]] = []
@@ -117,7 +128,7 @@ class Authority:
         Raises:
             TokenFileUnusable: it cannot be used.
         """
-        return read_token_file(self._path, self._bytes_max)
+        return read_token_file(self._path, self._bytes_max, self._chars_max)
 
     def adopt(self, book: TokenBook) -> None:
         """Put what a file says in force, for requests from now on."""

@@ -40,8 +40,11 @@ class Security:
         """
         self.authority: Authority | None = None
         if settings.token_file is not None:
-            bytes_max = settings.token_file_bytes_max
-            self.authority = Authority(settings.token_file, bytes_max=bytes_max)
+            self.authority = Authority(
+                settings.token_file,
+                bytes_max=settings.token_file_bytes_max,
+                chars_max=settings.token_chars_max,
+            )
         self.certificates: Certificates | None = None
         if settings.tls_cert is not None:
             self.certificates = Certificates(

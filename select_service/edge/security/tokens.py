@@ -45,7 +45,7 @@ TOKEN_BYTES: Final = 32
 TOKEN_CHARS_MIN: Final = 22
 """Of a token: 128 bits in base64. Fewer can be guessed from their hash."""
 
-TOKEN_CHARS_MAX: Final = 512
+TOKEN_CHARS_MAX: Final = Settings().token_chars_max
 """Of a token that is hashed at all: whoever asks must not have us hash a head of 64 KiB."""
 
 BYTES_MAX: Final = Settings().token_file_bytes_max
@@ -85,12 +85,13 @@ class Entry(Struct, frozen=True):
 class TokenBook:
     """Everybody who is known."""
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        """Take records in.
+    def __init__(self, records: Iterable[Record] = (), *, chars_max: int = TOKEN_CHARS_MAX) -> None:
+        """Take records in; a token of more characters is nobody's.
 
         Raises:
             TokenFileUnusable: two of them have a name, a token or a certificate in common.
         """
+        self._chars_max = chars_max
         self._by_digest: dict[bytes, Entry] = {}
         self._by_certificate: dict[str, Entry] = {}
         names: set[str] = set()
@@ -121,7 +122,7 @@ class TokenBook:
         The hash finds the entry, so time tells nothing of a token that is nearly right; what was
         found is compared in constant time all the same.
         """
-        if not TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX:
+        if not TOKEN_CHARS_MIN <= len(token) <= self._chars_max:
             return None
         digest = hashlib.sha256(token).digest()
         entry = self._by_digest.get(digest)
@@ -149,8 +150,10 @@ def _entry(record: Record) -> Entry:
     return Entry(record.name, digest, scopes, tenants, expires_at)
 
 
-def read_token_file(path: str, bytes_max: int = BYTES_MAX) -> TokenBook:
-    """Read a whole file of no more than so many bytes.
+def read_token_file(
+    path: str, bytes_max: int = BYTES_MAX, chars_max: int = TOKEN_CHARS_MAX
+) -> TokenBook:
+    """Read a whole file of no more than so many bytes, for tokens of no more than so many.
 
     Raises:
         TokenFileUnusable: it cannot be read, or one line of it makes no sense.
@@ -174,7 +177,7 @@ def read_token_file(path: str, bytes_max: int = BYTES_MAX) -> TokenBook:
         except (msgspec.DecodeError, RecursionError) as error:
             raise TokenFileUnusable(f"{path} line {number}: {_why(error)}") from None
     try:
-        return TokenBook(records)
+        return TokenBook(records, chars_max=chars_max)
     except TokenFileUnusable as error:
         raise TokenFileUnusable(f"{path}: {error}") from None
 

@@ -58,6 +58,14 @@ def test_a_short_secret_is_refused_although_its_hash_is_listed() -> None:
     assert TokenBook([record(sha256=digest)]).by_token(b"correct horse") is None
 
 
+def test_how_long_a_token_may_be_is_a_setting() -> None:
+    """Found on the way: one of an identity provider's was nobody's, whatever the file said."""
+    token = "t" * 1000
+    listed = [record(sha256=hashlib.sha256(token.encode()).hexdigest())]
+    assert TokenBook(listed).by_token(token.encode()) is None
+    assert TokenBook(listed, chars_max=1000).by_token(token.encode()) is not None
+
+
 def test_hashes_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     genuine = hmac.compare_digest
