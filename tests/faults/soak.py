@@ -175,7 +175,7 @@ def soak(folder: Path, seconds: float, pace: Pace = BRISK_PACE) -> Soak:
                     lambda: come_and_go(a, next(numbers)), pace.partition_s
                 ),
                 "replicas joined and left": Turns(
-                    lambda: join_and_leave(folder, a, b), pace.join_s
+                    lambda: join_and_leave(folder, a, b), min(pace.join_s, seconds / 6)
                 ),
                 "restarts of an engine": Turns(publishing[0].restart, seconds / 12),
             }
