@@ -64,8 +64,8 @@ class Dumps:
         """How many are under way."""
         return self._places.taken
 
-    def begin(self, tenants: frozenset[str] | None) -> AsyncIterator[bytes]:
-        """Begin a dump; its pieces let the loop go every few hundred microseconds.
+    def begin(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
+        """GET /dump: begin one; its pieces let the loop go every few hundred microseconds.
 
         Args:
             tenants: whose indexes; None: all.

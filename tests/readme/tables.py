@@ -51,7 +51,7 @@ FIXED = (
         "bytes of a tracestate passed on",
     ),
     ("select_service.edge.app", "TRACED_SWITCH_S", "seconds the exporting thread keeps the loop"),
-    ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
+    ("select_service.edge.driving.housekeeping", "HOUSEKEEPING_S", "seconds an expiry may be late"),
     ("select_service.edge.garbage", "QUIET_FULL_S", "seconds between full garbage collections"),
     ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
     ("select_service.edge.console.slices", "SLICE_S", "seconds of the console's look in a row"),

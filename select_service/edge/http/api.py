@@ -37,7 +37,6 @@ from select_service.edge.codec.answers import (
 from select_service.edge.codec.bulk import BodyGuard
 from select_service.edge.codec.forms import Form
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder
-from select_service.edge.driver import SHADOW_SCOPES_LISTED
 from select_service.edge.reloading import ConfigChange, ConfigStatus
 from select_service.edge.routing import (
     Route,
@@ -48,6 +47,7 @@ from select_service.edge.routing import (
     read_u64,
 )
 from select_service.edge.telling import LISTED, LISTED_MAX, Wanted
+from select_service.edge.verbs.inspecting import SHADOW_SCOPES_LISTED
 from select_service.edge.waves import WaveBody, explained
 from select_service.errors import InvalidField, InvalidQuery, ServiceError
 from select_service.shadow_types import ShadowStatus

@@ -211,8 +211,8 @@ def test_a_doubtful_index_is_read_again_over_the_wire() -> None:
             stream = service.core.membership.stream_at(rank)
             index = service.core.partitions[Scope("default", "default")].index
             assert stream is not None
-            assert service._listeners is not None
-            listeners = service._listeners
+            assert service.sources.listeners is not None
+            listeners = service.sources.listeners
             await until(lambda: listeners.is_connected(stream))
             tokens = list(range(64))
             payload = encode_batch(1.0, [Stored((1, 2, 3, 4), None, tuple(tokens))], block_size=16)

@@ -99,7 +99,7 @@ def test_a_client_that_does_not_read() -> None:
             while True:
                 yield b"x" * 65536
 
-        service.dump = endless  # type: ignore[method-assign,assignment]
+        service.dump = endless  # type: ignore[assignment]
         wire = await Wire.to(port)
         wire.ask("GET", "/dump")
         await until(lambda: _counts(server).write_timeouts == 1)
