@@ -1,6 +1,6 @@
 """Decisions told to who asks, a slice at a time: large fleets must not hold the loop.
 
-`core/decisions/explaining.py` makes the numbers; `http/api.py` and `embedded.py` stand before it.
+`core/decisions/explaining.py` makes the numbers; handlers and `embedded.py` stand before it.
 """
 
 from __future__ import annotations

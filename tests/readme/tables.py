@@ -136,9 +136,13 @@ FIXED = (
     ),
     ("select_service.core.books.leases", "LISTED_MAX", "leases in one answer of GET /leases"),
     ("select_service.edge.telling", "LISTED_MAX", "decisions in one answer of GET /decisions"),
-    ("select_service.edge.http.api", "SHADOW_SCOPES_MAX", "scopes in one answer of GET /shadow"),
     (
-        "select_service.edge.http.api",
+        "select_service.edge.http.handlers.inspection",
+        "SHADOW_SCOPES_MAX",
+        "scopes in one answer of GET /shadow",
+    ),
+    (
+        "select_service.edge.http.handlers.workers",
         "CANDIDATES_MAX",
         "workers one GET /scale_down_candidates names",
     ),

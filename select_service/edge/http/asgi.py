@@ -2,7 +2,7 @@
 
 Everything about one exchange that is not the route's own business: media type, body limit, HEAD,
 streams, clients that leave, refusals, crashes and their counters. Uvicorn (through `protocol.py`)
-stands before it, the handlers of `api.py` behind it.
+stands before it, `api.py` and its handlers behind it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from select_service.edge.codec.answers import (
 )
 from select_service.edge.codec.forms import Form, answer_type, form_of
 from select_service.edge.http.access_log import log_access, short
-from select_service.edge.http.api import ROUTES, Api, Handler, Request
+from select_service.edge.http.api import Api, Handler, Request
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.edge.places import StreamCut
 from select_service.edge.routing import Route, Router

@@ -18,9 +18,10 @@ from select_service.edge.app import Server, create_door, create_driver
 from select_service.edge.codec.answers import Response, Settling
 from select_service.edge.driver import Driver
 from select_service.edge.http import fast_lane
-from select_service.edge.http.api import ROUTES, Api
+from select_service.edge.http.api import Api
 from select_service.edge.http.asgi import Door, Head
 from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
+from select_service.edge.http.routes import ROUTES
 from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 

@@ -18,7 +18,9 @@ from select_service.admission_types import AdmissionChange, BusyThresholdChange,
 from select_service.drain_types import DrainRequest
 from select_service.edge.console.routes import Booth
 from select_service.edge.driver import Driver
-from select_service.edge.http.api import ROUTES, Handler, PeerRequest
+from select_service.edge.http.api import Handler
+from select_service.edge.http.bodies import PeerRequest
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.reloading import ConfigChange
 from select_service.edge.routing import OPEN, Route
