@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from select_service.edge.app import Server, create_door, create_driver
+from select_service.edge.app import create_door, create_driver
 from select_service.edge.codec.answers import Response, Settling
 from select_service.edge.driver import Driver
 from select_service.edge.http import fast_lane
@@ -22,6 +22,7 @@ from select_service.edge.http.api import Api
 from select_service.edge.http.asgi import Door, Head
 from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
 from select_service.edge.http.routes import ROUTES
+from select_service.edge.server import Server
 from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 

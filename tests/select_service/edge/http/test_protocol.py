@@ -12,11 +12,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.http import protocol
 from select_service.edge.http.protocol import RESERVED_MAX, ConnectionLimits, GuardedProtocol
 from select_service.edge.http.traffic import Connections
+from select_service.edge.server import Server
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
