@@ -14,7 +14,8 @@ from select_service.config import ENVIRONMENT, FLAGS, Settings
 from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
-from select_service.edge.metrics.exposition import PREFIX, Metrics
+from select_service.edge.metrics.exposition import Metrics
+from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limits import TURN_BUDGETS, limit_values
 from tests.readme.document import README, anchor, headings
 

@@ -15,7 +15,8 @@ from select_service.config import FLAGS
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import Traffic
-from select_service.edge.metrics.exposition import PREFIX, Metrics
+from select_service.edge.metrics.exposition import Metrics
+from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limits import TURN_BUDGETS, limit_hits, limit_values
 from select_service.errors import InvalidRequest
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
