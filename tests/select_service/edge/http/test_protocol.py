@@ -14,7 +14,8 @@ from uvicorn.server import ServerState
 
 from select_service.edge.driver import Driver
 from select_service.edge.http import protocol
-from select_service.edge.http.protocol import RESERVED_MAX, ConnectionLimits, GuardedProtocol
+from select_service.edge.http.connections import ConnectionLimits
+from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
