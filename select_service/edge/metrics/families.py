@@ -16,11 +16,15 @@ SCOPE: Final = ("model_name", "tenant_id")
 RANK: Final = ("worker_id", "dp_rank", *SCOPE)
 
 
-def counter(name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
-    """Return a family of counters without series."""
-    return CounterMetricFamily(PREFIX + name, text, labels=labels)
+def counter(
+    name: str, text: str, labels: Sequence[str] | None = None, *, value: float | None = None
+) -> CounterMetricFamily:
+    """Return a family of counters: of one, if it has its value, else without series."""
+    return CounterMetricFamily(PREFIX + name, text, value, labels)
 
 
-def gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-    """Return a family of gauges without series."""
-    return GaugeMetricFamily(PREFIX + name, text, labels=labels)
+def gauge(
+    name: str, text: str, labels: Sequence[str] | None = None, *, value: float | None = None
+) -> GaugeMetricFamily:
+    """Return a family of gauges likewise."""
+    return GaugeMetricFamily(PREFIX + name, text, value, labels)

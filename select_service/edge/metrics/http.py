@@ -51,24 +51,24 @@ class HttpMetrics(Collector):
 
     def _connections(self) -> Iterator[Metric]:
         counts = self._traffic.connections
-        in_flight = gauge("http_requests_in_flight", "Requests under way or waiting.")
-        in_flight.add_metric((), self._traffic.in_flight)
-        yield in_flight
-        crashes = counter("http_crashes", "Requests that failed through an error of ours.")
-        crashes.add_metric((), self._traffic.crashes)
-        yield crashes
-        connections = gauge("http_connections", "Open connections.")
-        connections.add_metric((), counts.open)
-        yield connections
-        unread = gauge("http_unread_bytes", "Bytes of answers that clients have yet to read.")
-        unread.add_metric((), counts.unread_bytes)
-        yield unread
-        shaking = gauge("tls_handshakes", "TLS handshakes under way.")
-        shaking.add_metric((), counts.handshakes)
-        yield shaking
-        accepted = counter("http_connections_accepted", "Connections accepted.")
-        accepted.add_metric((), counts.accepted)
-        yield accepted
+        yield gauge(
+            "http_requests_in_flight",
+            "Requests under way or waiting.",
+            value=self._traffic.in_flight,
+        )
+        yield counter(
+            "http_crashes",
+            "Requests that failed through an error of ours.",
+            value=self._traffic.crashes,
+        )
+        yield gauge("http_connections", "Open connections.", value=counts.open)
+        yield gauge(
+            "http_unread_bytes",
+            "Bytes of answers that clients have yet to read.",
+            value=counts.unread_bytes,
+        )
+        yield gauge("tls_handshakes", "TLS handshakes under way.", value=counts.handshakes)
+        yield counter("http_connections_accepted", "Connections accepted.", value=counts.accepted)
         yield from self._console()
         cut = counter("http_connections_cut", "Connections closed for a fault.", ("reason",))
         for reason in (
@@ -84,9 +84,9 @@ class HttpMetrics(Collector):
 
     def _console(self) -> Iterator[Metric]:
         counts = self._traffic.console
-        clients = gauge("console_clients", "Pages of the console kept up to date.")
-        clients.add_metric((), counts.clients)
-        yield clients
+        yield gauge(
+            "console_clients", "Pages of the console kept up to date.", value=counts.clients
+        )
         ended = counter("console_clients_ended", "Pages sent away, by reason.", ("reason",))
         ended.add_metric(["refused"], counts.refused)
         ended.add_metric(["slow"], counts.dropped)

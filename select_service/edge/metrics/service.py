@@ -47,9 +47,11 @@ class ServiceMetrics(Collector):
         for kernel, taken in kernels_in_use().items():
             compiled.add_metric([kernel], taken)
         yield compiled
-        faults = counter("housekeeping_faults", "Turns of housekeeping that failed by our error.")
-        faults.add_metric((), self._service.housekeeping_faults)
-        yield faults
+        yield counter(
+            "housekeeping_faults",
+            "Turns of housekeeping that failed by our error.",
+            value=self._service.housekeeping_faults,
+        )
         yield from self._dumps()
         yield from self._catalog()
         groups = groups_of(self._service.core, self._scope_series_max)
@@ -60,9 +62,7 @@ class ServiceMetrics(Collector):
         yield from self._ranks()
 
     def _dumps(self) -> Iterator[Metric]:
-        running = gauge("dumps_running", "GET /dump under way.")
-        running.add_metric((), self._service.dumps.running)
-        yield running
+        yield gauge("dumps_running", "GET /dump under way.", value=self._service.dumps.running)
         dumps = counter("dumps", "GET /dump that ended, or were refused.", ("outcome",))
         for outcome, count in self._service.dumps.outcomes.items():
             dumps.add_metric([outcome], count)
@@ -86,18 +86,16 @@ class ServiceMetrics(Collector):
 
     def _scopes(self) -> Iterator[Metric]:
         count = len(in_use(self._service.core))
-        scopes = gauge("scopes", "Scopes with workers.")
-        scopes.add_metric((), count)
-        yield scopes
-        unlisted = gauge("scopes_unlisted", "Scopes summed up under `other`: too many.")
-        unlisted.add_metric((), max(0, count - self._scope_series_max))
-        yield unlisted
+        yield gauge("scopes", "Scopes with workers.", value=count)
+        yield gauge(
+            "scopes_unlisted",
+            "Scopes summed up under `other`: too many.",
+            value=max(0, count - self._scope_series_max),
+        )
 
     def _selections(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
         counters = self._service.core.counters
-        selections = counter("selections", "Selections answered with a worker.")
-        selections.add_metric((), counters.selections)
-        yield selections
+        yield counter("selections", "Selections answered with a worker.", value=counters.selections)
         for name, what, count in (
             ("selected_isl_tokens", "Tokens of their prompts.", counters.selected_isl_tokens),
             (
@@ -106,38 +104,38 @@ class ServiceMetrics(Collector):
                 counters.selected_prefill_tokens,
             ),
         ):
-            family = counter(name, what)
-            family.add_metric((), count)
-            yield family
+            yield counter(name, what, value=count)
         for name, what, count in (
             ("waves", "Waves of prompts, POST /select_batch.", counters.waves),
             ("wave_samples", "Samples in them.", counters.wave_samples),
             ("waves_undone", "Of all or none: none.", counters.waves_undone),
         ):
-            family = counter(name, what)
-            family.add_metric((), count)
-            yield family
+            yield counter(name, what, value=count)
         sessions = self._service.core.sessions
-        known = gauge("sessions", "Sessions whose next request goes where the last one went.")
-        known.add_metric((), len(sessions))
-        yield known
+        yield gauge(
+            "sessions",
+            "Sessions whose next request goes where the last one went.",
+            value=len(sessions),
+        )
         for name, what, count in (
             ("sessions_expired", "Sessions silent for too long.", sessions.counters.expired),
             ("sessions_evicted", "Forgotten for later ones.", sessions.counters.evicted),
         ):
-            family = counter(name, what)
-            family.add_metric((), count)
-            yield family
+            yield counter(name, what, value=count)
         family = counter("session_requests", "Requests with a session, by outcome.", ("outcome",))
         for outcome in ("begun", "kept", "moved_busy", "moved_ineligible", "released"):
             family.add_metric([outcome], getattr(sessions.counters, outcome))
         yield family
-        waited = counter("selections_queued", "Selections that had to wait for capacity.")
-        waited.add_metric((), counters.selections_waited)
-        yield waited
-        withdrawn = counter("selections_withdrawn", "Waiting selections whose client went.")
-        withdrawn.add_metric((), counters.selections_withdrawn)
-        yield withdrawn
+        yield counter(
+            "selections_queued",
+            "Selections that had to wait for capacity.",
+            value=counters.selections_waited,
+        )
+        yield counter(
+            "selections_withdrawn",
+            "Waiting selections whose client went.",
+            value=counters.selections_withdrawn,
+        )
         failed = counter("selections_failed", "Selections that were refused.", ("code",))
         for code, count in sorted(counters.selections_failed.items()):
             failed.add_metric([code], count)
@@ -167,9 +165,11 @@ class ServiceMetrics(Collector):
             live.add_metric(["prefill", *scope], prefilling)
             live.add_metric(["decode", *scope], total - prefilling)
         yield live
-        freed = gauge("freed_reservation_ids", "Ids of ended reservations still remembered.")
-        freed.add_metric((), core.desk.bookings.freed_count)
-        yield freed
+        yield gauge(
+            "freed_reservation_ids",
+            "Ids of ended reservations still remembered.",
+            value=core.desk.bookings.freed_count,
+        )
         remembered = gauge("remembered_bytes", "Memory of what has ended and is remembered.")
         bookings, claims = core.desk.bookings, core.desk.announcer.claims
         pins = core.membership.pins
@@ -186,12 +186,10 @@ class ServiceMetrics(Collector):
 
     def _leases(self) -> Iterator[Metric]:
         leases = self._service.core.desk.leases
-        opened = gauge("leases", "Open leases.")
-        opened.add_metric((), len(leases))
-        yield opened
-        ended = gauge("ended_leases", "Ids of ended leases still remembered.")
-        ended.add_metric((), leases.ended_count)
-        yield ended
+        yield gauge("leases", "Open leases.", value=len(leases))
+        yield gauge(
+            "ended_leases", "Ids of ended leases still remembered.", value=leases.ended_count
+        )
         events = counter("lease_events", "What happened to leases.", ("event",))
         for event in ("opened", "renewed", "closed", "expired", "refused", "reopening"):
             events.add_metric([event], getattr(leases, event))
@@ -213,9 +211,9 @@ class ServiceMetrics(Collector):
                 decode.add_metric(labels, float(ledger.decode[slot]))
                 requests.add_metric(labels, float(ledger.requests[slot]))
         yield from (prefill, decode, requests)
-        seats = gauge("ranks", "Ranks of workers that are schedulable or drain.")
-        seats.add_metric((), ranks)
-        yield seats
-        unlisted = gauge("ranks_unlisted", "Ranks without series of their own: too many.")
-        unlisted.add_metric((), max(0, ranks - self._rank_series_max))
-        yield unlisted
+        yield gauge("ranks", "Ranks of workers that are schedulable or drain.", value=ranks)
+        yield gauge(
+            "ranks_unlisted",
+            "Ranks without series of their own: too many.",
+            value=max(0, ranks - self._rank_series_max),
+        )
