@@ -161,11 +161,11 @@ class Driver:
         self.dumps = Dumps(self.core, self._dump_limits, clock)
         self.discovery: Discovery | None = None
         self.readiness = Readiness(ready_timeout_s, clock)
-        if replica_sync_port is not None:
-            self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._recovering = recovering = Recovering(self.core, self.readiness, clock)
         recovering.ask_peers(indexer_peers, recovery_limits, self.credentials, self.addresses)
         recovering.look_back(keeper, snapshot_limits, self._is_fleet_known)
+        if replica_sync_port is not None:
+            self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._carrier = Carrier(keeper, tracing)
         self._carry_out = self._carrier.carry_out
         turn = Turn(self.core, clock, self._carry_out)

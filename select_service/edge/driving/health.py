@@ -16,7 +16,6 @@ from select_service.edge.readiness import WORKER
 from select_service.types import Ready
 
 if TYPE_CHECKING:
-    from select_service.core.service import SelectionCore
     from select_service.doctor_types import DoctorLimits
     from select_service.edge.doctor import Doctor
     from select_service.edge.driving.carrying import Carrier
@@ -54,8 +53,7 @@ class Health:
             keeper: says what became of the state on disk.
             limits: how often the fleet is examined.
         """
-        self._core: SelectionCore = turn.core
-        self._clock = turn.clock
+        self._core, self._clock, _ = turn
         self._carrier = carrier
         self._readiness = readiness
         self._keeper = keeper
