@@ -390,7 +390,9 @@ class SelectionCore:
         self.room.check(self.partitions.values())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
-        assert self.reader.schedulable == sum(len(p.workers) for p in self.partitions.values())
+        assert self.reader.schedulable == sum(
+            len(p.seating.workers) for p in self.partitions.values()
+        )
 
 
 def _rooms(recorder: Recorder | None) -> tuple[type[Desk], type[Placing], type[Selecting]]:

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from select_service.config import Settings
     from select_service.core.books.leases import Lease
     from select_service.core.effects import Effects, Listen, TrustNews
-    from select_service.core.partition import Placement
+    from select_service.core.pricing.placement import Placement
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.core.trust.trusting import TrustSeat
     from select_service.core.waves.waves import Item

@@ -1,6 +1,6 @@
 """Requests that wait for capacity: who is next, and nothing else.
 
-A request waits while every rank it may use is busy; `partition.py` decides that and drains.
+A request waits while every rank it may use is busy; `class_queues.py` decides that and whose turn it is.
 The driver keeps one future per Ticket.
 """
 

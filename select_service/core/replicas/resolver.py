@@ -96,7 +96,7 @@ class Resolver:
         partition = self._membership.partitions.get(claim.scope)
         if partition is None or partition.index.block_size != claim.record.block_size:
             return None
-        worker = partition.seated.get(claim.record.worker_id)
+        worker = partition.seating.present.get(claim.record.worker_id)
         if worker is None or claim.record.dp_rank not in worker.slots:
             return None
         return partition, worker.slots[claim.record.dp_rank]

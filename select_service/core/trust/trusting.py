@@ -261,7 +261,7 @@ class Trusting:
         some = self._verdicts[-self._streams_per_turn :]
         del self._verdicts[-self._streams_per_turn :]
         for partition, rank, verdict in some:
-            worker = partition.seated.get(rank.worker_id)
+            worker = partition.seating.present.get(rank.worker_id)
             slot = None if worker is None else worker.slots.get(rank.dp_rank)
             if slot is not None:  # it may have gone meanwhile
                 partition.trust.note_freshness(slot, *verdict)
@@ -331,7 +331,7 @@ class Trusting:
             for scope, partition in sorted(self._membership.partitions.items())
             if (model_name is None or scope.model_name == model_name)
             and (tenant_id is None or scope.tenant_id == tenant_id)
-            for rank, slot in partition.seats()
+            for rank, slot in partition.seating.seats()
         ]
 
     def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:

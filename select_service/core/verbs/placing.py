@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.decisions.decisions import Decisions
     from select_service.core.doctor.sampling import Sampler
-    from select_service.core.partition import Placement
+    from select_service.core.pricing.placement import Placement
     from select_service.core.shadow.shadow import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
     from select_service.decision_types import Decision

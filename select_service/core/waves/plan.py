@@ -221,7 +221,7 @@ class WavePlan:
         if constraints is not UNSET and constraints.preferred_taints:
             rows = member.rows
             slots = range(rows.stop) if isinstance(rows, slice) else rows.tolist()
-            taints = [self._partition.taints_at(slot) for slot in slots]
+            taints = [self._partition.seating.taints_at(slot) for slot in slots]
             prices = prefer(prices, constraints.preferred_taints, taints)
         return prices, projection.cached_tokens
 
