@@ -25,7 +25,7 @@ from select_service.core.pricing.picking import pick
 from select_service.core.pricing.placement import Placement, worker_overlap
 from select_service.core.pricing.projection import matched, project
 from select_service.core.pricing.scoring import costs, is_plain, prefer
-from select_service.core.trust.trust import Trust
+from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
@@ -84,9 +84,9 @@ class Partition:
         self.hit_tally = HitTally()
         self.demand = DemandTally()
         self.shadow_tally: ShadowTally | None = None
-        """What another set of weights would have chosen, once one looks on; see `shadow.py`."""
+        """What another set of weights would have chosen; see `shadow/onlooker.py`."""
         self.is_watched = False
-        """Whether decisions are kept; see `decisions/decisions.py`."""
+        """Whether decisions are kept; see `decisions/keeping.py`."""
         self.lookout: Lookout | None = None
 
     # -- the decision --------------------------------------------------------------------------

@@ -26,15 +26,15 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
-from select_service.core.decisions.decisions import Decisions
+from select_service.core.decisions.keeping import Decisions
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
 from select_service.core.membership import Membership
 from select_service.core.pricing.policy import default_policy
 from select_service.core.pricing.scoring import overtaking_s
-from select_service.core.replicas.replicas import Replicas
-from select_service.core.shadow.shadow import Shadowing
+from select_service.core.replicas.plane import Replicas
+from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -60,8 +60,8 @@ from select_service.core.verbs.reserving import Reserving
 from select_service.core.verbs.selecting import Selecting
 from select_service.core.verbs.waiting_room import WaitingRoom
 from select_service.core.waves.plan import WavePlan
+from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
-from select_service.core.waves.waves import Waves
 from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.placement import Placement
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.core.trust.trusting import TrustSeat
-    from select_service.core.waves.waves import Item
+    from select_service.core.waves.steps import Item
     from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor

@@ -143,11 +143,11 @@ FIXED = (
         "workers one GET /scale_down_candidates names",
     ),
     (
-        "select_service.core.decisions.decisions",
+        "select_service.core.decisions.keeping",
         "EXPLAINED_MAX",
         "explained bookings, for who repeats one",
     ),
-    ("select_service.core.decisions.decisions", "EXPLAINED_BYTES_MAX", "bytes of them together"),
+    ("select_service.core.decisions.keeping", "EXPLAINED_BYTES_MAX", "bytes of them together"),
     ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),
     ("select_service.core.admission.classes", "NAME_CHARS_MAX", "characters of their names"),
     ("select_service.core.admission.returns", "LINES_MAX", "pools and tenants with promises"),

@@ -1,6 +1,6 @@
 """Keeps every partition's trust up: what engines found of a prompt, how fresh their events are.
 
-`trust.py` does the arithmetic. Here it meets bookings (what was predicted for a prompt), event
+`factors.py` does the arithmetic. Here it meets bookings (what was predicted for a prompt), event
 streams (lag, gaps, and the way to have a doubtful index read again) and who asks about it. Event
 streams are looked at by housekeeping, some of them a turn; nothing here is on the way of a request
 but the comparison that a caller has asked for.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.books.bookings import leg_ids
 from select_service.core.effects import TrustNews
-from select_service.core.trust.trust import HOPELESS
+from select_service.core.trust.factors import HOPELESS
 from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
-    from select_service.core.trust.trust import RankTrust, Reason
+    from select_service.core.trust.factors import RankTrust, Reason
     from select_service.types import TrustSettings
 
     TrustSeat: TypeAlias = tuple[Partition, WorkerRank, int]

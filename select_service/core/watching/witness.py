@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 from typing_extensions import override
 
 from select_service.core.booking.desk import Desk
-from select_service.core.decisions.decisions import Decisions
+from select_service.core.decisions.keeping import Decisions
 from select_service.core.tape.items import Gap, Life
 from select_service.core.tape.notes import (
     BirthNote,

@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from select_service.core.books.leases import Lease
     from select_service.core.decisions.record import Record
     from select_service.core.trust.trusting import TrustSeat
-    from select_service.core.waves.waves import Item
+    from select_service.core.waves.steps import Item
     from select_service.edge.codec.msgpack_codec import MsgpackDecoder
     from select_service.edge.driver import Driver
     from select_service.edge.reloading import Reloading

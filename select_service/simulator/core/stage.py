@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
     from select_service.core.tape.reading import House
-    from select_service.core.trust.trust import Trust
+    from select_service.core.trust.factors import Trust
 
 __all__ = [
     "Choice",
