@@ -69,7 +69,7 @@ FIXED = (
     ("indexer.edge.sockets", "SUBSCRIPTION_BYTES_MAX", "bytes a replica may send our publisher"),
     ("indexer.edge.sockets", "RECONNECT_MAX_MS", "longest pause between attempts to connect, ms"),
     ("indexer.edge.sockets", "HEARTBEAT_TIMEOUT_MS", "silence after which an engine is gone, ms"),
-    ("indexer.edge.listener", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
+    ("indexer.edge.feed", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
     (
         "indexer.edge.guide",
         "ASK_AFTER_MAX_S",
