@@ -147,7 +147,8 @@ class Partition:
             overlap, device, host, disk = self._no_overlap(worker), 0.0, 0.0, 0.0
         else:
             overlap = worker_overlap(worker, projection.matched, self.index.block_size)
-            device, host, disk = (float(column[position]) for column in taken)
+            device, host = float(taken.device[position]), float(taken.host[position])
+            disk = float(taken.disk[position])
         seen: Seen | None = None
         if watched:
             seen = self.ledger.columns(), projection.matched, projection.shared, self._believed()
