@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.types import Scope, WorkerRank
-from select_service.core.admission.drain import PRIOR_TOKENS_PER_S
+from select_service.core.admission.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.effects import Listen
 from select_service.core.fleet.catalog import (
     Worker,
