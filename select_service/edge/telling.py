@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 from msgspec import UNSET
 
-from select_service.core.decisions.decisions import is_of, only_scope
+from select_service.core.decisions.keeping import is_of, only_scope
 from select_service.core.decisions.record import Record
 from select_service.errors import DecisionNotFound, DecisionsOff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from select_service.core.decisions.decisions import Decisions
     from select_service.core.decisions.explaining import Told
+    from select_service.core.decisions.keeping import Decisions
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest

@@ -70,7 +70,7 @@ FIXED = (
     ("indexer.edge.sockets", "SUBSCRIPTION_BYTES_MAX", "bytes a replica may send our publisher"),
     ("indexer.edge.sockets", "RECONNECT_MAX_MS", "longest pause between attempts to connect, ms"),
     ("indexer.edge.sockets", "HEARTBEAT_TIMEOUT_MS", "silence after which an engine is gone, ms"),
-    ("indexer.edge.listener", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
+    ("indexer.edge.feed", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
     (
         "indexer.edge.guide",
         "ASK_AFTER_MAX_S",
@@ -148,11 +148,11 @@ FIXED = (
         "workers one GET /scale_down_candidates names",
     ),
     (
-        "select_service.core.decisions.decisions",
+        "select_service.core.decisions.keeping",
         "EXPLAINED_MAX",
         "explained bookings, for who repeats one",
     ),
-    ("select_service.core.decisions.decisions", "EXPLAINED_BYTES_MAX", "bytes of them together"),
+    ("select_service.core.decisions.keeping", "EXPLAINED_BYTES_MAX", "bytes of them together"),
     ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),
     ("select_service.core.admission.classes", "NAME_CHARS_MAX", "characters of their names"),
     ("select_service.core.admission.returns", "LINES_MAX", "pools and tenants with promises"),

@@ -202,7 +202,7 @@ class ServiceMetrics(Collector):
         ranks = 0
         for scope, partition in self._service.core.partitions.items():
             ledger = partition.ledger
-            for rank, slot in partition.seats():
+            for rank, slot in partition.seating.seats():
                 ranks += 1
                 if ranks > self._rank_series_max:
                     continue

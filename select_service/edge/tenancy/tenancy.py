@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from select_service.admission_types import WorkerMetrics, WorkerMetricsAnswer
     from select_service.core.books.leases import Lease
     from select_service.core.trust.trusting import TrustSeat
-    from select_service.core.waves.waves import Item
+    from select_service.core.waves.steps import Item
     from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driver import Driver
     from select_service.edge.state.keeper import Keeper

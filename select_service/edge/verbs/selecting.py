@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from indexer.types import PackedHashes
-    from select_service.core.waves.waves import Item
+    from select_service.core.waves.steps import Item
     from select_service.edge.driving.turn import Turn
     from select_service.types import (
         Answer,

@@ -17,7 +17,7 @@ from select_service.types import SelectRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.core.waves.waves import Item
+    from select_service.core.waves.steps import Item
     from select_service.edge.codec.answers import Response
     from select_service.edge.codec.json_codec import Decoded
     from select_service.edge.http.api import Answer, Api, Request
