@@ -36,7 +36,7 @@ from select_service.edge.codec.answers import (
 )
 from select_service.edge.codec.bulk import BodyGuard
 from select_service.edge.codec.forms import Form
-from select_service.edge.codec.json_codec import Decoded, RequestDecoder
+from select_service.edge.codec.json_codec import Decoded, RequestDecoder, judge_unknown
 from select_service.edge.driver import SHADOW_SCOPES_LISTED
 from select_service.edge.reloading import ConfigChange, ConfigStatus
 from select_service.edge.routing import (
@@ -46,6 +46,7 @@ from select_service.edge.routing import (
     read_query,
     read_switch,
     read_u64,
+    unknown_in_query,
 )
 from select_service.edge.telling import LISTED, LISTED_MAX, Wanted
 from select_service.edge.waves import WaveBody, explained
@@ -130,6 +131,7 @@ Answer: TypeAlias = "Response | Awaitable[Response]"
 """An awaitable when the request has to wait for capacity or for the disk."""
 
 _REFUSED: Final = 400
+_VERBOSE: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 _CACHED_TOKENS: Final = b"cached_tokens"
 _TRUST_SLICE: Final = 16
 """Rows of GET /trust sent in one go: a few µs each."""
@@ -254,6 +256,20 @@ class Api:
             return _settling(answer, keeper)
         return _settle_later(answer, keeper)
 
+    def judge_query(self, route: Route[Handler], query: bytes) -> str | None:
+        """Return the Warning header for what a query string names and the route does not know.
+
+        A misspelt scope would otherwise be answered with all of them. The console's own routes
+        are no part of the API: their page is of the same version.
+
+        Raises:
+            UnknownField: under `FieldValidation.STRICT`.
+        """
+        if route.answers is None:
+            return None
+        unknown = unknown_in_query(query, route.query)
+        return judge_unknown(unknown, self._validation, "parameter") if unknown else None
+
     # -- state of the process ------------------------------------------------------------------
 
     def health(self, _: Request) -> Response:
@@ -262,7 +278,10 @@ class Api:
 
     def ready(self, request: Request) -> Answer:
         """Say whether any worker is schedulable: 200 or 503. `verbose=true` adds what is wrong."""
-        is_verbose = read_query(request.query, VERBOSE_QUERY).get("verbose") in {"true", "1"}
+        wanted = read_query(request.query, VERBOSE_QUERY).get("verbose", "")
+        if wanted not in _VERBOSE:
+            raise InvalidQuery("`verbose` must be true or false", field="verbose")
+        is_verbose = _VERBOSE[wanted]
         if self._brief is not None:
             if is_verbose:
                 raise self._brief()
