@@ -579,9 +579,7 @@ def _body_is_unwelcome(scope: Scope, status: int) -> bool:
     return status >= _BAD_REQUEST and any(name == b"expect" for name, _ in scope["headers"])
 
 
-def _warned(
-    answer: Response | Awaitable[Response], warning: str
-) -> Response | Awaitable[Response]:
+def _warned(answer: Response | Awaitable[Response], warning: str) -> Response | Awaitable[Response]:
     """Add a Warning header to an answer, whenever it comes."""
     if isinstance(answer, Settling):
         answer.response = _with_warning(answer.response, warning)
