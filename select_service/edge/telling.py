@@ -38,7 +38,7 @@ _LOOKED_AT: Final = 512
 """Records looked at in one go for those that are wanted: a tenth of a ms."""
 
 _WALL_MOVED_S: Final = 0.005
-"""So far the two clocks are read apart, even on a busy machine; more, and the wall clock was set."""
+"""So far apart the two clocks are read on a busy machine; more, and the wall clock was set."""
 
 _SEATING: Final = 256
 """So many records take no longer than to find out who sat where, of a thousand ranks."""
