@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -56,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     except (ClientError, OSError, ValueError) as error:
         print(f"select-service {argv[0]}: {error}", file=sys.stderr)
         return _NO_ANSWER
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt:  # somebody has waited long enough
+        return _NO_ANSWER
     return _ANSWERED
 
 
@@ -124,7 +125,8 @@ def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
     except ImportError as error:
         raise MissingPackage("--watch needs rich: pip install 'select-service[demo]'") from error
     shown = showing.table(ask())
-    with Live(shown, auto_refresh=False, screen=sys.stdout.isatty()) as live:
+    screen = sys.stdout.isatty()
+    with suppress(KeyboardInterrupt), Live(shown, auto_refresh=False, screen=screen) as live:
         while True:
             time.sleep(every_s)
             try:

@@ -30,7 +30,13 @@ _WIDEST: Final = 100
 
 def main(argv: Sequence[str]) -> int:
     """Ask, print, and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    try:
+        return _examine(_parser().parse_args(argv))
+    except KeyboardInterrupt:  # somebody has waited long enough
+        return _NO_ANSWER
+
+
+def _examine(arguments: argparse.Namespace) -> int:
     who = arguments.url if arguments.uds is None else arguments.uds
     try:
         token = None if arguments.token_file is None else _token_in(arguments.token_file)

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -128,8 +130,9 @@ def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:
     assert (code, json.loads(err)["code"]) == (1, "worker_not_found")
 
 
-def test_loads_are_watched_in_a_terminal(server: Server) -> None:
-    """A real pseudo-terminal: the table comes, changes in place, and Ctrl-C gives it back."""
+@contextmanager
+def watched(server: Server) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`loads --watch` in a real pseudo-terminal, and our end of it."""
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "select_service", "loads", "--watch", "--every-s", "0.05"]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
@@ -140,11 +143,7 @@ def test_loads_are_watched_in_a_terminal(server: Server) -> None:
     )  # fmt: skip
     os.close(theirs)
     try:
-        shown = seen(ours, lambda text: "prefill" in text and "│ 1 " in text)
-        assert ALTERNATE_SCREEN in shown
-        assert "│ 48 " not in shown
-        with Client(url(server)) as client, client.reserve(token_ids=range(48)):
-            seen(ours, lambda text: "│ 48 " in text)
+        yield watching, ours
         watching.send_signal(signal.SIGINT)
         assert LEFT_SCREEN in seen(ours, lambda text: LEFT_SCREEN in text)
         assert watching.wait(10) == 0
@@ -154,6 +153,24 @@ def test_loads_are_watched_in_a_terminal(server: Server) -> None:
         watching.kill()
         watching.communicate()
         os.close(ours)
+
+
+def test_loads_are_watched_in_a_terminal(server: Server) -> None:
+    """The table comes, changes in place, and Ctrl-C gives the terminal back."""
+    with watched(server) as (_, ours):
+        shown = seen(ours, lambda text: "prefill" in text and "│ 1 " in text)
+        assert ALTERNATE_SCREEN in shown
+        assert "│ 48 " not in shown
+        with Client(url(server)) as client, client.reserve(token_ids=range(48)):
+            seen(ours, lambda text: "│ 48 " in text)
+
+
+def test_who_watches_sees_the_service_go(tmp_path: Path) -> None:
+    with Server(tmp_path / "log") as server, watched(server) as (watching, ours):
+        seen(ours, lambda text: "prefill" in text)
+        server.stop()
+        seen(ours, lambda text: "may be old" in text)
+        assert watching.poll() is None
 
 
 def with_ctrl_c() -> None:

@@ -219,6 +219,15 @@ def test_tls_files_that_are_none(capsys: Capture, tmp_path: Path) -> None:
         assert flags[1] in capsys.readouterr().err
 
 
+def test_who_has_waited_long_enough(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def ask(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("select_service.doctor.cli.ask", ask)
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err == ""
+
+
 def test_what_was_left_out_is_said() -> None:
     told = tell(
         "s", Answer(ready=True, schedulable_workers=1, workers=[], findings_left_out=7), [], 80
