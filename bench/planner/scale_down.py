@@ -330,15 +330,16 @@ def main() -> None:
             for count in gone
             if args.every
         ]
-        for done in as_completed([*asked, *smaller, *every]):
-            found = done.result()
-            if isinstance(found, Bound):
-                bounds.append(found)
-                progress(f"{found.gone} of {found.fleet.workers}: {found}")
-                continue
-            runs += found if isinstance(found, list) else [found]
+        for done in as_completed(asked):
+            runs += done.result()
             progress(f"{len(runs)} runs")
             _write(args.out, runs, bounds)  # what there is: it may take half an hour
+        for one_smaller in as_completed(smaller):
+            runs.append(one_smaller.result())
+            _write(args.out, runs, bounds)
+        for bound in as_completed(every):
+            bounds.append(bound.result())
+            progress(str(bounds[-1]))
     for row in rows_of(runs):
         print(_said(row))
     _write(args.out, runs, bounds)

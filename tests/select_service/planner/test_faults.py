@@ -215,11 +215,9 @@ def test_8_a_forecast_that_fails(surface: Surface) -> None:
         raise ValueError("no convergence")
 
     planned = fleet(surface, Predictor(Fitted(fit, failures=(ValueError,))))
-    for turn in range(1, 9):
-        busy = replace(BUSY, requests=Value(5400.0 + turn))
-        decision = planned.slow({KEY: busy}, STATES, INTERVAL_S * turn)
-    counts = {one.role: one.replicas for one in decision.targets}
-    assert counts["prefill"] >= 3
+    windows = [replace(BUSY, requests=Value(5400.0 + turn)) for turn in range(8)]
+    assert asked_for(planned, windows)[PREFILL] >= 3
+    decision = planned.slow({KEY: BUSY}, STATES, 9 * INTERVAL_S)
     assert any("requests goes on without a new fit: no conv" in one for one in decision.reasons)
 
 
