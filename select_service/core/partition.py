@@ -35,7 +35,7 @@ from select_service.types import (
     WorkerRank,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 10):
+if not TYPE_CHECKING and usable("select_service.core._speed", 11):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BLOCKS_MAX: Final = (1 << 63) - 1
 """No bound: callers in this process have their own."""
 
+_AS_THEY_ARE: Final = frozenset({bytes, type(None)})
+
 
 class Prompt:
     """What selection and ledger need to know of a prompt."""
@@ -137,10 +139,11 @@ def packed(request: P) -> P:
 
     The lists must have been found right, as `read_prompt` does.
     """
-    for value in (request.block_hashes, request.sequence_hashes, request.token_ids):
-        if value is not None and not isinstance(value, bytes):
-            break
-    else:
+    if (  # as all come from the door
+        type(request.sequence_hashes) in _AS_THEY_ARE
+        and type(request.block_hashes) in _AS_THEY_ARE
+        and type(request.token_ids) in _AS_THEY_ARE
+    ):
         return request
     return msgspec.structs.replace(
         request,
