@@ -653,7 +653,8 @@ class Driver:
     ) -> Answer | Ticket:
         """POST /select_and_reserve as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self.core.select_and_reserve(request, self._clock(), unknown=unknown)
-        self._carry_out(effects)
+        if effects is not NOTHING or self.keeper is not None:  # else there is nothing to do
+            self._carry_out(effects)
         return answer
 
     def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:

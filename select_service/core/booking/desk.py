@@ -149,6 +149,8 @@ class Desk:
         Raises:
             ReservationConflict: the id is taken by something else.
         """
+        if self.bookings.is_unknown(reservation_id):
+            return None
         try:
             booking = self.bookings.repeated(reservation_id, fingerprint, _BOOKING_FAILED)
             ticket = self.bookings.join_waiting(reservation_id, fingerprint, _BOOKING_FAILED)

@@ -80,9 +80,10 @@ class ActiveBlocks:
         """Count one more user of `chain` on `slot`; returns its handle. O(k), plus O(f) in C."""
         node, position = self.root, 0
         while position < len(chain):
-            child = node.children.get(chain[position : position + HASH_BYTES])
+            first = chain[position : position + HASH_BYTES]
+            child = node.children.get(first)
             if child is None:
-                return self._grow(node, chain[position:], slot)
+                return self._grow(node, first, chain[position:], slot)
             if not chain.startswith(child.edge, position):
                 child = self._split(child, _common_blocks(child.edge, chain, position))
             self._hold(child, slot)
@@ -192,12 +193,12 @@ class ActiveBlocks:
 
     # -- the shape of the trie -----------------------------------------------------------------
 
-    def _grow(self, parent: ChainNode, edge: PackedHashes, slot: int) -> ChainNode:
+    def _grow(self, parent: ChainNode, first: bytes, edge: PackedHashes, slot: int) -> ChainNode:
         """Add a node that a slot holds."""
         node = ChainNode(parent, edge)
         blocks = node.plain
         self._places.enter(node)
-        parent.children[edge[:HASH_BYTES]] = node
+        parent.children[first] = node
         self.nodes += 1
         self.blocks += blocks
         if node.repeats:

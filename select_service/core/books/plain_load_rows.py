@@ -18,7 +18,7 @@ class LoadRows:
 
     __slots__ = ("_churn", "_computing", "_context", "_decode", "_prefill", "_requests")
 
-    def __init__(  # noqa: PLR0913, PLR0917 - a column each
+    def __init__(
         self,
         prefill: Floats,
         decode: Floats,
@@ -32,7 +32,7 @@ class LoadRows:
         self._churn, self._context = churn.data, context.data
         self._requests, self._computing = requests.data, computing.data
 
-    def book(  # noqa: PLR0913, PLR0917 - all that a booking changes
+    def book(
         self, slot: int, left: int, tokens: int, requests: int, decode: int, blocks: int
     ) -> None:
         """A request came.

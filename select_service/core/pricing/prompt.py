@@ -79,9 +79,10 @@ def read_prompt(
         InvalidField: a hash outside 64 bits.
         TooManyBlocks: the prompt is longer than may be.
     """
-    tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
-    if tokens is not None:
-        return tokens
+    if request.token_ids is not None or request.mm_routing_info is not None:
+        tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
+        if tokens is not None:
+            return tokens
     if request.block_hashes is None:
         raise _missing("block_hashes")
     if request.sequence_hashes is None:
