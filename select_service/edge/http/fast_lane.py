@@ -272,13 +272,8 @@ class FastLane(GuardedProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._is_between:
-            done = None
-            if self.turnstile is not None:
-                done = self.turnstile.answer(self, data)
-            if done or (done is None and self._answer_whole(data)):
-                return
-        super().data_received(data)
+        if not (self._is_between and self._answer_whole(data)):
+            super().data_received(data)
 
     @override
     def take(self, data: bytes) -> None:
@@ -293,6 +288,10 @@ class FastLane(GuardedProtocol):
 
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
+        if self.turnstile is not None:
+            done = self.turnstile.answer(self, data)
+            if done is not None:
+                return done
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
