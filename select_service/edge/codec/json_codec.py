@@ -104,9 +104,6 @@ class _Echo:
     def __init__(self) -> None:
         self.last: tuple[PackedHashes, msgspec.Raw] = b"", msgspec.Raw(b"[]")
 
-    def note(self, packed: PackedHashes, text: bytes) -> None:
-        self.last = packed, msgspec.Raw(text)
-
 
 _echo: Final = _Echo()
 
@@ -225,13 +222,16 @@ class RequestDecoder(Generic[T]):
     def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
         """Decode what the kernel has left of a body, and put in what it has taken out."""
         skeleton, plain, arrays, text = scanned
-        self._weigh(skeleton)
+        if len(skeleton) > self._guard.small_bytes:
+            self._weigh(skeleton)
         request = self._decode(skeleton)
-        _check(request, skeleton)
+        if not skeleton.isascii():
+            _check_utf8(skeleton)
+        check_values(request)
         for name, packed in arrays:
             setattr(request, name, packed)
-            if name == _ECHOED and text is not None:
-                _echo.note(packed, text)
+            if text is not None and name == _ECHOED:
+                _echo.last = packed, msgspec.Raw(text)
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _weigh(self, text: bytes) -> None:
@@ -307,13 +307,7 @@ def _note_echo(body: bytes, packed: object) -> None:
     minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
     negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
     if minuses == negative:
-        _echo.note(packed, text)
-
-
-def _check(request: msgspec.Struct, text: bytes) -> None:
-    if not text.isascii():
-        _check_utf8(text)
-    check_values(request)
+        _echo.last = packed, msgspec.Raw(text)
 
 
 def check_values(request: msgspec.Struct) -> None:
