@@ -31,6 +31,7 @@ from select_service.errors import (
 )
 from select_service.types import (
     PairSelection,
+    PromptFields,
     ReservationAnswer,
     Selection,
     SelectRequest,
@@ -66,12 +67,12 @@ _BOOKING_FAILED = "failed to book scheduler state: "
 _in_order: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 """Members of objects have no order."""
 
-_ROUTES: Final[dict[type, tuple[bytes, bool]]] = {}
-"""By the type of a request, of which there are a handful: its name, and whether it may ask to have
-its decision explained."""
+_KINDS: Final[dict[type, tuple[bytes, bool, bool]]] = {}
+"""By the type of a request, of which there are a handful: its name, whether it may ask to have its
+decision explained, and whether it has a prompt. `isinstance` takes 750 instructions for that."""
 
 
-def fingerprint_of(request: SelectAndReserveRequest | ReservationRequest, unknown: bytes) -> bytes:
+def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
     """Return 16 bytes that two requests share iff they are the same body on the same route.
 
     Two spellings of one hash, signed and unsigned, are the same. 1 µs for 128 blocks.
@@ -81,13 +82,16 @@ def fingerprint_of(request: SelectAndReserveRequest | ReservationRequest, unknow
         unknown: canonical bytes of the members that nobody knows.
     """
     kind = type(request)
-    route = _ROUTES.get(kind)
-    if route is None:
-        route = _ROUTES[kind] = kind.__name__.encode(), issubclass(kind, SelectRequest)
-    text, may_explain = route
-    if may_explain and request.explain is not UNSET:
+    known = _KINDS.get(kind)
+    if known is None:
+        may_explain, has_prompt = issubclass(kind, SelectRequest), issubclass(kind, PromptFields)
+        known = _KINDS[kind] = kind.__name__.encode(), may_explain, has_prompt
+    route, may_explain, has_prompt = known
+    if may_explain and request.explain is not UNSET:  # type: ignore[attr-defined]
         request = msgspec.structs.replace(request, explain=UNSET)  # changes nothing of a booking
-    return xxhash.xxh3_128_digest(text + _in_order(packed(request)) + unknown)
+    if has_prompt:
+        request = packed(request)  # type: ignore[type-var]
+    return xxhash.xxh3_128_digest(route + _in_order(request) + unknown)
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.compiled import usable
-from select_service.core.books import ledger, plain_load_rows
+from select_service.core.books import plain_load_rows
 
 ROWS = 3
-KINDS = [plain_load_rows.LoadRows]
+KINDS: list[Any] = [plain_load_rows.LoadRows]
 if usable("select_service.core._speed", 11):
-    KINDS.append(ledger.LoadRows)
+    from select_service.core._speed import LoadRows
+
+    KINDS.append(LoadRows)
 
 TOKENS = st.integers(0, 2**66)  # sums of two prompts of 2^64-1 tokens are written here, too
 COUNT = st.integers(0, 2**40)
